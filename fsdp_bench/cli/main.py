@@ -1,0 +1,72 @@
+"""``fsdp-bench``: parses, calls, prints. The user's mistakes are caught here, once, as one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from fsdp_bench import __version__
+from fsdp_bench.spec.errors import FsdpBenchError
+
+VERBS = {
+    "sweep": "Run a sweep; the same command resumes it.",
+    "chart": "Draw the charts of results.",
+    "report": "Print the table of results.",
+    "doctor": "Tell what this machine has and what a sweep will use.",
+}
+"""One file a verb in cli/; loaded only when it is called, so that --help stays fast."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a verb's file when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of their use."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"fsdp_bench.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fsdp-bench")
+def cli() -> None:
+    """Which FSDP setting, how large a model, how fast: measured on this machine.
+
+    \b
+    Exit codes: 0 done, 1 a trial crashed or timed out, 2 bad input, 130 interrupted (the same command resumes).
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except (FsdpBenchError, click.ClickException) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"fsdp-bench: {message}", file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        print("fsdp-bench: interrupted; the same command resumes", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

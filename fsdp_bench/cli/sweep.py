@@ -1,0 +1,156 @@
+"""``fsdp-bench sweep FILE``."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.grid import SweepPlan, Trial, read_sweep
+from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
+from fsdp_bench.sweep.runner import SweepState, matches, run_sweep, survey
+from fsdp_bench.sweep.store import Store
+
+RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
+
+
+@click.command("sweep")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--results", default="results", show_default=True, type=click.Path(path_type=Path), help="Results folder.")
+@click.option("--machine", "machine_name", help="Name of this machine's folder there.")
+@click.option("--list", "list_only", is_flag=True, help="Show the trials in their order; run nothing.")
+@click.option("--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match.")
+@click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
+@click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
+def command(
+    file: Path,
+    results: Path,
+    machine_name: str | None,
+    list_only: bool,
+    only: tuple[str, ...],
+    retry: tuple[str, ...],
+    no_charts: bool,
+) -> int:
+    """Train every trial of a sweep FILE on this machine and record what it took.
+
+    Whatever a trial does, the sweep goes on: running out of memory, a crash or a hang is that trial's outcome.
+    Interrupt at any time; the same command resumes and repeats nothing.
+    """
+    machine = probe_machine()
+    plan = read_sweep(file, machine)
+    plan = _select(plan, only)
+    store = Store(results / (machine_name or machine.name) / plan.name)
+    console = Console(stderr=True)
+    if list_only:
+        _list(plan, store)
+        return 0
+    _require_torch()
+    signal.signal(signal.SIGTERM, _interrupt)
+    store.open()
+    try:
+        state = survey(plan, store, frozenset(map(Outcome, retry)))
+        for note in state.notes:
+            console.print(f"note: {note}", style="yellow", highlight=False)
+        store.write_machine(machine)
+        store.write("sweep.toml", plan.source.encode())
+        console.print(_introduction(plan, machine, state, store), highlight=False)
+        _run(plan, store, machine, state, console)
+        records = [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
+        store.write_table(records)
+        _finish(records, store, machine, not no_charts)
+    finally:
+        store.close()
+    failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
+    return 1 if failed else 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _require_torch() -> None:
+    if torch_version() is None:
+        raise MachineError("a sweep trains with torch, which is not installed; pip install 'fsdp-bench[train]'")
+
+
+def _select(plan: SweepPlan, only: tuple[str, ...]) -> SweepPlan:
+    import msgspec
+
+    if not only:
+        return plan
+    trials = tuple(trial for trial in plan.trials if all(matches(trial, selection) for selection in only))
+    if not trials:
+        raise SpecError(f"--only {' '.join(only)}: no trial of this sweep matches; --list shows them")
+    return msgspec.structs.replace(plan, trials=trials)
+
+
+def _introduction(plan: SweepPlan, machine: Machine, state: SweepState, store: Store) -> str:
+    done = len(state.records)
+    resumed = f", {done} already recorded" if done else ""
+    return f"sweep {plan.name}: {len(plan.trials)} trials on {machine.describe()}{resumed}; results in {store.folder}"
+
+
+def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, console: Console) -> None:
+    """Run what is pending under a progress bar; without a terminal, one line a trial."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(plan.trials), completed=len(plan.trials) - len(state.pending))
+
+        def observe(trial: Trial, record: TrialRecord | None) -> None:
+            if record is None:
+                progress.update(task, description=label(trial))
+                return
+            progress.advance(task)
+            if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
+                done = f"[{len(state.records)}/{len(plan.trials)}]"
+                reason = f": {record.reason}" if record.reason else ""
+                text = f"{done} {label(trial)}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
+                progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        run_sweep(plan, store, machine, state, observe)
+
+
+def label(trial: Trial) -> str:
+    """Return a trial in one short line."""
+    setup = trial.spec.setup
+    words = [trial.spec.model.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
+    words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
+    if setup.offload.value != "none":
+        words.append("offload")
+    return " ".join(words)
+
+
+def _list(plan: SweepPlan, store: Store) -> None:
+    """Print the trials in their order, and what is known of each; writes nothing."""
+    for number, trial in enumerate(plan.trials, 1):
+        recorded = (store.trials / f"{trial.spec.id}.json").exists()
+        status = "recorded" if recorded else "to run"
+        if trial.skip_reason:
+            status = f"skipped: {trial.skip_reason}"
+        print(f"{number:4d}  {trial.spec.id}  {label(trial)}  {status}")
+    runnable = sum(trial.skip_reason is None for trial in plan.trials)
+    print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+
+
+def _finish(records: list[TrialRecord], store: Store, machine: Machine, charts: bool) -> None:
+    """Print the table and draw the charts."""
+    from fsdp_bench.report.tables import print_table
+
+    print_table(records, Console())
+    if charts:
+        from fsdp_bench.report.charts import draw_all
+
+        for path in draw_all(records, store.folder, machine.describe()):
+            print(f"chart: {path}")

@@ -1,0 +1,77 @@
+"""Results as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.units import format_gib, format_seconds
+
+COLUMNS = (
+    "model", "world", "strategy", "api", "precision", "checkpointing", "offload", "outcome",
+    "peak allocated", "in phase", "reserved", "step", "tokens/s per rank", "MFU", "comm. total", "exposed",
+)  # fmt: skip
+
+
+def print_table(records: list[TrialRecord], console: Console) -> None:
+    """Print one row a trial that ran, what was skipped in a line, and what the columns mean."""
+    ran = [record for record in records if record.outcome is not Outcome.SKIPPED]
+    wide = console.width >= 150 or not console.is_terminal
+    table = Table(title=_title(ran), title_justify="left", header_style="bold", box=None, padding=(0, 1))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:8] else "right", no_wrap=True)
+    for record in ran:
+        table.add_row(*_row(record))
+    if not wide or not console.is_terminal:
+        console = Console(file=console.file, width=max(console.width, 210), no_color=not console.is_terminal)
+    console.print(table)
+    for reason, count in Counter(r.reason for r in records if r.outcome is Outcome.SKIPPED).items():
+        console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for record in ran:
+        for suspicion in record.suspect:
+            console.print(f"suspect {record.id}: {suspicion}", highlight=False, markup=False, soft_wrap=True)
+    for shape in dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran):
+        console.print(shape, highlight=False, markup=False, soft_wrap=True)
+
+
+def _title(ran: list[TrialRecord]) -> str:
+    counts = Counter(record.outcome.value for record in ran)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    kind = "live tensor bytes" if any(r.device == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
+    return f"measured: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank, times are medians"
+
+
+def _row(record: TrialRecord) -> list[str]:
+    setup, memory = record.setup, record.worst_rank_memory
+    strategy = setup.strategy.value
+    if record.effective_strategy != strategy:
+        strategy += f" (ran {record.effective_strategy})"
+    return [
+        record.model.name,
+        str(setup.world_size),
+        strategy,
+        setup.api.value,
+        str(setup.precision),
+        setup.checkpointing.value,
+        setup.offload.value,
+        record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries",
+        _bytes(memory.peak_allocated_bytes if memory else None),
+        memory.peak_phase if memory else "unknown",
+        _bytes(memory.peak_reserved_bytes if memory else None),
+        _seconds(record.step_seconds),
+        f"{record.tokens_per_second_per_gpu:,.0f}" if record.tokens_per_second_per_gpu else "unknown",
+        f"{record.mfu:.1%}" if record.mfu is not None else "unknown",
+        _seconds(record.communication_seconds),
+        _seconds(record.exposed_communication_seconds),
+    ]
+
+
+def _bytes(value: int | None) -> str:
+    return "unknown" if value is None else format_gib(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else format_seconds(value)

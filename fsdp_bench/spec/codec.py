@@ -1,0 +1,68 @@
+"""JSON in and out for the spec types: msgspec, plus the types it does not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fsdp_bench.spec.setup import Precision
+
+T = TypeVar("T")
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, Precision):
+        return value.name
+    raise NotImplementedError(f"no JSON form for {type(value).__name__}")
+
+
+def _decode_other(kind: type, value: object) -> object:
+    if kind is Precision:
+        return Precision.parse(str(value))
+    raise NotImplementedError(f"cannot read {kind.__name__}")
+
+
+def to_json(value: object) -> bytes:
+    """Encode as indented JSON with a final newline; sets and unknown types are refused."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode_other), indent=1) + b"\n"
+
+
+def from_json(data: bytes, kind: type[T]) -> T:
+    """Decode strictly.
+
+    Raises:
+        msgspec.DecodeError: for broken JSON (msgspec.ValidationError for JSON of another shape).
+    """
+    return msgspec.json.decode(data, type=kind, dec_hook=_decode_other)
+
+
+def to_builtins(value: object) -> Any:
+    """Turn a spec value into dictionaries, lists, strings and numbers."""
+    return msgspec.to_builtins(value, enc_hook=_encode_other)
+
+
+def from_builtins(value: object, kind: type[T]) -> T:
+    """Turn dictionaries, lists, strings and numbers into a spec value, strictly."""
+    return msgspec.convert(value, type=kind, dec_hook=_decode_other)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary name beside ``path``, flush it to the disk, rename: readers see all of it or nothing.
+
+    Raises:
+        OSError: when the folder cannot be written or is full; the temporary file is removed.
+    """
+    import os
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

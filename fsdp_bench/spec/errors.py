@@ -1,0 +1,55 @@
+"""Every error that this package raises on purpose.
+
+    FsdpBenchError
+    ├── UserError            the user can mend it: one line, exit code 2
+    │   ├── SpecError        a value outside its vocabulary (also a ValueError)
+    │   ├── SweepFileError   a sweep file that cannot be read as one
+    │   ├── ResultsError     results that cannot be read or written
+    │   └── MachineError     the machine lacks what was asked for
+    └── WrapError            fsdp() refuses a combination that cannot work (also a ValueError)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FsdpBenchError(Exception):
+    """The root of this package's errors."""
+
+
+class UserError(FsdpBenchError):
+    """Something that the user can mend; its message is one line: what, where, what is allowed."""
+
+
+class SpecError(UserError, ValueError):
+    """A value outside the vocabulary of spec/."""
+
+
+class SweepFileError(UserError):
+    """A sweep file that cannot be read as one."""
+
+
+class ResultsError(UserError):
+    """Results that cannot be read or written."""
+
+
+class MachineError(UserError):
+    """The machine lacks what was asked for."""
+
+
+class WrapError(FsdpBenchError, ValueError):
+    """A combination of wrapping options that cannot work, with the reason."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the closest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
+    """Build the error for a value outside a closed vocabulary: the field, the value, what is allowed."""
+    words = list(allowed)
+    return SpecError(f"{field}: {value!r} is not allowed; one of {', '.join(words)}{nearest(str(value), words)}")

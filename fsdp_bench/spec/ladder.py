@@ -1,0 +1,81 @@
+"""The size ladder: one dial from 10M to 1T parameters, so that "7B" always means the same shape.
+
+A rung is (width in heads, depth). A model n heads wide is at least n layers deep (the shape of GPT-2 small, of
+Llama-2-7B and 13B), and gains one layer a rung until the model that is one head wider is reached.
+Heads are 128 wide for llama, 64 for gpt2.
+"""
+
+from __future__ import annotations
+
+import bisect
+from functools import lru_cache
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.units import format_count
+
+SMALLEST = 10 * 10**6
+LARGEST = 10**12
+
+_HEAD_DIM = {Family.LLAMA: 128, Family.GPT2: 64}
+_VOCAB_SIZE = {Family.LLAMA: 32000, Family.GPT2: 50257}
+_MAX_POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
+
+
+def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: int) -> ModelShape:
+    """Build the shape that is ``width`` heads wide and ``depth`` layers deep."""
+    hidden_size = width * _HEAD_DIM[family]
+    if family is Family.LLAMA:
+        # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
+        intermediate_size = -(-(8 * hidden_size // 3) // 256) * 256
+    else:
+        intermediate_size = 4 * hidden_size
+    shape = ModelShape(
+        name="rung",
+        family=family,
+        num_hidden_layers=depth,
+        hidden_size=hidden_size,
+        num_attention_heads=width,
+        num_key_value_heads=width,
+        intermediate_size=intermediate_size,
+        vocab_size=vocab_size,
+        max_position_embeddings=positions,
+        tie_word_embeddings=family is Family.GPT2,
+    )
+    return msgspec.structs.replace(shape, name=f"{family.value}-{format_count(shape.num_parameters)}")
+
+
+@lru_cache(maxsize=32)
+def rungs(family: Family, vocab_size: int | None = None, positions: int | None = None) -> tuple[ModelShape, ...]:
+    """Return every shape of a family's ladder, strictly increasing in parameters and up to 1T of them."""
+    vocab_size = vocab_size or _VOCAB_SIZE[family]
+    positions = positions or _MAX_POSITIONS[family]
+    shapes: list[ModelShape] = []
+    width = 1
+    while True:
+        wider = _shape(family, width + 1, width + 1, vocab_size, positions)
+        depth = width
+        while (shape := _shape(family, width, depth, vocab_size, positions)).num_parameters < wider.num_parameters:
+            if shape.num_parameters > LARGEST:
+                return tuple(shapes)
+            shapes.append(shape)
+            depth += 1
+        width += 1
+
+
+def rung(
+    family: Family, num_parameters: int, vocab_size: int | None = None, positions: int | None = None
+) -> ModelShape:
+    """Return the ladder's shape whose parameter count is nearest to ``num_parameters``.
+
+    Raises:
+        SpecError: below 10M or above 1T parameters, where the ladder has no shapes to offer.
+    """
+    if not SMALLEST <= num_parameters <= LARGEST:
+        raise SpecError(f"params: {format_count(num_parameters)} is off the ladder; 10M to 1T")
+    ladder = rungs(family, vocab_size, positions)
+    above = bisect.bisect_left(ladder, num_parameters, key=lambda shape: shape.num_parameters)
+    neighbours = ladder[max(above - 1, 0) : above + 1]
+    return min(neighbours, key=lambda shape: abs(shape.num_parameters - num_parameters))

@@ -1,0 +1,149 @@
+"""ModelShape: a transformer's dimensions, its exact parameter count and its FLOPs.
+
+Names follow Hugging Face's config.json. Two families:
+
+    llama   RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases, untied head by default
+    gpt2    LayerNorm, GELU, learned positions, biases, head tied to the embedding by default
+
+Every count here is checked against the modules of train/transformer.py built on the meta device.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.units import format_count
+
+
+class Family(StrEnum):
+    """The transformer families that train/transformer.py builds."""
+
+    LLAMA = "llama"
+    GPT2 = "gpt2"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Family:
+        for member in cls:
+            if str(value).strip().lower() == member.value:
+                return member
+        raise not_allowed("family", value, [member.value for member in cls])
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The dimensions of one model. All sizes are counts of elements.
+
+    Raises:
+        SpecError: when a size is not positive, or the sizes do not divide as attention needs.
+    """
+
+    name: str
+    family: Family
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    """Learned positions (gpt2); for llama, whose positions are rotary, a limit without parameters."""
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+                raise SpecError(f"{field}: {value} is not allowed; a positive number (model {self.name})")
+        if self.hidden_size % self.num_attention_heads:
+            raise SpecError(
+                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise SpecError(
+                f"num_key_value_heads: {self.num_key_value_heads} does not divide "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        if self.family is Family.GPT2 and self.num_key_value_heads != self.num_attention_heads:
+            raise SpecError("num_key_value_heads: gpt2 has no grouped-query attention; leave it equal to the heads")
+        if self.family is Family.LLAMA and self.head_dim % 2:
+            raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys and of the values: heads times head width."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Parameters of one transformer block."""
+        d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
+        if self.family is Family.LLAMA:
+            return d * d + 2 * d * kv + d * d + 3 * d * f + 2 * d
+        attention = d * 3 * d + 3 * d + d * d + d
+        feed_forward = d * f + f + f * d + d
+        return attention + feed_forward + 4 * d
+
+    @property
+    def num_root_parameters(self) -> int:
+        """Parameters outside the blocks: embeddings, last norm, and the head when it is not tied."""
+        v, d = self.vocab_size, self.hidden_size
+        head = 0 if self.tie_word_embeddings else v * d
+        if self.family is Family.LLAMA:
+            return v * d + d + head
+        return v * d + self.max_position_embeddings * d + 2 * d + head
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return self.num_hidden_layers * self.num_block_parameters + self.num_root_parameters
+
+    def block_forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
+        """FLOPs of one block's forward pass for one token, two per multiply-add.
+
+        Matrix products: 2 x the block's matrices. Attention: QK^T and AV, 2 x 2 x keys x hidden_size, where a
+        causal token sees (sequence_length + 1) / 2 keys on average. Norms, activations and the softmax are not
+        counted (Chowdhery et al. 2022, PaLM, appendix B).
+        """
+        d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
+        matrices = 2 * d * d + 2 * d * kv + (3 if self.family is Family.LLAMA else 2) * d * f
+        keys = (sequence_length + 1) / 2 if causal else sequence_length
+        return 2 * matrices + 4 * keys * d
+
+    def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
+        """FLOPs of the forward pass for one token: the blocks and the head; looking up embeddings is free."""
+        blocks = self.num_hidden_layers * self.block_forward_flops_per_token(sequence_length, causal)
+        return blocks + 2 * self.vocab_size * self.hidden_size
+
+    def model_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
+        """FLOPs of one training step for one token without recomputation: the backward pass costs two forwards."""
+        return 3 * self.forward_flops_per_token(sequence_length, causal)
+
+    def hardware_flops_per_token(self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True) -> float:
+        """FLOPs of one training step for one token with what checkpointing recomputes.
+
+        ``full`` runs every block's forward pass again. ``selective`` saves the outputs of every matrix product and
+        of attention, so it recomputes nothing that is counted here. What fused attention kernels recompute
+        inside themselves is not counted.
+        """
+        model = self.model_flops_per_token(sequence_length, causal)
+        if checkpointing is Checkpointing.FULL:
+            model += self.num_hidden_layers * self.block_forward_flops_per_token(sequence_length, causal)
+        return model
+
+    def describe(self) -> str:
+        """One line for tables and charts: ``llama 6.74B (32 layers x 4096, 32 heads, vocabulary 32000)``."""
+        heads = f"{self.num_attention_heads} heads"
+        if self.num_key_value_heads != self.num_attention_heads:
+            heads += f" / {self.num_key_value_heads} kv"
+        return (
+            f"{self.family.value} {format_count(self.num_parameters)} "
+            f"({self.num_hidden_layers} layers x {self.hidden_size}, {heads}, vocabulary {self.vocab_size})"
+        )

@@ -1,0 +1,317 @@
+"""TrialRecord: everything that is known about one trial, and the plan that it followed.
+
+Raw samples are stored: every measured step's seconds, every rank's peaks. Medians and maxima are properties,
+computed on reading. A value that could not be had is None, and prints as ``unknown``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+SCHEMA_VERSION = 1
+
+MEASUREMENT_REVISION = 1
+"""Raised whenever train/ changes so that old and new numbers are no longer comparable; it is part of a trial's ID."""
+
+Device = Literal["cuda", "cpu", "fake", "emulated"]
+
+
+class Outcome(StrEnum):
+    """How a trial ended. Running out of memory is a result; ``interrupted`` is never stored, so the trial runs again."""
+
+    OK = "ok"
+    OOM_GPU = "oom_gpu"
+    OOM_HOST = "oom_host"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome:
+        raise not_allowed("outcome", value, [member.value for member in cls])
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether some memory ran out."""
+        return self in (Outcome.OOM_GPU, Outcome.OOM_HOST)
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a trial is run and measured.
+
+    Raises:
+        SpecError: for a plan that would measure nothing.
+    """
+
+    warmup_steps: int = 2
+    """Steps before the measured ones. On a CPU the peak of live tensors is tracked in these, where it costs time."""
+    steps: int = 3
+    """Measured steps: each one's seconds are stored."""
+    communication_steps: int = 1
+    """Steps under the profiler, after the measured ones, for communication time. 0 leaves it unknown."""
+    timeout_seconds: float = 300.0
+    memory_limit_bytes: int | None = None
+    """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
+    threads_per_rank: int | None = None
+    """CPU threads of one rank's operators; by default the cores divided by the ranks."""
+
+    def __post_init__(self) -> None:
+        # Adam's states appear in the first step and FSDP2's first step counts DTensor's sharding propagation.
+        for field, least in (("warmup_steps", 2), ("steps", 1), ("communication_steps", 0)):
+            if (value := getattr(self, field)) < least:
+                raise SpecError(f"{field}: {value} is not allowed; {least} or more")
+        if self.timeout_seconds <= 0:
+            raise SpecError(f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number")
+        if self.threads_per_rank is not None and self.threads_per_rank < 1:
+            raise SpecError(f"threads_per_rank: {self.threads_per_rank} is not allowed; 1 or more")
+
+
+class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One trial to run: what a worker is given."""
+
+    id: str
+    model: ModelShape
+    setup: TrainSetup
+    run: RunPlan
+    device: Device
+
+
+class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's memory, in bytes. Peaks of different kinds are never compared with each other."""
+
+    peak_allocated_bytes: int | None
+    """``torch.cuda.max_memory_allocated`` over all steps; on a CPU the peak of live tensor storages, which is
+    unknown for compiled code."""
+    peak_phase: str
+    """The phase in which ``peak_allocated_bytes`` was reached; ``unknown`` when it cannot be told."""
+    phases: dict[str, int]
+    """Peak allocated by phase: load, forward, loss, backward, optimizer."""
+    peak_reserved_bytes: int | None = None
+    """``torch.cuda.max_memory_reserved``; a CPU has no caching allocator."""
+    peak_device_bytes: int | None = None
+    """NVML's figure for this process, the largest seen: reserved, the context, the communicators."""
+    peak_host_bytes: int | None = None
+    """The rank's largest resident set (VmHWM)."""
+    peak_host_cgroup_bytes: int | None = None
+    """The cgroup's peak during the trial, all processes; None where it cannot be told from an earlier one."""
+    num_alloc_retries: int | None = None
+    """``num_alloc_retries`` of torch.cuda.memory_stats: frees of the whole cache to make room."""
+    num_ooms: int | None = None
+    parameters_bytes: int = 0
+    """This rank's stored parameters, on any device."""
+    gradients_bytes: int = 0
+    """This rank's gradients as the optimizer sees them."""
+    optimizer_state_bytes: int = 0
+
+
+class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective in one step of one rank."""
+
+    kind: str
+    """all_gather, reduce_scatter, all_reduce, broadcast, other."""
+    calls: int
+    message_bytes: int
+    """The whole message summed over calls: an all-gather's output, a reduce-scatter's input, else the tensor."""
+    seconds: float | None = None
+    """Time in which collectives of this kind ran; None where the profiler could not tell."""
+
+
+class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication in one profiled step of one rank."""
+
+    step_seconds: float
+    """Duration of the profiled step, which the profiler slows down."""
+    total_seconds: float
+    """Time during which any collective ran."""
+    exposed_seconds: float
+    """Time during which a collective ran and no compute did."""
+    collectives: tuple[CollectiveReading, ...] = ()
+
+
+class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read back from the wrapped model, after the first step."""
+
+    strategy: str
+    """The strategy that the wrapper runs; ``unknown`` when it cannot be read."""
+    wrapper: str
+    """FullyShardedDataParallel, fully_shard or DistributedDataParallel."""
+    num_units: int
+    shard_group_size: int
+    parameter_dtypes: tuple[str, ...]
+    gradient_dtypes: tuple[str, ...]
+    optimizer_state_dtypes: tuple[str, ...]
+    selective_saved_ops: tuple[str, ...] = ()
+    """With selective checkpointing: the operators whose outputs are saved."""
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML showed during the measured steps; samples in order."""
+
+    power_watts: tuple[float, ...] = ()
+    utilization_percent: tuple[float, ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank did not finish."""
+
+    message: str
+    phase: str
+    at: float
+    """Seconds since the epoch, to find the first cause among ranks of one machine."""
+    limit: str | None = None
+    """For an OOM, what ran out: ``device``, ``budget`` (memory_limit on a CPU) or ``host``."""
+    allocator_summary: str | None = None
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank wrote before it ended."""
+
+    rank: int
+    outcome: Outcome
+    device_name: str = "unknown"
+    memory: MemoryReading | None = None
+    warmup_seconds: tuple[float, ...] = ()
+    step_seconds: tuple[float, ...] = ()
+    communication: tuple[CommunicationReading, ...] = ()
+    losses: tuple[float, ...] = ()
+    """This rank's mean loss of each step in order, warm-up included."""
+    effective: EffectiveSetup | None = None
+    telemetry: Telemetry | None = None
+    failure: Failure | None = None
+    environment: dict[str, str] = {}
+    """Versions and devices as this rank saw them."""
+
+
+class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial, complete. The unit of storage: ``trials/ID.json``."""
+
+    schema_version: int
+    id: str
+    sweep: str
+    source: Literal["measured"]
+    device: Device
+    model: ModelShape
+    num_parameters: int
+    setup: TrainSetup
+    effective_strategy: str
+    """Read back from rank 0 where it got that far, else what the setup implies."""
+    run: RunPlan
+    outcome: Outcome
+    reason: str | None = None
+    """One line: why the outcome is not ``ok``."""
+    suspect: tuple[str, ...] = ()
+    """Why the measurement should not be trusted: a foreign process on the GPU, for example."""
+    ranks: tuple[RankReport, ...] = ()
+    stderr_tail: str | None = None
+    peak_flops_per_second: float | None = None
+    """One GPU's dense peak for the compute dtype; None when the GPU is not in the catalogue."""
+    peak_flops_source: str | None = None
+    started_at: str
+    """ISO 8601, UTC."""
+    wall_seconds: float
+    overhead_seconds: float | None = None
+    """What the sweep added to the time between the workers' start and end."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the trial ended ``ok`` without one allocation retry on any rank."""
+        retries = [rank.memory.num_alloc_retries or 0 for rank in self.ranks if rank.memory]
+        return self.outcome is Outcome.OK and not any(retries)
+
+    @property
+    def worst_rank_memory(self) -> MemoryReading | None:
+        """The reading of the rank with the largest peak allocated."""
+        readings = [rank.memory for rank in self.ranks if rank.memory]
+        return max(readings, key=lambda reading: reading.peak_allocated_bytes or 0, default=None)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median over measured steps of the slowest rank's seconds."""
+        samples = [rank.step_seconds for rank in self.ranks if rank.step_seconds]
+        if not samples:
+            return None
+        return statistics.median(max(step) for step in zip(*samples, strict=False))
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Tokens that one rank trains on in a second."""
+        seconds = self.step_seconds
+        return self.setup.tokens_per_step_per_rank / seconds if seconds else None
+
+    @property
+    def model_flops_per_second(self) -> float | None:
+        """One rank's model FLOP/s: without recomputation, attention counted as causal."""
+        tokens = self.tokens_per_second_per_gpu
+        return tokens * self.model.model_flops_per_token(self.setup.sequence_length) if tokens else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP/s over the dense peak for the compute dtype; None when that peak is unknown."""
+        if not self.model_flops_per_second or not self.peak_flops_per_second:
+            return None
+        return self.model_flops_per_second / self.peak_flops_per_second
+
+    @property
+    def hfu(self) -> float | None:
+        """As ``mfu``, with the FLOPs that checkpointing recomputes."""
+        tokens, peak = self.tokens_per_second_per_gpu, self.peak_flops_per_second
+        if not tokens or not peak:
+            return None
+        flops = self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing)
+        return tokens * flops / peak
+
+    @property
+    def communication_seconds(self) -> float | None:
+        """Total communication per step: the median over profiled steps of the rank with the most."""
+        return self._communication("total_seconds")
+
+    @property
+    def exposed_communication_seconds(self) -> float | None:
+        """Exposed communication per step: the median over profiled steps of the rank with the most."""
+        return self._communication("exposed_seconds")
+
+    def _communication(self, field: str) -> float | None:
+        medians = [
+            statistics.median(getattr(reading, field) for reading in rank.communication)
+            for rank in self.ranks
+            if rank.communication
+        ]
+        return max(medians, default=None)
+
+    @property
+    def final_loss(self) -> float | None:
+        """Mean over ranks of the loss of the last measured step."""
+        finals = [rank.losses[-1] for rank in self.ranks if rank.losses]
+        return statistics.fmean(finals) if finals else None
+
+
+def read_record(data: bytes, name: str) -> TrialRecord:
+    """Decode a stored record. There is one schema version so far; the next one upgrades this one here.
+
+    Raises:
+        msgspec.DecodeError: when the bytes are not a whole record.
+        SpecError: naming the record, when it was written by a newer fsdp-bench.
+    """
+    from fsdp_bench.spec.codec import from_builtins
+
+    raw = msgspec.json.decode(data)
+    if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
+        raise msgspec.ValidationError(f"{name} has no schema_version")
+    version = raw["schema_version"]
+    if version > SCHEMA_VERSION:
+        raise SpecError(
+            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to {SCHEMA_VERSION}."
+            " Upgrade fsdp-bench, or choose another results folder"
+        )
+    if version < SCHEMA_VERSION:
+        raise msgspec.ValidationError(f"{name}: schema_version {version} never existed")
+    return from_builtins(raw, TrialRecord)

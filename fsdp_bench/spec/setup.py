@@ -1,0 +1,383 @@
+"""TrainSetup: how a model is trained. The words are PyTorch's; the aliases that users arrive with are accepted."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError, nearest, not_allowed
+
+
+class _Word(StrEnum):
+    """A closed vocabulary. Reading ignores case, surrounding blanks and ``-`` against ``_``, and knows aliases."""
+
+    @classmethod
+    def aliases(cls) -> dict[str, str]:
+        """Return the other spellings that are read, lower case, each with the member's value."""
+        return {}
+
+    @classmethod
+    def field(cls) -> str:
+        """Return the name of the field that this vocabulary belongs to, for messages."""
+        return cls.__name__.lower()
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        folded = str(value).strip().lower().replace("_", "-")
+        target = cls.aliases().get(folded, folded)
+        for member in cls:
+            if member.value.lower().replace("_", "-") == target.lower().replace("_", "-"):
+                return member
+        raise not_allowed(cls.field(), value, [member.value for member in cls])
+
+
+class ShardingStrategy(_Word):
+    """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number."""
+
+    FULL_SHARD = "FULL_SHARD"
+    SHARD_GRAD_OP = "SHARD_GRAD_OP"
+    NO_SHARD = "NO_SHARD"
+    HYBRID_SHARD = "HYBRID_SHARD"
+    HYBRID_SHARD_ZERO2 = "_HYBRID_SHARD_ZERO2"
+
+    @classmethod
+    def aliases(cls) -> dict[str, str]:
+        """ZeRO's stages, the common abbreviations, and accelerate's numbers 1 to 5."""
+        return {
+            "zero3": "FULL_SHARD",
+            "zero2": "SHARD_GRAD_OP",
+            "shard-grad": "SHARD_GRAD_OP",
+            "ddp": "NO_SHARD",
+            "hsdp": "HYBRID_SHARD",
+            "hybrid-shard-zero2": "_HYBRID_SHARD_ZERO2",
+            "1": "FULL_SHARD",
+            "2": "SHARD_GRAD_OP",
+            "3": "NO_SHARD",
+            "4": "HYBRID_SHARD",
+            "5": "_HYBRID_SHARD_ZERO2",
+        }
+
+    @classmethod
+    def field(cls) -> str:
+        """The field in sweep files and on the command line."""
+        return "strategy"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the strategy shards inside groups and replicates between them."""
+        return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        """Whether a block's parameters are freed between forward and backward."""
+        return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
+
+
+class Api(_Word):
+    """fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, and DistributedDataParallel for NO_SHARD."""
+
+    FSDP1 = "fsdp1"
+    FSDP2 = "fsdp2"
+
+
+class Offload(_Word):
+    """Whether parameters, gradients and optimizer states live in host memory."""
+
+    NONE = "none"
+    PARAMS = "params"
+
+
+class Checkpointing(_Word):
+    """Activation checkpointing: of nothing, of all but the costly operators' outputs, or of whole blocks."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class OptimizerKind(_Word):
+    """AdamW in PyTorch's three implementations, and plain SGD (foreach)."""
+
+    ADAMW_FOREACH = "adamw-foreach"
+    ADAMW_FUSED = "adamw-fused"
+    ADAMW_FOR_LOOP = "adamw-for-loop"
+    SGD = "sgd"
+
+    @classmethod
+    def aliases(cls) -> dict[str, str]:
+        """``adamw`` alone means what PyTorch chooses on a GPU: foreach."""
+        return {"adamw": "adamw-foreach"}
+
+    @classmethod
+    def field(cls) -> str:
+        """The field in sweep files and on the command line."""
+        return "optimizer"
+
+
+class Loss(_Word):
+    """How the cross-entropy is computed: on the whole fp32 logits, chunk by chunk, or compiled."""
+
+    PLAIN = "plain"
+    CHUNKED = "chunked"
+    COMPILED = "compiled"
+
+
+class Wrap(_Word):
+    """What becomes an FSDP unit: each block, each subtree over a size, or the model as one."""
+
+    BLOCK = "block"
+    SIZE = "size"
+    NONE = "none"
+
+
+class BackwardPrefetch(_Word):
+    """When backward gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
+
+    BACKWARD_PRE = "BACKWARD_PRE"
+    BACKWARD_POST = "BACKWARD_POST"
+    NONE = "none"
+
+    @classmethod
+    def aliases(cls) -> dict[str, str]:
+        """Short forms."""
+        return {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST"}
+
+    @classmethod
+    def field(cls) -> str:
+        """The field in sweep files and on the command line."""
+        return "backward_prefetch"
+
+
+_DTYPES = ("fp32", "bf16", "fp16")
+_DTYPE_SIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
+_NAMED_PRECISIONS = {
+    "fp32": ("fp32", "fp32", "fp32"),
+    "bf16-mixed": ("fp32", "bf16", "fp32"),
+    "bf16-mixed-bf16-reduce": ("fp32", "bf16", "bf16"),
+    "fp16-mixed": ("fp32", "fp16", "fp32"),
+    "bf16-true": ("bf16", "bf16", "bf16"),
+}
+
+
+class Precision:
+    """Three dtypes: of the stored parameters, of compute and all-gather, of gradient reduction.
+
+    Written as a name (``bf16-mixed``) or as a free triple (``bf16/bf16/fp32``). Immutable and hashable.
+    """
+
+    __slots__ = ("compute", "reduce", "store")
+    store: str
+    compute: str
+    reduce: str
+
+    def __init__(self, store: str, compute: str, reduce: str) -> None:
+        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``."""
+        for part, dtype in (("stored", store), ("compute", compute), ("reduction", reduce)):
+            if dtype not in _DTYPES:
+                raise SpecError(f"precision: {part} dtype {dtype!r} is not allowed; one of {', '.join(_DTYPES)}")
+        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "compute", compute)
+        object.__setattr__(self, "reduce", reduce)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Precision is immutable")
+
+    @classmethod
+    def parse(cls, text: str) -> Precision:
+        """Read a name or a triple.
+
+        Raises:
+            SpecError: naming the precisions that exist.
+        """
+        folded = str(text).strip().lower().replace("_", "-")
+        if folded in _NAMED_PRECISIONS:
+            return cls(*_NAMED_PRECISIONS[folded])
+        parts = folded.split("/")
+        if len(parts) == 3:
+            return cls(*parts)
+        raise SpecError(
+            f"precision: {text!r} is not allowed; one of {', '.join(_NAMED_PRECISIONS)}, "
+            f"or STORED/COMPUTE/REDUCE like 'bf16/bf16/fp32'{nearest(folded, _NAMED_PRECISIONS)}"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name when there is one, else the triple."""
+        triple = (self.store, self.compute, self.reduce)
+        for name, named in _NAMED_PRECISIONS.items():
+            if named == triple:
+                return name
+        return "/".join(triple)
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of one stored parameter."""
+        return _DTYPE_SIZE[self.store]
+
+    @property
+    def needs_grad_scaler(self) -> bool:
+        """Whether gradients can underflow in the compute dtype, so that the loss is scaled."""
+        return self.compute == "fp16"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Precision) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"Precision({self.name})"
+
+
+FP32 = Precision("fp32", "fp32", "fp32")
+
+_POSITIVE_FIELDS = ("world_size", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "min_num_params")
+
+
+class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a training step but the model and the machine.
+
+    Raises:
+        SpecError: when a value is outside its range, or two values contradict each other.
+    """
+
+    strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
+    api: Api = Api.FSDP1
+    precision: Precision = FP32
+    offload: Offload = Offload.NONE
+    checkpointing: Checkpointing = Checkpointing.NONE
+    optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
+    world_size: int = 1
+    shard_size: int | None = None
+    """Ranks that share one copy of the parameters under a hybrid strategy; by default half of the world."""
+    micro_batch_size: int = 1
+    """Sequences per rank in one forward pass."""
+    sequence_length: int = 1024
+    gradient_accumulation_steps: int = 1
+    sync_every_micro_batch: bool = True
+    """Whether gradients are reduced in every micro-batch (FSDP2's default) or only in the last (``no_sync``)."""
+    max_grad_norm: float | None = None
+    loss: Loss = Loss.PLAIN
+    compile: bool = False
+    wrap: Wrap = Wrap.BLOCK
+    min_num_params: int = 100_000_000
+    """With ``wrap = "size"``: the parameters from which a subtree becomes a unit (torch's own default)."""
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+    use_orig_params: bool = True
+    learning_rate: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in _POSITIVE_FIELDS:
+            if (value := getattr(self, field)) < 1:
+                raise SpecError(f"{field}: {value} is not allowed; 1 or more")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise SpecError(f"max_grad_norm: {self.max_grad_norm} is not allowed; a positive number, or leave it out")
+        if self.learning_rate < 0:
+            raise SpecError(f"learning_rate: {self.learning_rate} is not allowed; 0 or more")
+        self._check_shard_size()
+
+    def _check_shard_size(self) -> None:
+        if self.shard_size is None:
+            return
+        if not self.strategy.is_hybrid:
+            raise SpecError(f"shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one, not {self.strategy.value}")
+        if self.shard_size < 1 or self.world_size % self.shard_size:
+            raise SpecError(f"shard_size: {self.shard_size} is not allowed; a divisor of world_size {self.world_size}")
+
+    @property
+    def shard_group_size(self) -> int:
+        """Ranks that share one copy of the parameters: 1 when nothing is sharded."""
+        if self.effective_strategy is ShardingStrategy.NO_SHARD:
+            return 1
+        if self.strategy.is_hybrid:
+            return self.shard_size or max(self.world_size // 2, 1)
+        return self.world_size
+
+    @property
+    def effective_strategy(self) -> ShardingStrategy:
+        """The strategy that FSDP1 really runs: NO_SHARD at world size 1 (_init_utils._init_core_state).
+
+        fully_shard keeps its strategy in a world of one: the shard is the whole, and is still gathered.
+        """
+        if self.api is Api.FSDP1 and self.world_size == 1:
+            return ShardingStrategy.NO_SHARD
+        return self.strategy
+
+    @property
+    def compiles(self) -> bool:
+        """Whether any part of the step runs through torch.compile."""
+        return self.compile or self.loss is Loss.COMPILED
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences in one optimizer step over all ranks."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def tokens_per_step_per_rank(self) -> int:
+        """Tokens that one rank trains on in one optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.sequence_length
+
+
+def impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why a setup cannot run on ``cuda`` or ``cpu``, or None. Each reason names what would work."""
+    hybrid_reason = _hybrid_impossible(setup)
+    if hybrid_reason:
+        return hybrid_reason
+    if setup.offload is Offload.PARAMS:
+        if setup.api is Api.FSDP1 and device == "cpu":
+            return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
+        if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+            return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
+    return _option_impossible(setup) or _precision_impossible(setup, device)
+
+
+def _option_impossible(setup: TrainSetup) -> str | None:
+    """Options that one api has and the other has not: never ignored in silence."""
+    if setup.api is Api.FSDP1:
+        if setup.compile and not setup.use_orig_params:
+            return "compiling under FSDP1 needs use_orig_params = true"
+        return None
+    if setup.strategy is ShardingStrategy.NO_SHARD and setup.forward_prefetch:
+        return "DistributedDataParallel (NO_SHARD under fsdp2) gathers nothing, so forward_prefetch means nothing"
+    if not setup.limit_all_gathers:
+        return "fsdp2 has no rate limiter to turn off; limit_all_gathers = false needs fsdp1"
+    if not setup.use_orig_params:
+        return "fsdp2 always keeps the original parameters; use_orig_params = false needs fsdp1"
+    if setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+        return "fsdp2 prefetches before the gradient computation (BACKWARD_PRE) or not at all; BACKWARD_POST needs fsdp1"
+    return None
+
+
+def _hybrid_impossible(setup: TrainSetup) -> str | None:
+    if not setup.strategy.is_hybrid:
+        return None
+    shard = setup.shard_size or setup.world_size // 2
+    if setup.world_size < 4 or setup.world_size % max(shard, 1) or not 1 < shard < setup.world_size:
+        return (
+            f"{setup.strategy.value} needs at least 2 groups of at least 2 ranks, not world size {setup.world_size}"
+            f" in groups of {shard}; use 4 or more ranks"
+        )
+    return None
+
+
+def _precision_impossible(setup: TrainSetup, device: str) -> str | None:
+    precision = setup.precision
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        if precision.reduce == "bf16" != precision.store and device == "cpu":
+            return "DistributedDataParallel's bf16 compression hook needs NCCL; on a CPU use fsdp1, or reduce in fp32"
+        if precision.store != "fp32" and precision.compute != precision.store:
+            return f"DistributedDataParallel computes in the stored dtype or under autocast from fp32, not {precision}"
+        if precision.reduce != precision.store and precision.store != "fp32":
+            return f"DistributedDataParallel reduces in the stored dtype or in a narrower one, not {precision}; use fsdp1"
+    if precision.store == "fp16":
+        return "fp16 parameters cannot be trained: the gradient scaler needs fp32 ones; use fp16-mixed"
+    return None

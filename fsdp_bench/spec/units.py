@@ -1,0 +1,84 @@
+"""Parsing and printing of sizes, counts and times. Bytes are integers; GiB is only for printing."""
+
+from __future__ import annotations
+
+import re
+
+from fsdp_bench.spec.errors import SpecError
+
+KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
+
+_BYTE_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def _split(text: str, field: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise SpecError(f"{field}: {text!r} is not a size; write it like {example!r}")
+    return float(match.group(1)), match.group(2).lower()
+
+
+def parse_bytes(value: str | int, field: str = "size") -> int:
+    """Read ``"24GiB"``, ``"512 MiB"``, ``"80GB"`` (decimal) or a number of bytes; return bytes.
+
+    Raises:
+        SpecError: for anything else, and for sizes that are not positive.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise SpecError(f"{field}: {value!r} is not a size; write it like '24GiB'")
+    if isinstance(value, int):
+        size = value
+    else:
+        number, unit = _split(value, field, "24GiB")
+        if unit not in _BYTE_UNITS:
+            raise SpecError(f"{field}: {value!r} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB")
+        size = round(number * _BYTE_UNITS[unit])
+    if size <= 0:
+        raise SpecError(f"{field}: {value!r} is not a positive size")
+    return size
+
+
+def parse_count(value: str | int, field: str = "count") -> int:
+    """Read ``"7B"``, ``"124M"``, ``"1.5T"`` or a plain number; return the count.
+
+    Raises:
+        SpecError: for anything else, and for counts that are not positive.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise SpecError(f"{field}: {value!r} is not a count; write it like '7B' or '124M'")
+    if isinstance(value, int):
+        count = value
+    else:
+        number, unit = _split(value, field, "7B")
+        if unit not in _COUNT_UNITS:
+            raise SpecError(f"{field}: {value!r} has an unknown suffix; one of K, M, B, T")
+        count = round(number * _COUNT_UNITS[unit])
+    if count <= 0:
+        raise SpecError(f"{field}: {value!r} is not a positive count")
+    return count
+
+
+def format_gib(size_bytes: float) -> str:
+    """Print bytes as GiB with one decimal; below 1 GiB as MiB, so that small models do not all print ``0.1 GiB``."""
+    if abs(size_bytes) < GIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    return f"{size_bytes / GIB:.1f} GiB"
+
+
+def format_count(count: float) -> str:
+    """Print a count with three digits and a suffix: ``6738415616`` as ``6.74B``."""
+    for suffix, unit in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= unit:
+            return f"{count / unit:.3g}{suffix}" if count / unit < 999.5 else f"{count / unit:.0f}{suffix}"
+    return f"{count:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Print a duration as people read it: ``0.8 ms``, ``12.3 ms``, ``4.2 s``, ``3 min 20 s``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"

@@ -1,0 +1,62 @@
+"""A record as one flat row: the columns of trials.csv and of load_results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.record import TrialRecord
+
+
+def flat_row(record: TrialRecord) -> dict[str, Any]:
+    """Return the row: identity, model, setup, outcome, then the worst rank's memory and the medians of time."""
+    memory = record.worst_rank_memory
+    effective = next((rank.effective for rank in record.ranks if rank.effective), None)
+    setup = to_builtins(record.setup)
+    setup["requested_strategy"] = setup.pop("strategy")
+    return {
+        "id": record.id,
+        "sweep": record.sweep,
+        "source": record.source,
+        "device": record.device,
+        "outcome": record.outcome.value,
+        "fits": record.fits,
+        "reason": record.reason,
+        "suspect": "; ".join(record.suspect) or None,
+        "model": record.model.name,
+        "family": record.model.family.value,
+        "num_parameters": record.num_parameters,
+        "num_hidden_layers": record.model.num_hidden_layers,
+        "hidden_size": record.model.hidden_size,
+        "vocab_size": record.model.vocab_size,
+        "strategy": record.setup.strategy.value,
+        "effective_strategy": record.effective_strategy,
+        **setup,
+        "memory_limit_bytes": record.run.memory_limit_bytes,
+        "peak_allocated_bytes": memory.peak_allocated_bytes if memory else None,
+        "peak_phase": memory.peak_phase if memory else None,
+        "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
+        "peak_device_bytes": memory.peak_device_bytes if memory else None,
+        "peak_host_bytes": memory.peak_host_bytes if memory else None,
+        "num_alloc_retries": memory.num_alloc_retries if memory else None,
+        "num_ooms": memory.num_ooms if memory else None,
+        "parameters_bytes": memory.parameters_bytes if memory else None,
+        "gradients_bytes": memory.gradients_bytes if memory else None,
+        "optimizer_state_bytes": memory.optimizer_state_bytes if memory else None,
+        "num_units": effective.num_units if effective else None,
+        "step_seconds": record.step_seconds,
+        "tokens_per_second_per_gpu": record.tokens_per_second_per_gpu,
+        "model_tflops_per_second": _scaled(record.model_flops_per_second, 1e-12),
+        "mfu": record.mfu,
+        "hfu": record.hfu,
+        "peak_flops_source": record.peak_flops_source,
+        "communication_seconds": record.communication_seconds,
+        "exposed_communication_seconds": record.exposed_communication_seconds,
+        "loss": record.final_loss,
+        "started_at": record.started_at,
+        "wall_seconds": record.wall_seconds,
+    }
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,244 @@
+"""How a trial's ranks are started: forked from a server that has torch imported, or by torchrun.
+
+Both give a Launched: something that tells which ranks ended and how, and that can be ended whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+
+SERVER_START_SECONDS = 120.0
+"""Importing torch from a cold network file system can take a minute."""
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's process ended; ``rank`` is None when the launcher cannot tell ranks apart."""
+
+    rank: int | None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class LauncherError(Exception):
+    """The launcher itself ended; the trial's ranks have ended with it."""
+
+
+class Launched(Protocol):
+    """A trial whose ranks are running."""
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return the ranks that ended, waiting at most ``seconds`` for the first."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has ended."""
+
+    def kill(self) -> None:
+        """End every process of the trial now."""
+
+
+class Launcher(Protocol):
+    """Starts trials one after another."""
+
+    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
+        """Start a trial's ranks."""
+
+    def close(self) -> None:
+        """End whatever the launcher keeps running."""
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment of workers: gloo on the loopback interface, no threads before a fork."""
+    environment = dict(os.environ)
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads on import
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    environment.setdefault("KINETO_LOG_LEVEL", "5")
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def kill_group(pgid: int) -> None:
+    """End every process of a process group; stopped ones too."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signal.SIGKILL)
+
+
+class ForkServer:
+    """One server process for a whole sweep; started again when it has ended."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+
+    def start(self, trial: Path, scratch: Path, world_size: int) -> ForkedTrial:
+        """Have the server fork a trial's ranks.
+
+        Raises:
+            LauncherError: when the server does not answer.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._spawn()
+        assert self._process is not None and self._process.stdin is not None
+        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size}
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise LauncherError(f"the fork server is gone: {error}") from error
+        started = self.expect("started", 30.0)
+        return ForkedTrial(self, int(started["pgid"]))  # type: ignore[call-overload]
+
+    def _spawn(self) -> None:
+        self._buffer = b""
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fsdp_bench.train.server", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=worker_environment(),
+                start_new_session=True,  # an interrupt at the terminal is the manager's alone
+            )
+        self.expect("ready", SERVER_START_SECONDS)
+
+    def expect(self, event: str, seconds: float) -> dict[str, object]:
+        """Return the next event, which must be ``event``.
+
+        Raises:
+            LauncherError: when it does not come.
+        """
+        for message in self.events(seconds):
+            if message["event"] == event:
+                return message
+        self.close()
+        tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise LauncherError(f"the fork server did not say {event!r}: {' '.join(tail) or 'no message'}")
+
+    def events(self, seconds: float) -> Iterator[dict[str, object]]:
+        """Yield the server's events until none comes for ``seconds``.
+
+        Raises:
+            LauncherError: when the server has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                yield json.loads(line)
+                continue
+            if self._process is None or self._process.stdout is None:
+                raise LauncherError("the fork server is not running")
+            descriptor = self._process.stdout.fileno()
+            ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                return
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                raise LauncherError(f"the fork server ended with status {self._process.wait()}")
+            self._buffer += chunk
+
+    def close(self) -> None:
+        """End the server, and with it any rank that still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            self._process = None
+
+
+class ForkedTrial:
+    """A trial that the fork server runs."""
+
+    def __init__(self, server: ForkServer, pgid: int) -> None:
+        self._server = server
+        self._pgid = pgid
+        self.finished = False
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return the ranks that the server saw end."""
+        exits = []
+        for message in self._server.events(seconds):
+            if message["event"] == "ended":
+                self.finished = True
+                return exits
+            status = int(message["status"])  # type: ignore[call-overload]
+            code = os.waitstatus_to_exitcode(status)
+            rank = int(message["rank"])  # type: ignore[call-overload]
+            exits.append(RankExit(rank=rank, exit_code=max(code, 0) if code >= 0 else None, signal=-code if code < 0 else None))
+            return exits
+        return exits
+
+    def kill(self) -> None:
+        """End the ranks' process group; a server that then says nothing is ended too."""
+        kill_group(self._pgid)
+        deadline = time.monotonic() + 10
+        while not self.finished and time.monotonic() < deadline:
+            try:
+                self.wait(0.5)
+            except LauncherError:
+                self.finished = True
+        if not self.finished:
+            self._server.close()
+            self.finished = True
+
+
+class Torchrun:
+    """A fresh torchrun for every trial: slower by the import of torch, and shared with nothing."""
+
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
+        """Start torchrun in a session of its own."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
+        with open(scratch / "rank-0.log", "ab") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=worker_environment(), start_new_session=True
+            )
+        return TorchrunTrial(process)
+
+    def close(self) -> None:
+        """Nothing is kept running."""
+
+
+class TorchrunTrial:
+    """A trial that torchrun runs: it ends the other ranks when one fails, and tells one exit code for all."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.finished = False
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return torchrun's own end as that of no rank in particular."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return []
+        self.finished = True
+        return [RankExit(rank=None, exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)]
+
+    def kill(self) -> None:
+        """End torchrun's session, whose ranks each have a group of their own."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
+        kill_group(self._process.pid)
+        self._process.wait()
+        self.finished = True

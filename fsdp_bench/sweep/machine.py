@@ -1,0 +1,199 @@
+"""What this machine has, without torch: processors, memory, GPUs, versions. Goes into machine.json."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from fsdp_bench import __version__
+
+
+class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of this machine, as NVML sees it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    processes: tuple[int, ...] = ()
+    """Process numbers that compute on it now."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """This machine. A fact that cannot be read is None, and prints as ``unknown``."""
+
+    cpu_name: str
+    num_cores: int
+    """Cores that this process may use."""
+    memory_bytes: int
+    cgroup_limit_bytes: int | None
+    gpus: tuple[GpuDevice, ...]
+    driver_version: str | None
+    gpu_links: tuple[str, ...]
+    """How each pair of GPUs is connected: ``0-1 NVLink x18`` or the nearest common switch."""
+    platform: str
+    versions: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """The folder under results/: ``8xH100-80GB-HBM3``, or ``cpu-2-cores``."""
+        if not self.gpus:
+            return f"cpu-{self.num_cores}-cores"
+        product = re.sub(r"[^A-Za-z0-9]+", "-", self.gpus[0].name.removeprefix("NVIDIA ")).strip("-")
+        return product if len(self.gpus) == 1 else f"{len(self.gpus)}x{product}"
+
+    def describe(self) -> str:
+        """One line for charts and tables."""
+        if self.gpus:
+            return f"{len(self.gpus)} x {self.gpus[0].name}"
+        return f"{self.num_cores} CPU cores, gloo"
+
+    @property
+    def available_memory_bytes(self) -> int:
+        """Host memory that may be used: the machine's, or the cgroup's limit where that is lower."""
+        return min(self.memory_bytes, self.cgroup_limit_bytes or self.memory_bytes)
+
+
+def probe_machine() -> Machine:
+    """Look at this machine. Loads no torch, starts no CUDA."""
+    gpus, driver, links = _probe_gpus()
+    return Machine(
+        cpu_name=_cpu_name(),
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        cgroup_limit_bytes=_cgroup_limit(),
+        gpus=gpus,
+        driver_version=driver,
+        gpu_links=links,
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        versions={"fsdp-bench": __version__, "python": platform.python_version()} | _versions("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    )
+
+
+def torch_version() -> str | None:
+    """Return the installed torch's version without importing it; None where there is none."""
+    return _versions("torch").get("torch")
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return platform.processor() or platform.machine()
+
+
+def _cgroup_limit() -> int | None:
+    """Return the memory limit of this process's cgroup, version 2 or 1; None when there is none."""
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files = [Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.max", Path("/sys/fs/cgroup/memory.max")]
+        elif "memory" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup/memory")
+            files = [folder / path.lstrip("/") / "memory.limit_in_bytes", folder / "memory.limit_in_bytes"]
+        else:
+            continue
+        for file in files:
+            with contextlib.suppress(OSError, ValueError):
+                limit = int(file.read_text())
+                return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for memory so far, on this machine or in this cgroup."""
+    for line in _lines("/proc/vmstat"):
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
+    try:
+        import pynvml
+    except ImportError:
+        return (), None, ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), None, ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(pynvml.nvmlDeviceGetCount())]
+        devices = tuple(
+            GpuDevice(
+                index=index,
+                name=_text(pynvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                processes=tuple(p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+            )
+            for index, handle in enumerate(handles)
+        )
+        return devices, _text(pynvml.nvmlSystemGetDriverVersion()), _links(handles)
+    except pynvml.NVMLError:
+        return (), None, ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(count: int) -> list[int]:
+    """Return the indices that CUDA_VISIBLE_DEVICES leaves; names other than numbers leave all."""
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        return list(range(count))
+    words = [word.strip() for word in setting.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        return list(range(count)) if words and words != ["-1"] else []
+    return [int(word) for word in words if int(word) < count]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _links(handles: list[object]) -> tuple[str, ...]:
+    """Describe the connection of each pair: the number of NVLinks to the same place, or the common ancestor."""
+    import pynvml
+
+    ancestors = {0: "same board", 10: "one PCIe switch", 20: "PCIe switches", 30: "one host bridge", 40: "one NUMA node", 50: "system"}
+    described = []
+    for i, first in enumerate(handles):
+        for j in range(i + 1, len(handles)):
+            with contextlib.suppress(pynvml.NVMLError):
+                level = pynvml.nvmlDeviceGetTopologyCommonAncestor(first, handles[j])
+                links = _num_nvlinks(first)
+                described.append(f"{i}-{j} {f'NVLink x{links}' if links else ancestors.get(level, f'level {level}')}")
+    return tuple(described)
+
+
+def _num_nvlinks(handle: object) -> int:
+    import pynvml
+
+    active = 0
+    for link in range(18):
+        try:
+            active += pynvml.nvmlDeviceGetNvLinkState(handle, link) == 1
+        except pynvml.NVMLError:
+            break
+    return active

@@ -1,0 +1,269 @@
+"""Runs a sweep's trials one after another; whatever a trial does is that trial's outcome and nothing else's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
+from fsdp_bench.sweep.grid import SweepPlan, Trial
+from fsdp_bench.sweep.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
+from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
+from fsdp_bench.sweep.outcome import RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.store import Store
+
+GRACE_SECONDS = 3.0
+"""After a rank failed: time for its peers to write their reports before they are ended."""
+POLL_SECONDS = 0.2
+STDERR_TAIL_LINES = 30
+
+Observer = Callable[[Trial, TrialRecord | None], None]
+"""Told of each trial twice: with None when it starts, with its record when it has one."""
+
+
+class SweepState(msgspec.Struct, kw_only=True):
+    """What is recorded of a sweep, and what remains to be run."""
+
+    records: dict[str, TrialRecord]
+    pending: list[Trial]
+    notes: list[str]
+    """One line for each record that was set aside."""
+
+
+def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset()) -> SweepState:
+    """Tell what is done: a record stands unless its outcome is to be retried, or its time limit has been raised.
+
+    Raises:
+        ResultsError, SpecError: when a record cannot be read, moved, or was written by a newer version.
+    """
+    state = SweepState(records={}, pending=[], notes=[])
+    for trial in plan.trials:
+        record, note = store.read(trial.spec.id)
+        if note:
+            state.notes.append(note)
+        if record is not None and _runs_again(record, trial, retry):
+            aside = store.set_aside(trial.spec.id)
+            state.notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
+            record = None
+        if record is not None:
+            state.records[trial.spec.id] = record
+        else:
+            state.pending.append(trial)
+    return state
+
+
+def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
+    if record.outcome is Outcome.SKIPPED:
+        return trial.skip_reason is None  # it was impossible or excluded, and no longer is
+    if record.outcome is Outcome.TIMEOUT and trial.spec.run.timeout_seconds > record.run.timeout_seconds:
+        return True
+    return record.outcome in retry
+
+
+def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
+    """Run every pending trial and store its record as soon as it is known.
+
+    Raises:
+        ResultsError: when results cannot be written; what is stored stays.
+        KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
+    """
+    launcher: Launcher = Torchrun() if plan.launcher == "torchrun" else ForkServer(store.folder / ".server.log")
+    try:
+        for trial in state.pending:
+            observe(trial, None)
+            if trial.skip_reason is not None:
+                record = _skipped(trial, plan.name)
+            else:
+                record = TrialRun(trial.spec, plan.name, store, machine).run(launcher)
+            if record.outcome is Outcome.CRASHED:
+                store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
+            store.write_record(record)
+            state.records[trial.spec.id] = record
+            observe(trial, record)
+    finally:
+        launcher.close()
+        (store.folder / ".server.log").unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _skipped(trial: Trial, sweep: str) -> TrialRecord:
+    verdict = Verdict(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+    return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
+
+
+def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> TrialRecord:
+    return TrialRecord(
+        schema_version=SCHEMA_VERSION,
+        id=spec.id,
+        sweep=sweep,
+        source="measured",
+        device=spec.device,
+        model=spec.model,
+        num_parameters=spec.model.num_parameters,
+        setup=spec.setup,
+        run=spec.run,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        **{"effective_strategy": spec.setup.effective_strategy.value, **fields},  # type: ignore[arg-type]
+    )
+
+
+class TrialRun:
+    """One trial, from its scratch folder to its record."""
+
+    def __init__(self, spec: TrialSpec, sweep: str, store: Store, machine: Machine) -> None:
+        self._spec = spec
+        self._sweep = sweep
+        self._machine = machine
+        self._scratch = store.make_scratch(spec.id)
+        self._exits: dict[int, RankExit] = {}
+        self._timed_out = False
+        self._suspect: list[str] = []
+
+    def run(self, launcher: Launcher) -> TrialRecord:
+        """Run the trial and return its record; its processes have ended when this returns or raises."""
+        begin, started_at, kills = time.monotonic(), _now(), oom_kills()
+        trial_file = self._scratch / "trial.json"
+        trial_file.write_bytes(to_json(self._spec))
+        self._note_foreign_processes("before")
+        workers_seconds = 0.0
+        try:
+            workers_seconds = self._supervise(launcher, trial_file)
+            verdict = self._verdict(oom_kills() > kills)
+        except LauncherError as error:
+            launcher.close()
+            verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
+        self._note_foreign_processes("after")
+        reports = [report for report in map(self._report, self._ranks()) if report is not None]
+        wall_seconds = time.monotonic() - begin
+        return _record(
+            self._spec,
+            self._sweep,
+            verdict,
+            ranks=tuple(reports),
+            suspect=tuple(self._suspect),
+            stderr_tail=None if verdict.outcome is Outcome.OK else self._stderr_tail(verdict.rank),
+            started_at=started_at,
+            wall_seconds=wall_seconds,
+            overhead_seconds=wall_seconds - workers_seconds,
+            **self._effective(reports),
+            **self._peak_flops(reports),
+        )
+
+    def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
+        """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
+        launched = launcher.start(trial_file, self._scratch, self._spec.setup.world_size)
+        begin = time.monotonic()
+        deadline = begin + self._spec.run.timeout_seconds
+        failed = False
+        try:
+            while not launched.finished and time.monotonic() < deadline:
+                for end in launched.wait(POLL_SECONDS):
+                    self._exits[-1 if end.rank is None else end.rank] = end
+                    if end.exit_code != 0 and not failed:
+                        failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+            self._timed_out = not launched.finished and not failed
+        finally:
+            if not launched.finished:
+                launched.kill()
+        return time.monotonic() - begin
+
+    def _ranks(self) -> range:
+        return range(self._spec.setup.world_size)
+
+    def _verdict(self, oom_killed: bool) -> Verdict:
+        return decide_outcome(
+            [self._end(rank) for rank in self._ranks()],
+            timed_out=self._timed_out,
+            oom_killed=oom_killed,
+            timeout_seconds=self._spec.run.timeout_seconds,
+        )
+
+    def _end(self, rank: int) -> RankEnd:
+        end = self._exits.get(rank) or self._exits.get(-1)
+        stage = "start"
+        with contextlib.suppress(OSError):
+            stage = (self._scratch / f"rank-{rank}.phase").read_text() or stage
+        return RankEnd(
+            rank=rank,
+            report=self._report(rank),
+            exit_code=end.exit_code if end else None,
+            signal=end.signal if end else None,
+            stage=stage,
+        )
+
+    def _report(self, rank: int) -> RankReport | None:
+        try:
+            return from_json((self._scratch / f"rank-{rank}.json").read_bytes(), RankReport)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _stderr_tail(self, rank: int | None) -> str | None:
+        """Return the last lines that the causing rank printed; torchrun's ranks share one log."""
+        for candidate in (rank or 0, 0):
+            with contextlib.suppress(OSError):
+                lines = (self._scratch / f"rank-{candidate}.log").read_text(errors="replace").splitlines()
+                if lines:
+                    return "\n".join(lines[-STDERR_TAIL_LINES:])
+        return None
+
+    def _note_foreign_processes(self, when: str) -> None:
+        """Before and after a trial none of its own processes computes: any that does is someone else's."""
+        if self._spec.device != "cuda":
+            return
+        for device in probe_machine().gpus[: self._spec.setup.world_size]:
+            if device.processes:
+                numbers = ", ".join(map(str, device.processes))
+                self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
+
+    def _effective(self, reports: list[RankReport]) -> dict[str, object]:
+        effective = next((report.effective for report in reports if report.effective), None)
+        return {"effective_strategy": effective.strategy} if effective else {}
+
+    def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
+        """Return the GPU's dense peak for the compute dtype and its source, where the catalogue has them."""
+        if self._spec.device != "cuda" or not reports:
+            return {}
+        gpu = gpu_by_product_name(reports[0].device_name)
+        peak = gpu.peak_flops_per_second(self._spec.setup.precision.compute) if gpu else None
+        if gpu is None or peak is None:
+            return {}
+        return {
+            "peak_flops_per_second": peak,
+            "peak_flops_source": f"{gpu.name} {self._spec.setup.precision.compute}: {gpu.source.title}, {gpu.source.date}",
+        }
+
+
+def matches(trial: Trial, selection: str) -> bool:
+    """Whether a trial is selected by ``--only``: an ID's beginning, or FIELD=VALUE of its setup or model.
+
+    Raises:
+        SpecError: for a field that does not exist.
+    """
+    from fsdp_bench.spec.codec import to_builtins
+    from fsdp_bench.spec.errors import SpecError, nearest
+
+    if "=" not in selection:
+        return bool(re.fullmatch(r"[0-9a-f]+", selection)) and trial.spec.id.startswith(selection)
+    field, _, wanted = selection.partition("=")
+    facts = {**to_builtins(trial.spec.model), **to_builtins(trial.spec.setup), "model": trial.spec.model.name}
+    aliases = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
+    field = aliases.get(field, field)
+    if field not in facts:
+        raise SpecError(f"--only: unknown field {field!r}{nearest(field, facts)}")
+    if field == "strategy":
+        from fsdp_bench.spec.setup import ShardingStrategy
+
+        wanted = ShardingStrategy(wanted).value
+    return str(facts[field]).lower() == wanted.lower()

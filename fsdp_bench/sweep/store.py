@@ -1,0 +1,220 @@
+"""Results on disk: append-only, readable without the tool.
+
+    results/MACHINE/SWEEP/
+        machine.json     the machine and its versions
+        sweep.toml       the sweep file, as it was run
+        trials/ID.json   one record a trial, written whole or not at all
+        set-aside/       records that were broken or superseded by --retry, by name; never deleted
+        trials.csv       the flat table, rebuilt from the records
+        *.png            the charts drawn from them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import fcntl
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.errors import ResultsError, SpecError
+from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.flat import flat_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fsdp_bench.sweep.machine import Machine
+
+
+class Store:
+    """One sweep's folder, held by one process at a time while it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trials = folder / "trials"
+        self.scratch = folder / ".scratch"
+        self._lock: Any = None
+
+    def open(self) -> None:
+        """Create the folders, take the lock, sweep away what a killed run left half done.
+
+        Raises:
+            ResultsError: when the folder cannot be written, or another process holds it.
+        """
+        try:
+            self.trials.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held until close()
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResultsError(f"{self.folder}: another fsdp-bench sweep is writing here; wait for it to end") from None
+        except OSError as error:
+            raise self._error(error) from None
+        self.check_writable()
+        for leftover in self.trials.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the scratch folder and give the lock back."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def check_writable(self) -> None:
+        """Write and remove as much as a large record.
+
+        Raises:
+            ResultsError: when that fails: read-only or full.
+        """
+        probe = self.trials / ".probe.tmp"
+        try:
+            with open(probe, "wb") as file:
+                file.write(b"\0" * 65536)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._error(error) from None
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def _error(self, error: OSError) -> ResultsError:
+        helps = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "raise the file size limit"}
+        help_text = helps.get(error.errno or 0, "choose a folder that can be written with --results")
+        return ResultsError(
+            f"{self.folder}: results cannot be written: {error.strerror or error}; {help_text} and run the same"
+            " command again, which keeps what is recorded"
+        )
+
+    def make_scratch(self, trial_id: str) -> Path:
+        """Return an empty folder for a trial's workers.
+
+        Raises:
+            ResultsError: when it cannot be made.
+        """
+        folder = self.scratch / trial_id
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise self._error(error) from None
+        return folder
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of the sweep's folder atomically.
+
+        Raises:
+            ResultsError: when the folder cannot be written.
+        """
+        try:
+            write_atomically(self.folder / name, data)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def write_record(self, record: TrialRecord) -> None:
+        """Store a trial's record; there must be none.
+
+        Raises:
+            ResultsError: when the folder cannot be written.
+        """
+        assert not self._path(record.id).exists(), f"{record.id} is recorded already"
+        self.write(f"trials/{record.id}.json", to_json(record))
+
+    def _path(self, trial_id: str) -> Path:
+        return self.trials / f"{trial_id}.json"
+
+    def read(self, trial_id: str) -> tuple[TrialRecord | None, str | None]:
+        """Return a trial's record; where it is broken, set it aside and return None and one line that says so.
+
+        Raises:
+            SpecError: when a newer fsdp-bench wrote it.
+            ResultsError: when it cannot be read or moved.
+        """
+        path = self._path(trial_id)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None, None
+        except OSError as error:
+            raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
+        try:
+            record = read_record(data, path.name)
+            if record.id != trial_id:
+                raise msgspec.ValidationError(f"holds trial {record.id}")
+        except SpecError as error:
+            raise SpecError(f"{path.parent}: {error}") from None
+        except msgspec.DecodeError as error:
+            aside = self.set_aside(trial_id)
+            return None, f"{path.name} is not a whole record ({error}); kept as {aside}, its trial runs again"
+        return record, None
+
+    def set_aside(self, trial_id: str) -> Path:
+        """Move a record to set-aside/ under a new name; return that.
+
+        Raises:
+            ResultsError: when it cannot be moved.
+        """
+        folder = self.folder / "set-aside"
+        try:
+            folder.mkdir(exist_ok=True)
+            number = 1
+            while (target := folder / f"{trial_id}.{number}.json").exists():
+                number += 1
+            os.rename(self._path(trial_id), target)
+        except OSError as error:
+            raise self._error(error) from None
+        return target.relative_to(self.folder)
+
+    def write_machine(self, machine: Machine) -> None:
+        """Store the machine's description."""
+        self.write("machine.json", to_json(machine))
+
+    def write_table(self, records: list[TrialRecord]) -> None:
+        """Rebuild trials.csv."""
+        rows = [flat_row(record) for record in records]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["id"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self.write("trials.csv", text.getvalue().encode())
+
+
+def read_records(folder: Path) -> list[TrialRecord]:
+    """Read every record below a folder: a sweep's, a machine's or all results. Changes nothing on disk.
+
+    Raises:
+        ResultsError: when there is none, or one is broken.
+        SpecError: when a newer fsdp-bench wrote one.
+    """
+    paths = sorted(folder.glob("**/trials/*.json")) or sorted(folder.glob("*.json") if folder.name == "trials" else [])
+    if not paths:
+        raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
+    records = []
+    for path in paths:
+        try:
+            records.append(read_record(path.read_bytes(), path.name))
+        except msgspec.DecodeError as error:
+            raise ResultsError(f"{path}: not a whole record ({error}); running its sweep again sets it aside") from None
+        except OSError as error:
+            raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
+    return records
+
+
+def load_results(folder: str | Path) -> pd.DataFrame:
+    """Return results as a table, one row a trial, the columns of trials.csv: bytes and seconds, units in the names.
+
+    Raises:
+        ResultsError: when there are no results, or a record is broken.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([flat_row(record) for record in read_records(Path(folder))])

@@ -1,0 +1,14 @@
+"""The three dtypes of spec/setup.py as torch's."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_names(tensors: object) -> tuple[str, ...]:
+    """Return the sorted names of the floating dtypes among tensors; other dtypes by torch's own name."""
+    dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()}  # type: ignore[attr-defined]
+    return tuple(sorted(NAMES.get(dtype, str(dtype)) for dtype in dtypes))

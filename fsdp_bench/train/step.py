@@ -1,0 +1,116 @@
+"""One optimizer step, as users write it: forward, loss, backward, clipping, optimizer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.train.dtypes import dtype_names
+from fsdp_bench.train.loss import LossFunction
+from fsdp_bench.train.meters import MemoryMeter
+from fsdp_bench.train.readback import gradients, storage_bytes
+
+
+@dataclass
+class Training:
+    """A wrapped model and what trains it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss_function: LossFunction
+    setup: TrainSetup
+    device: torch.device
+    meter: MemoryMeter
+    scaler: torch.amp.GradScaler | None = None
+    gradient_dtypes: tuple[str, ...] | None = None
+    """The dtypes of the gradients in the first step, before the optimizer ran."""
+    gradients_bytes: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScaler | None:
+    """Return the sharded gradient scaler for fp16, which agrees on overflows over ranks; None for other precisions."""
+    return ShardedGradScaler(device=device.type) if setup.precision.needs_grad_scaler else None
+
+
+def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
+    """Run one step over micro-batches B, S + 1; return this rank's mean loss, still on the device."""
+    setup, meter = training.setup, training.meter
+    total = torch.zeros((), device=training.device)
+    for index, tokens in enumerate(micro_batches):
+        is_last = index == len(micro_batches) - 1
+        with _gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
+            total += _forward_backward(training, tokens.to(training.device), len(micro_batches))
+    meter.phase("optimizer")
+    if training.gradient_dtypes is None:
+        training.gradient_dtypes = dtype_names(gradients(training.model))
+        training.gradients_bytes = storage_bytes(gradients(training.model))
+    _optimizer_step(training)
+    return total
+
+
+def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:
+    """Add one micro-batch's gradients; return its share of the step's mean loss."""
+    meter = training.meter
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    meter.phase("forward")
+    logits = training.model(inputs)
+    meter.phase("loss")
+    loss = training.loss_function(logits, targets) / num_micro_batches
+    del logits
+    meter.phase("backward")
+    scaled = training.scaler.scale(loss) if training.scaler is not None else loss
+    scaled.backward()
+    return loss.detach()
+
+
+def _optimizer_step(training: Training) -> None:
+    setup, scaler, optimizer = training.setup, training.scaler, training.optimizer
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    if setup.max_grad_norm is not None:
+        clip_gradients(training.model, setup.max_grad_norm)
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> None:
+    """Scale all gradients so that their norm over every rank's shards is at most ``max_norm``."""
+    if isinstance(model, FullyShardedDataParallel):
+        model.clip_grad_norm_(max_norm)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+class _Fsdp2Sync:
+    """FSDP2's switch for reducing gradients, as a context."""
+
+    def __init__(self, model: FSDPModule, enabled: bool) -> None:
+        self._model, self._enabled = model, enabled
+
+    def __enter__(self) -> None:
+        self._model.set_requires_gradient_sync(self._enabled)
+
+    def __exit__(self, *exception: object) -> None:
+        self._model.set_requires_gradient_sync(True)
+
+
+def _gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+    """Return a context in which backward reduces gradients, or leaves them unsharded on this rank (``no_sync``)."""
+    if isinstance(model, FSDPModule):
+        return _Fsdp2Sync(model, enabled)
+    if not enabled and isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()

@@ -1,0 +1,106 @@
+"""Live tensor bytes on a CPU, by following storages: what ``torch.cuda.memory_allocated`` is on a GPU.
+
+Not covered: what operators use inside themselves and the process group's own buffers; no tensor, no storage.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_bench.spec.units import format_gib
+
+
+class BudgetExceeded(MemoryError):
+    """Live tensors grew past ``memory_limit``: the CPU's stand-in for a card that is full."""
+
+
+class StorageTracker(TorchDispatchMode):
+    """Counts the bytes of every storage that operators create while the mode is active.
+
+    A storage is counted from the operator that returns it until it is freed, and by its current size: FSDP frees
+    and restores parameters with ``UntypedStorage.resize_``, which is no operator and is therefore intercepted.
+    """
+
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        super().__init__()
+        self.budget_bytes = budget_bytes
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._resize: Callable[..., Any] | None = None
+
+    def __enter__(self) -> StorageTracker:
+        self._resize = torch.UntypedStorage.resize_
+        tracker, original = self, self._resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            if storage._cdata in tracker._sizes:
+                tracker._set(storage._cdata, storage.nbytes())
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        assert self._resize is not None
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, then count the storages that it returned."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor unwraps itself first; its local operators come back here
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self._count(result)
+        elif isinstance(result, tuple | list):
+            self._count_all(result)
+        return result
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is live now."""
+        self.peak_bytes = self.live_bytes
+
+    def _count_all(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._count(value)
+            elif isinstance(value, tuple | list):
+                self._count_all(value)
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.device.type != "cpu":  # meta too: DTensor propagates shardings on fake tensors "on the CPU"
+            return
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = 0
+            self._watches[key] = weakref.ref(storage, lambda _dead: self._forget(key))
+            self._set(key, storage.nbytes())
+        elif self._sizes[key] != storage.nbytes():  # an operator that resizes its output, such as aten.resize_
+            self._set(key, storage.nbytes())
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key, 0)
+        self._watches.pop(key, None)
+
+    def _set(self, key: int, size: int) -> None:
+        grown = size - self._sizes[key]
+        self._sizes[key] = size
+        self.live_bytes += grown
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+        if self.budget_bytes is not None and grown > 0 and self.live_bytes > self.budget_bytes:
+            raise BudgetExceeded(
+                f"tried to allocate {format_gib(grown)}; {format_gib(self.live_bytes - grown)} of the budget of "
+                f"{format_gib(self.budget_bytes)} are in use"
+            )

@@ -1,0 +1,218 @@
+"""The benchmark models: llama and gpt2 in plain PyTorch, so that their memory is what users' own models show.
+
+Not covered: dropout, key-value caches, tensor parallelism. Parameters' names are Hugging Face's. No module has a
+buffer: rotary tables are computed in the root's forward pass, so nothing but parameters needs materialising.
+
+Shape suffixes: B batch, S sequence, D hidden_size, H heads, K key-value heads, E head_dim, F intermediate_size,
+V vocab_size.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdp_bench.spec.model import Family, ModelShape
+
+ROPE_THETA = 10000.0
+NORM_EPS = 1e-5
+INIT_STD = 0.02
+
+
+def attention(q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
+    """Causal attention with grouped queries; returns B, H, S, E.
+
+    The fused CUDA kernels for float32 know no grouped queries, so that keys and values are expanded there: with
+    ``enable_gqa`` torch would fall back to the unfused kernel (aten/native/transformers/cuda/sdp_utils.cpp).
+    """
+    groups = q_BHSE.shape[1] // k_BKSE.shape[1]
+    if groups > 1 and q_BHSE.is_cuda and q_BHSE.dtype is torch.float32:
+        k_BKSE, v_BKSE = (t.repeat_interleave(groups, dim=1) for t in (k_BKSE, v_BKSE))
+        groups = 1
+    return F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=groups > 1)
+
+
+def split_heads(x_BSD: Tensor, head_dim: int) -> Tensor:
+    """Return B, heads, S, head_dim."""
+    return x_BSD.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def merge_heads(x_BHSE: Tensor) -> Tensor:
+    """Return B, S, H * E."""
+    return x_BHSE.transpose(1, 2).flatten(2)
+
+
+def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, each S, E, computed in fp32 and cast (Su et al. 2021)."""
+    frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_BHSE: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+    """Apply rotary positions to the two halves of each head."""
+    first, second = x_BHSE.chunk(2, dim=-1)
+    return x_BHSE * cos_SE + torch.cat((-second, first), dim=-1) * sin_SE
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, shape.kv_size, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, shape.kv_size, bias=False)
+        self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, x_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+        """B, S, D to B, S, D."""
+        q = rotate(split_heads(self.q_proj(x_BSD), self.head_dim), cos_SE, sin_SE)
+        k = rotate(split_heads(self.k_proj(x_BSD), self.head_dim), cos_SE, sin_SE)
+        v = split_heads(self.v_proj(x_BSD), self.head_dim)
+        return self.o_proj(merge_heads(attention(q.to(v.dtype), k.to(v.dtype), v)))
+
+
+class LlamaMLP(nn.Module):
+    """SwiGLU feed-forward."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """B, S, D to B, S, D."""
+        return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+
+
+class LlamaBlock(nn.Module):
+    """One llama layer: attention and feed-forward, each after its norm, each added to the residual."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
+        self.self_attn = LlamaAttention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
+        self.mlp = LlamaMLP(shape)
+
+    def forward(self, x_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+        """B, S, D to B, S, D."""
+        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SE, sin_SE)
+        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+
+
+class GPT2Block(nn.Module):
+    """One gpt2 layer: pre-norm attention and GELU feed-forward, with biases."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.ln_1 = nn.LayerNorm(shape.hidden_size, eps=NORM_EPS)
+        self.c_attn = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
+        self.c_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
+        self.ln_2 = nn.LayerNorm(shape.hidden_size, eps=NORM_EPS)
+        self.c_fc = nn.Linear(shape.hidden_size, shape.intermediate_size)
+        self.mlp_proj = nn.Linear(shape.intermediate_size, shape.hidden_size)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """B, S, D to B, S, D."""
+        q, k, v = (split_heads(part, self.head_dim) for part in self.c_attn(self.ln_1(x_BSD)).chunk(3, dim=-1))
+        x_BSD = x_BSD + self.c_proj(merge_heads(attention(q, k, v)))
+        return x_BSD + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x_BSD)), approximate="tanh"))
+
+
+class Transformer(nn.Module):
+    """What the two families share: blocks, and a head that may be the embedding's own weight.
+
+    A tied head reads the embedding's parameter instead of registering it twice, so that no wrapper has to know.
+    """
+
+    embedding: nn.Embedding
+    blocks: nn.ModuleList
+    norm: nn.Module
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        tied = shape.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+
+    @property
+    def modules_read_by_root(self) -> tuple[nn.Module, ...]:
+        """Modules whose parameters the root reads outside of them, so that they cannot be units of their own."""
+        return () if self.lm_head is not None else (self.embedding,)
+
+    def head(self, x_BSD: Tensor) -> Tensor:
+        """B, S, D to logits B, S, V."""
+        return self.lm_head(x_BSD) if self.lm_head is not None else F.linear(x_BSD, self.embedding.weight)
+
+
+class Llama(Transformer):
+    """RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.blocks = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Token numbers B, S to logits B, S, V."""
+        x_BSD = self.embedding(tokens_BS)
+        cos_SE, sin_SE = rotary_tables(tokens_BS.shape[1], self.shape.head_dim, x_BSD.device, x_BSD.dtype)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, cos_SE, sin_SE)
+        return self.head(self.norm(x_BSD))
+
+
+class GPT2(Transformer):
+    """LayerNorm, GELU, learned positions, biases."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.positions = nn.Embedding(shape.max_position_embeddings, shape.hidden_size)
+        self.blocks = nn.ModuleList(GPT2Block(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPS)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Token numbers B, S to logits B, S, V."""
+        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        x_BSD = self.embedding(tokens_BS) + self.positions(positions_S)
+        for block in self.blocks:
+            x_BSD = block(x_BSD)
+        return self.head(self.norm(x_BSD))
+
+
+BLOCKS: dict[Family, type[nn.Module]] = {Family.LLAMA: LlamaBlock, Family.GPT2: GPT2Block}
+
+
+def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Build a model on the meta device, parameters stored in ``dtype``; nothing is allocated."""
+    with torch.device("meta"):
+        model = Llama(shape) if shape.family is Family.LLAMA else GPT2(shape)
+    return model.to(dtype)
+
+
+@torch.no_grad()
+def initialize(parameter: Tensor, name: str, seed: int) -> None:
+    """Fill one whole parameter in place with values that depend on its name, its shape and the seed alone.
+
+    So every wrapper, on any number of ranks, starts from the same model without moving weights between ranks.
+    Norm weights are ones, biases zeros, everything else normal with standard deviation 0.02.
+    """
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif parameter.ndim == 1:
+        parameter.fill_(1.0)
+    else:
+        generator = torch.Generator(device=parameter.device)
+        generator.manual_seed(zlib.crc32(name.encode()) ^ (seed << 32))
+        values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32)
+        parameter.copy_(values.normal_(std=INIT_STD, generator=generator))

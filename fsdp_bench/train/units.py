@@ -1,0 +1,54 @@
+"""Which modules become FSDP units: one rule for FSDP1 and FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from torch import nn
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+Policy = Callable[..., bool]
+"""torch's auto-wrap policy: called with ``module``, ``recurse`` and ``nonwrapped_numel``."""
+
+
+def units_by_class(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    """Return every module of the given classes below the root, children before parents."""
+    found = [module for module in model.modules() if module is not model and isinstance(module, classes)]
+    return found[::-1]
+
+
+def units_by_policy(model: nn.Module, policy: Policy) -> list[nn.Module]:
+    """Return the modules that FSDP1's recursion would wrap (torch.distributed.fsdp.wrap._recursive_wrap)."""
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module, is_root: bool) -> int:
+        numel = sum(parameter.numel() for parameter in module.parameters())
+        if not policy(module=module, recurse=True, nonwrapped_numel=numel):
+            return 0
+        wrapped = sum(visit(child, is_root=False) for child in module.children())
+        if is_root or not policy(module=module, recurse=False, nonwrapped_numel=numel - wrapped):
+            return wrapped
+        units.append(module)
+        return numel
+
+    visit(model, is_root=True)
+    return units
+
+
+def units_by_size(model: nn.Module, min_num_params: int, kept_in_root: Iterable[nn.Module] = ()) -> list[nn.Module]:
+    """Return the subtrees that reach ``min_num_params`` without what is already wrapped below them.
+
+    Args:
+        model: the model.
+        min_num_params: the threshold (torch's default is 100M).
+        kept_in_root: modules whose parameters are also read outside of them, such as a tied embedding; as units
+            of their own their parameters would be freed before the second reading.
+    """
+    kept = set(kept_in_root)
+    by_size = partial(size_based_auto_wrap_policy, min_num_params=min_num_params)
+
+    def policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        return (recurse or module not in kept) and by_size(module, recurse, nonwrapped_numel)
+
+    return units_by_policy(model, policy)

@@ -1,0 +1,255 @@
+"""One rank of one trial: build, wrap, train, measure, write one report, exit. Never manages anything.
+
+``python -m fsdp_bench.train.worker TRIAL.json SCRATCH`` runs it under torchrun; the fork server calls run_rank.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import traceback
+import warnings
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fsdp_bench.spec.codec import from_json, to_json, write_atomically
+from fsdp_bench.spec.record import Failure, MemoryReading, Outcome, RankReport, TrialSpec
+from fsdp_bench.train.communication import measure_communication
+from fsdp_bench.train.data import batches
+from fsdp_bench.train.dtypes import DTYPES
+from fsdp_bench.train.loss import loss_function
+from fsdp_bench.train.meters import MemoryMeter, build_meter
+from fsdp_bench.train.nvml import Nvml, TelemetrySampler
+from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.storage_tracker import BudgetExceeded
+from fsdp_bench.train.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
+
+
+def report_path(scratch: Path, rank: int) -> Path:
+    """Return where a rank writes its report."""
+    return scratch / f"rank-{rank}.json"
+
+
+def phase_path(scratch: Path, rank: int) -> Path:
+    """Return where a rank notes how far it has come, for the outcome of one that cannot report."""
+    return scratch / f"rank-{rank}.phase"
+
+
+class Rank:
+    """One rank of a trial: its place in the world, and how far it has come."""
+
+    def __init__(self, spec: TrialSpec, rank: int, local_rank: int, scratch: Path) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.scratch = scratch
+        self.device = torch.device("cuda", local_rank) if spec.device == "cuda" else torch.device("cpu")
+        self.meter: MemoryMeter | None = None
+        self.stage = "start"
+        self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
+
+    def enter(self, stage: str) -> None:
+        """Note the stage on disk."""
+        self.stage = stage
+        phase_path(self.scratch, self.rank).write_text(stage)
+
+    def update(self, **fields: object) -> None:
+        """Add what is known now to the report."""
+        self.report = msgspec.structs.replace(self.report, **fields)
+
+    def write(self) -> None:
+        """Write the report."""
+        write_atomically(report_path(self.scratch, self.rank), to_json(self.report))
+
+
+def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, init_method: str) -> int:
+    """Run one rank; return the process's exit code. Its report is on disk before this returns."""
+    this = Rank(spec, rank, local_rank, scratch)
+    try:
+        this.enter("start")
+        _start(this, init_method)
+        _measure(this)
+        this.update(outcome=Outcome.OK)
+        this.write()
+    except BaseException as error:
+        # Written before any further collective: the peers are still inside theirs.
+        traceback.print_exc()
+        outcome, failure = classify(error, this.meter.current_phase if this.meter else this.stage)
+        this.update(outcome=outcome, failure=failure, memory=_partial_memory(this))
+        this.write()
+        return 1
+    _say_goodbye()
+    return 0
+
+
+def _partial_memory(this: Rank) -> MemoryReading | None:
+    try:
+        return this.meter.reading() if this.meter is not None else None
+    except RuntimeError:  # a CUDA context that an error has broken
+        return None
+
+
+def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
+    """Tell which memory ran out, if one did, from the error that ended a rank."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    message, summary = f"{type(error).__name__}: {text[:400]}", None
+    if isinstance(error, torch.OutOfMemoryError) or "CUDA out of memory" in text or "Cuda failure 2" in text:
+        if torch.cuda.is_initialized():
+            summary = torch.cuda.memory_summary(abbreviated=True)
+        outcome, limit = Outcome.OOM_GPU, "device"
+    elif isinstance(error, BudgetExceeded):
+        outcome, limit = Outcome.OOM_HOST, "budget"
+    elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
+        outcome, limit = Outcome.OOM_HOST, "host"
+    else:
+        outcome, limit = Outcome.CRASHED, None
+    return outcome, Failure(message=message, phase=phase, at=time.time(), limit=limit, allocator_summary=summary)
+
+
+def _start(this: Rank, init_method: str) -> None:
+    """Set threads and seeds, join the process group."""
+    spec = this.spec
+    warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
+    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // spec.setup.world_size, 1)
+    torch.set_num_threads(threads)
+    torch.manual_seed(spec.setup.seed)
+    if this.device.type == "cuda":
+        torch.cuda.set_device(this.device)
+    dist.init_process_group(
+        "nccl" if this.device.type == "cuda" else "gloo",
+        init_method=init_method,
+        rank=this.rank,
+        world_size=spec.setup.world_size,
+        device_id=this.device if this.device.type == "cuda" else None,
+    )
+    this.update(environment=_environment(this, threads), device_name=_device_name(this.device))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else (platform.processor() or platform.machine())
+
+
+def _environment(this: Rank, threads: int) -> dict[str, str]:
+    environment = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "backend": dist.get_backend(),
+        "threads_per_rank": str(threads),
+    }
+    if this.device.type == "cuda":
+        environment["cuda"] = str(torch.version.cuda)
+        environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        environment["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", "default"))
+    return environment
+
+
+def _prepare(this: Rank) -> Training:
+    """Build and wrap the model, make the optimizer."""
+    spec, setup = this.spec, this.spec.setup
+    this.enter("load")
+    this.meter = build_meter(this.device, spec.run.memory_limit_bytes, setup.compiles)
+    model = fsdp(
+        build(spec.model, DTYPES[setup.precision.store]),
+        setup=setup,
+        TransformerBlock=BLOCKS[spec.model.family],
+        device=this.device,
+        initialize=partial(initialize, seed=setup.seed),
+    )
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=loss_function(setup.loss),
+        setup=setup,
+        device=this.device,
+        meter=this.meter,
+        scaler=build_scaler(setup, this.device),
+    )
+
+
+def _measure(this: Rank) -> None:
+    """Warm up, measure, profile; everything seen goes into the report."""
+    spec, run = this.spec, this.spec.run
+    training = _prepare(this)
+    num_steps = run.warmup_steps + run.steps + 2 * run.communication_steps
+    data = batches(spec.setup, spec.model.vocab_size, num_steps, this.rank, spec.setup.world_size)
+
+    def timed_step() -> float:
+        micro_batches = next(data)
+        _synchronize(this.device)
+        begin = time.perf_counter()
+        loss = train_step(training, micro_batches)
+        _synchronize(this.device)
+        seconds = time.perf_counter() - begin
+        training.losses.append(float(loss))
+        return seconds
+
+    this.enter("warmup")
+    warmup = [timed_step() for _ in range(run.warmup_steps)]
+    training.meter.end_phases()
+    this.update(
+        warmup_seconds=tuple(warmup),
+        effective=effective_setup(
+            training.model, training.optimizer, training.gradient_dtypes or (), spec.setup
+        ),
+    )
+    this.enter("steps")
+    dist.barrier()
+    with TelemetrySampler(Nvml(this.device)) as sampler:
+        seconds = [timed_step() for _ in range(run.steps)]
+    this.update(
+        step_seconds=tuple(seconds),
+        losses=tuple(training.losses),
+        telemetry=sampler.telemetry(),
+        memory=_memory(training),
+    )
+    this.enter("communication")
+    readings = [
+        measure_communication(lambda: train_step(training, next(data)), this.device)
+        for _ in range(run.communication_steps)
+    ]
+    this.update(communication=tuple(readings))
+
+
+def _memory(training: Training) -> MemoryReading:
+    """Return the meter's reading with what this rank keeps between steps."""
+    return msgspec.structs.replace(
+        training.meter.reading(),
+        parameters_bytes=storage_bytes(map(local, training.model.parameters())),
+        gradients_bytes=training.gradients_bytes,
+        optimizer_state_bytes=storage_bytes(optimizer_states(training.optimizer)),
+    )
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _say_goodbye() -> None:
+    """Leave together: a rank that closes its sockets early would fail the others' last collective."""
+    try:
+        dist.barrier()
+        dist.destroy_process_group()
+    except RuntimeError:
+        traceback.print_exc()  # the report is written; a peer that left first changes nothing
+
+
+def main() -> None:
+    """Run under torchrun, which sets RANK and LOCAL_RANK."""
+    spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
+    code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "env://")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # no destructors: they would wait for peers that may be gone
+
+
+if __name__ == "__main__":
+    main()
