@@ -1,0 +1,1 @@
+"""Data: facts about hardware, each with its source and date."""

@@ -1,0 +1,1 @@
+"""One file a verb: parses, calls, prints. No logic."""

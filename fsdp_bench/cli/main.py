@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from fsdp_bench import __version__
-from fsdp_bench.spec.errors import FsdpBenchError
+from fsdp_bench.spec.errors import FsdpBenchError, nearest
 
 VERBS = {
     "sweep": "Run a sweep; the same command resumes it.",
@@ -30,7 +30,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one verb."""
         if cmd_name not in VERBS:
-            return None
+            raise click.UsageError(f"no verb {cmd_name!r}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
         command = importlib.import_module(f"fsdp_bench.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command

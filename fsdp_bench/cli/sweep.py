@@ -10,11 +10,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.grid import SweepPlan, Trial, read_sweep
 from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
-from fsdp_bench.sweep.runner import SweepState, matches, run_sweep, survey
+from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
+from fsdp_bench.sweep.selection import select
 from fsdp_bench.sweep.store import Store
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
@@ -22,10 +23,14 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 
 @click.command("sweep")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--results", default="results", show_default=True, type=click.Path(path_type=Path), help="Results folder.")
+@click.option(
+    "--results", default="results", show_default=True, type=click.Path(path_type=Path), help="Results folder."
+)
 @click.option("--machine", "machine_name", help="Name of this machine's folder there.")
 @click.option("--list", "list_only", is_flag=True, help="Show the trials in their order; run nothing.")
-@click.option("--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match.")
+@click.option(
+    "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
+)
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 def command(
@@ -43,8 +48,7 @@ def command(
     Interrupt at any time; the same command resumes and repeats nothing.
     """
     machine = probe_machine()
-    plan = read_sweep(file, machine)
-    plan = _select(plan, only)
+    plan = select(read_sweep(file, machine), only)
     store = Store(results / (machine_name or machine.name) / plan.name)
     console = Console(stderr=True)
     if list_only:
@@ -77,17 +81,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _require_torch() -> None:
     if torch_version() is None:
         raise MachineError("a sweep trains with torch, which is not installed; pip install 'fsdp-bench[train]'")
-
-
-def _select(plan: SweepPlan, only: tuple[str, ...]) -> SweepPlan:
-    import msgspec
-
-    if not only:
-        return plan
-    trials = tuple(trial for trial in plan.trials if all(matches(trial, selection) for selection in only))
-    if not trials:
-        raise SpecError(f"--only {' '.join(only)}: no trial of this sweep matches; --list shows them")
-    return msgspec.structs.replace(plan, trials=trials)
 
 
 def _introduction(plan: SweepPlan, machine: Machine, state: SweepState, store: Store) -> str:

@@ -1,12 +1,12 @@
 """Every error that this package raises on purpose.
 
-    FsdpBenchError
-    ├── UserError            the user can mend it: one line, exit code 2
-    │   ├── SpecError        a value outside its vocabulary (also a ValueError)
-    │   ├── SweepFileError   a sweep file that cannot be read as one
-    │   ├── ResultsError     results that cannot be read or written
-    │   └── MachineError     the machine lacks what was asked for
-    └── WrapError            fsdp() refuses a combination that cannot work (also a ValueError)
+FsdpBenchError
+├── UserError            the user can mend it: one line, exit code 2
+│   ├── SpecError        a value outside its vocabulary (also a ValueError)
+│   ├── SweepFileError   a sweep file that cannot be read as one
+│   ├── ResultsError     results that cannot be read or written
+│   └── MachineError     the machine lacks what was asked for
+└── WrapError            fsdp() refuses a combination that cannot work (also a ValueError)
 """
 
 from __future__ import annotations

@@ -27,11 +27,8 @@ _MAX_POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: int) -> ModelShape:
     """Build the shape that is ``width`` heads wide and ``depth`` layers deep."""
     hidden_size = width * _HEAD_DIM[family]
-    if family is Family.LLAMA:
-        # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
-        intermediate_size = -(-(8 * hidden_size // 3) // 256) * 256
-    else:
-        intermediate_size = 4 * hidden_size
+    # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
+    swiglu_size = -(-(8 * hidden_size // 3) // 256) * 256
     shape = ModelShape(
         name="rung",
         family=family,
@@ -39,7 +36,7 @@ def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: i
         hidden_size=hidden_size,
         num_attention_heads=width,
         num_key_value_heads=width,
-        intermediate_size=intermediate_size,
+        intermediate_size=swiglu_size if family is Family.LLAMA else 4 * hidden_size,
         vocab_size=vocab_size,
         max_position_embeddings=positions,
         tie_word_embeddings=family is Family.GPT2,

@@ -126,7 +126,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """FLOPs of one training step for one token without recomputation: the backward pass costs two forwards."""
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
-    def hardware_flops_per_token(self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True) -> float:
+    def hardware_flops_per_token(
+        self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True
+    ) -> float:
         """FLOPs of one training step for one token with what checkpointing recomputes.
 
         ``full`` runs every block's forward pass again. ``selective`` saves the outputs of every matrix product and

@@ -25,7 +25,7 @@ Device = Literal["cuda", "cpu", "fake", "emulated"]
 
 
 class Outcome(StrEnum):
-    """How a trial ended. Running out of memory is a result; ``interrupted`` is never stored, so the trial runs again."""
+    """How a trial ended. Running out of memory is a result; ``interrupted`` is not stored, so the trial runs again."""
 
     OK = "ok"
     OOM_GPU = "oom_gpu"
@@ -280,7 +280,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self._communication("exposed_seconds")
 
     def _communication(self, field: str) -> float | None:
-        medians = [
+        medians: list[float] = [
             statistics.median(getattr(reading, field) for reading in rank.communication)
             for rank in self.ranks
             if rank.communication
@@ -309,8 +309,8 @@ def read_record(data: bytes, name: str) -> TrialRecord:
     version = raw["schema_version"]
     if version > SCHEMA_VERSION:
         raise SpecError(
-            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to {SCHEMA_VERSION}."
-            " Upgrade fsdp-bench, or choose another results folder"
+            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to"
+            f" {SCHEMA_VERSION}. Upgrade fsdp-bench, or choose another results folder"
         )
     if version < SCHEMA_VERSION:
         raise msgspec.ValidationError(f"{name}: schema_version {version} never existed")

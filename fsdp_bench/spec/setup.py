@@ -236,7 +236,13 @@ class Precision:
 
 FP32 = Precision("fp32", "fp32", "fp32")
 
-_POSITIVE_FIELDS = ("world_size", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "min_num_params")
+_POSITIVE_FIELDS = (
+    "world_size",
+    "micro_batch_size",
+    "sequence_length",
+    "gradient_accumulation_steps",
+    "min_num_params",
+)
 
 
 class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,7 +294,9 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.shard_size is None:
             return
         if not self.strategy.is_hybrid:
-            raise SpecError(f"shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one, not {self.strategy.value}")
+            raise SpecError(
+                f"shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one, not {self.strategy.value}"
+            )
         if self.shard_size < 1 or self.world_size % self.shard_size:
             raise SpecError(f"shard_size: {self.shard_size} is not allowed; a divisor of world_size {self.world_size}")
 
@@ -353,7 +361,9 @@ def _option_impossible(setup: TrainSetup) -> str | None:
     if not setup.use_orig_params:
         return "fsdp2 always keeps the original parameters; use_orig_params = false needs fsdp1"
     if setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-        return "fsdp2 prefetches before the gradient computation (BACKWARD_PRE) or not at all; BACKWARD_POST needs fsdp1"
+        return (
+            "fsdp2 prefetches before the gradient computation (BACKWARD_PRE) or not at all; BACKWARD_POST needs fsdp1"
+        )
     return None
 
 
@@ -377,7 +387,9 @@ def _precision_impossible(setup: TrainSetup, device: str) -> str | None:
         if precision.store != "fp32" and precision.compute != precision.store:
             return f"DistributedDataParallel computes in the stored dtype or under autocast from fp32, not {precision}"
         if precision.reduce != precision.store and precision.store != "fp32":
-            return f"DistributedDataParallel reduces in the stored dtype or in a narrower one, not {precision}; use fsdp1"
+            return (
+                f"DistributedDataParallel reduces in the stored dtype or in a narrower one, not {precision}; use fsdp1"
+            )
     if precision.store == "fp16":
         return "fp16 parameters cannot be trained: the gradient scaler needs fp32 ones; use fp16-mixed"
     return None

@@ -1,0 +1,1 @@
+"""Orchestration: trials are subprocesses, results are files. No torch."""

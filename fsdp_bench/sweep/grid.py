@@ -1,10 +1,10 @@
 """A sweep file to trials.
 
-    [run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
-    [grid]       lists are crossed, the last key varying fastest; a single value holds for all
-    [[include]]  further cells; what [grid] gives as a single value holds here too, lists are crossed
-    [[exclude]]  cells that are not run, each with its reason
-    [models.X]   a model of one's own, by Hugging Face's names; named in the grid as model = "X"
+[run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
+[grid]       lists are crossed, the last key varying fastest; a single value holds for all
+[[include]]  further cells; what [grid] gives as a single value holds here too, lists are crossed
+[[exclude]]  cells that are not run, each with its reason
+[models.X]   a model of one's own, by Hugging Face's names; named in the grid as model = "X"
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.units import format_count, parse_bytes, parse_count
 from fsdp_bench.sweep.machine import Machine, torch_version
 
-_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
+FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
 _MODEL_KEYS = ("model", "params", "family", "vocab_size")
 _SETUP_KEYS = TrainSetup.__struct_fields__
-_GRID_KEYS = (*_MODEL_KEYS, *_SETUP_KEYS, *_ALIASES)
+_GRID_KEYS = (*_MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
 _RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
 _TOP_KEYS = ("run", "grid", "include", "exclude", "models")
 _PERCENT_OF_CARD = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of card\s*$")
@@ -73,7 +73,9 @@ def read_sweep(path: Path, machine: Machine) -> SweepPlan:
         text = path.read_text(encoding="utf-8")
         document = tomllib.loads(text)
     except FileNotFoundError:
-        raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/") from None
+        raise SweepFileError(
+            f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/"
+        ) from None
     except OSError as error:
         raise SweepFileError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -214,7 +216,7 @@ def _canonical(place: str, table: dict[str, Any]) -> dict[str, Any]:
     _check_keys(place, table, _GRID_KEYS)
     renamed: dict[str, Any] = {}
     for key, value in table.items():
-        target = _ALIASES.get(key, key)
+        target = FIELD_ALIASES.get(key, key)
         if target in renamed:
             raise SpecError(f"{place}{key!r} and {target!r} are the same thing; keep one")
         renamed[target] = value
@@ -256,12 +258,14 @@ def _shape(cell: Cell, models: dict[str, ModelShape], machine: Machine) -> Model
         name = cell["model"]
         if name not in models:
             known = ", ".join(models) or "none is defined"
-            raise SpecError(f"model: {name!r} is not defined; [models.*] of this file: {known}{nearest(str(name), models)}")
+            raise SpecError(
+                f"model: {name!r} is not defined; [models.*] of this file: {known}{nearest(str(name), models)}"
+            )
         if "params" in cell:
             raise SpecError("model and params both name a size; keep one")
         return models[name]
     if "params" not in cell:
-        raise SpecError("names no model; give params = \"10M\" (the ladder) or model = a table [models.NAME]")
+        raise SpecError('names no model; give params = "10M" (the ladder) or model = a table [models.NAME]')
     return _ladder_shape(cell, Family(cell.get("family", "llama")), machine)
 
 

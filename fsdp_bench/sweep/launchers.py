@@ -32,6 +32,11 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
 
 
+def _rank_exit(rank: int | None, code: int) -> RankExit:
+    """Read an exit code as subprocess has it: negative for a signal."""
+    return RankExit(rank=rank, signal=-code) if code < 0 else RankExit(rank=rank, exit_code=code)
+
+
 class LauncherError(Exception):
     """The launcher itself ended; the trial's ranks have ended with it."""
 
@@ -93,7 +98,8 @@ class ForkServer:
         """
         if self._process is None or self._process.poll() is not None:
             self._spawn()
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size}
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -175,17 +181,14 @@ class ForkedTrial:
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the ranks that the server saw end."""
-        exits = []
         for message in self._server.events(seconds):
             if message["event"] == "ended":
                 self.finished = True
-                return exits
+                return []
             status = int(message["status"])  # type: ignore[call-overload]
-            code = os.waitstatus_to_exitcode(status)
             rank = int(message["rank"])  # type: ignore[call-overload]
-            exits.append(RankExit(rank=rank, exit_code=max(code, 0) if code >= 0 else None, signal=-code if code < 0 else None))
-            return exits
-        return exits
+            return [_rank_exit(rank, os.waitstatus_to_exitcode(status))]
+        return []
 
     def kill(self) -> None:
         """End the ranks' process group; a server that then says nothing is ended too."""
@@ -210,7 +213,12 @@ class Torchrun:
         command += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
         with open(scratch / "rank-0.log", "ab") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=worker_environment(), start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=worker_environment(),
+                start_new_session=True,
             )
         return TorchrunTrial(process)
 
@@ -232,7 +240,7 @@ class TorchrunTrial:
         except subprocess.TimeoutExpired:
             return []
         self.finished = True
-        return [RankExit(rank=None, exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)]
+        return [_rank_exit(None, code)]
 
     def kill(self) -> None:
         """End torchrun's session, whose ranks each have a group of their own."""

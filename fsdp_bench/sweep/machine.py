@@ -72,7 +72,8 @@ def probe_machine() -> Machine:
         driver_version=driver,
         gpu_links=links,
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        versions={"fsdp-bench": __version__, "python": platform.python_version()} | _versions("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+        versions={"fsdp-bench": __version__, "python": platform.python_version()}
+        | _versions("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     )
 
 
@@ -176,7 +177,14 @@ def _links(handles: list[object]) -> tuple[str, ...]:
     """Describe the connection of each pair: the number of NVLinks to the same place, or the common ancestor."""
     import pynvml
 
-    ancestors = {0: "same board", 10: "one PCIe switch", 20: "PCIe switches", 30: "one host bridge", 40: "one NUMA node", 50: "system"}
+    ancestors = {
+        0: "same board",
+        10: "one PCIe switch",
+        20: "PCIe switches",
+        30: "one host bridge",
+        40: "one NUMA node",
+        50: "system",
+    }
     described = []
     for i, first in enumerate(handles):
         for j in range(i + 1, len(handles)):

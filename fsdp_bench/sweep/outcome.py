@@ -71,7 +71,8 @@ def decide_outcome(ends: list[RankEnd], *, timed_out: bool, oom_killed: bool, ti
 
 
 def _reported(end: RankEnd) -> Verdict:
-    assert end.report is not None and end.report.failure is not None
+    assert end.report is not None
+    assert end.report.failure is not None
     failure = end.report.failure
     limit = " (a budget, not a card)" if failure.limit == "budget" else ""
     reason = f"rank {end.rank}, {failure.phase}{limit}: {failure.message}"
@@ -84,6 +85,4 @@ def _signalled(end: RankEnd, oom_killed: bool) -> Verdict:
         reason = f"rank {end.rank} was killed by the kernel in {end.stage}: host memory ran out"
         return Verdict(outcome=Outcome.OOM_HOST, reason=reason, rank=end.rank)
     name = signal.Signals(end.signal).name
-    return Verdict(
-        outcome=Outcome.CRASHED, reason=f"rank {end.rank} was ended by {name} in {end.stage}", rank=end.rank
-    )
+    return Verdict(outcome=Outcome.CRASHED, reason=f"rank {end.rank} was ended by {name} in {end.stage}", rank=end.rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -235,35 +234,11 @@ class TrialRun:
         """Return the GPU's dense peak for the compute dtype and its source, where the catalogue has them."""
         if self._spec.device != "cuda" or not reports:
             return {}
-        gpu = gpu_by_product_name(reports[0].device_name)
-        peak = gpu.peak_flops_per_second(self._spec.setup.precision.compute) if gpu else None
+        gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute
+        peak = gpu.peak_flops_per_second(dtype) if gpu else None
         if gpu is None or peak is None:
             return {}
         return {
             "peak_flops_per_second": peak,
-            "peak_flops_source": f"{gpu.name} {self._spec.setup.precision.compute}: {gpu.source.title}, {gpu.source.date}",
+            "peak_flops_source": f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}",
         }
-
-
-def matches(trial: Trial, selection: str) -> bool:
-    """Whether a trial is selected by ``--only``: an ID's beginning, or FIELD=VALUE of its setup or model.
-
-    Raises:
-        SpecError: for a field that does not exist.
-    """
-    from fsdp_bench.spec.codec import to_builtins
-    from fsdp_bench.spec.errors import SpecError, nearest
-
-    if "=" not in selection:
-        return bool(re.fullmatch(r"[0-9a-f]+", selection)) and trial.spec.id.startswith(selection)
-    field, _, wanted = selection.partition("=")
-    facts = {**to_builtins(trial.spec.model), **to_builtins(trial.spec.setup), "model": trial.spec.model.name}
-    aliases = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
-    field = aliases.get(field, field)
-    if field not in facts:
-        raise SpecError(f"--only: unknown field {field!r}{nearest(field, facts)}")
-    if field == "strategy":
-        from fsdp_bench.spec.setup import ShardingStrategy
-
-        wanted = ShardingStrategy(wanted).value
-    return str(facts[field]).lower() == wanted.lower()

@@ -1,12 +1,12 @@
 """Results on disk: append-only, readable without the tool.
 
-    results/MACHINE/SWEEP/
-        machine.json     the machine and its versions
-        sweep.toml       the sweep file, as it was run
-        trials/ID.json   one record a trial, written whole or not at all
-        set-aside/       records that were broken or superseded by --retry, by name; never deleted
-        trials.csv       the flat table, rebuilt from the records
-        *.png            the charts drawn from them
+results/MACHINE/SWEEP/
+    machine.json     the machine and its versions
+    sweep.toml       the sweep file, as it was run
+    trials/ID.json   one record a trial, written whole or not at all
+    set-aside/       records that were broken or superseded by --retry, by name; never deleted
+    trials.csv       the flat table, rebuilt from the records
+    *.png            the charts drawn from them
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.flat import flat_row
+from fsdp_bench.sweep.machine import Machine
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fsdp_bench.sweep.machine import Machine
 
 
 class Store:
@@ -189,7 +188,7 @@ class Store:
 
 
 def read_records(folder: Path) -> list[TrialRecord]:
-    """Read every record below a folder: a sweep's, a machine's or all results. Changes nothing on disk.
+    """Read every record below a folder, in the order of their trials: a sweep's, a machine's or all results.
 
     Raises:
         ResultsError: when there is none, or one is broken.
@@ -206,7 +205,7 @@ def read_records(folder: Path) -> list[TrialRecord]:
             raise ResultsError(f"{path}: not a whole record ({error}); running its sweep again sets it aside") from None
         except OSError as error:
             raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
-    return records
+    return sorted(records, key=lambda record: (record.sweep, record.started_at))
 
 
 def load_results(folder: str | Path) -> pd.DataFrame:
@@ -218,3 +217,11 @@ def load_results(folder: str | Path) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame([flat_row(record) for record in read_records(Path(folder))])
+
+
+def machine_description(folder: Path) -> str:
+    """Return the one line that describes the machine of a sweep's folder; ``unknown machine`` without machine.json."""
+    try:
+        return from_json((folder / "machine.json").read_bytes(), Machine).describe()
+    except (OSError, msgspec.DecodeError):
+        return "unknown machine"

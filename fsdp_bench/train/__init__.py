@@ -1,0 +1,1 @@
+"""Torch-bound: one trial is one process group. Knows spec, nothing else of the package."""

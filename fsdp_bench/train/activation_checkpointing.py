@@ -47,9 +47,7 @@ def _context_fn() -> Callable[[], Any]:
     return partial(create_selective_checkpoint_contexts, policy)
 
 
-def checkpoint_blocks(
-    model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing
-) -> dict[nn.Module, nn.Module]:
+def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing) -> dict[nn.Module, nn.Module]:
     """Replace each block inside ``model`` by its checkpointed self; return the replacement of each block."""
     if kind is Checkpointing.NONE:
         return {}

@@ -131,7 +131,9 @@ def _split_kernels(spans: list[Span]) -> tuple[dict[str, list[Interval]], list[I
     collectives: dict[str, list[Interval]] = defaultdict(list)
     compute = []
     for span in spans:
-        if not span.on_device or span.name.startswith(("Memcpy HtoD", "Memcpy DtoH", "nccl:", "FSDP::", "record_param")):
+        if not span.on_device or span.name.startswith(
+            ("Memcpy HtoD", "Memcpy DtoH", "nccl:", "FSDP::", "record_param")
+        ):
             continue
         if "nccldevkernel" in span.name.lower() or "ncclkernel" in span.name.lower():
             found = re.search("|".join(_KIND_OF_NCCL_KERNEL), span.name.lower().replace("_", ""))

@@ -86,9 +86,6 @@ def main() -> None:
     """Import what every trial needs, then serve until standard input closes."""
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the manager's to handle
-    import torch._dynamo
-    import torch.distributed.tensor
-    import torch.utils.data.distributed
 
     import fsdp_bench.train.worker
     import fsdp_bench.train.wrap_ddp

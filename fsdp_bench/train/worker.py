@@ -147,7 +147,9 @@ def _environment(this: Rank, threads: int) -> dict[str, str]:
     if this.device.type == "cuda":
         environment["cuda"] = str(torch.version.cuda)
         environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        environment["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", "default"))
+        environment["allocator"] = os.environ.get(
+            "PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", "default")
+        )
     return environment
 
 
@@ -196,9 +198,7 @@ def _measure(this: Rank) -> None:
     training.meter.end_phases()
     this.update(
         warmup_seconds=tuple(warmup),
-        effective=effective_setup(
-            training.model, training.optimizer, training.gradient_dtypes or (), spec.setup
-        ),
+        effective=effective_setup(training.model, training.optimizer, training.gradient_dtypes or (), spec.setup),
     )
     this.enter("steps")
     dist.barrier()

@@ -129,10 +129,6 @@ def fsdp(
     if not dist.is_initialized():
         raise WrapError("fsdp() needs a process group: call torch.distributed.init_process_group first")
     if setup is None:
-        if auto_wrap:
-            wrap = Wrap.BLOCK if TransformerBlock is not None else Wrap.SIZE
-        else:
-            wrap = Wrap.NONE
         setup = TrainSetup(
             strategy=ShardingStrategy(shard_strat),
             api=Api(api),
@@ -141,7 +137,7 @@ def fsdp(
             checkpointing=Checkpointing(activation_checkpointing),
             world_size=_world_size(process_group, device_mesh),
             shard_size=device_mesh.size(1) if device_mesh is not None and device_mesh.ndim == 2 else shard_size,
-            wrap=wrap,
+            wrap=_wrap(auto_wrap, TransformerBlock),
             min_num_params=min_num_params,
             backward_prefetch=BackwardPrefetch(backward_prefetch or "none"),
             forward_prefetch=forward_prefetch,
@@ -185,6 +181,12 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     if setup.api is Api.FSDP1:
         return wrap_fsdp1(model, plan)
     return wrap_ddp(model, plan) if setup.strategy is ShardingStrategy.NO_SHARD else wrap_fsdp2(model, plan)
+
+
+def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:
+    if not auto_wrap:
+        return Wrap.NONE
+    return Wrap.SIZE if classes is None else Wrap.BLOCK
 
 
 def _world_size(process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> int:
@@ -238,10 +240,14 @@ def _refuse(
     reason = impossible(setup, device.type)
     if reason:
         raise WrapError(reason)
-    if mesh is not None and mesh.ndim != (2 if setup.strategy.is_hybrid else 1):
-        raise WrapError(f"device_mesh has {mesh.ndim} dimensions; {setup.strategy.value} needs another number: 2 for hybrid, else 1")
-    if process_group is not None and setup.strategy.is_hybrid:
-        raise WrapError(f"{setup.strategy.value} needs two groups: give device_mesh (replicate, shard), not process_group")
+    strategy = setup.strategy
+    if setup.world_size != _world_size(process_group, mesh):
+        raise WrapError(f"the setup is for world_size {setup.world_size}; here are {_world_size(process_group, mesh)}")
+    dimensions = 2 if strategy.is_hybrid else 1
+    if mesh is not None and mesh.ndim != dimensions:
+        raise WrapError(f"device_mesh has {mesh.ndim} dimensions; {strategy.value} needs {dimensions}")
+    if process_group is not None and strategy.is_hybrid:
+        raise WrapError(f"{strategy.value} needs two groups: give device_mesh (replicate, shard), not process_group")
     if initialize is None and any(parameter.is_meta for parameter in model.parameters()):
         raise WrapError("the model is on the meta device: give initialize, which fills one parameter")
     optimizer = _optimizer_over(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,5 +83,5 @@ def _set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
             # An explicit list turns the implicit prefetch off; the unit itself is gathered already, so nothing happens.
             unit.set_modules_to_backward_prefetch([unit])
     if plan.setup.forward_prefetch:
-        for unit, following in zip(units, units[1:], strict=False):
+        for unit, following in pairwise(units):
             unit.set_modules_to_forward_prefetch([following])

@@ -1,0 +1,48 @@
+"""``fsdp-bench doctor``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.units import format_gib
+from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose
+from fsdp_bench.sweep.machine import probe_machine
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(as_json: bool) -> int:
+    """Tell what this machine has, and what a sweep will therefore do."""
+    diagnosis = diagnose(probe_machine())
+    if as_json:
+        sys.stdout.write(to_json(diagnosis).decode())
+        return 0
+    for name, value in _facts(diagnosis):
+        print(f"{name:<18}{value}")
+    for line in diagnosis.will:
+        print(f"{'a sweep will':<18}{line}")
+    for line in diagnosis.warnings:
+        print(f"{'warning':<18}{line}")
+    return 0
+
+
+def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    machine, torch = diagnosis.machine, diagnosis.torch or {}
+    limit = machine.cgroup_limit_bytes
+    facts = [
+        ("processor", f"{machine.cpu_name}, {machine.num_cores} cores"),
+        ("host memory", f"{format_gib(machine.memory_bytes)}, cgroup limit {format_gib(limit) if limit else 'none'}"),
+        ("system", machine.platform),
+    ]
+    facts += [(f"GPU {gpu.index}", f"{gpu.name}, {format_gib(gpu.memory_bytes)}") for gpu in machine.gpus]
+    facts += [("GPUs", "none")] if not machine.gpus else [("driver", machine.driver_version or "unknown")]
+    facts += [("link", link) for link in machine.gpu_links]
+    facts += [
+        ("torch", f"{torch.get('torch', 'unknown')}, CUDA build {torch.get('cuda_build') or 'none'}"),
+        ("NCCL", str(torch.get("nccl") or "none")),
+        ("gloo", {True: "yes", False: "no"}.get(torch.get("gloo"), "unknown")),  # type: ignore[arg-type]
+    ]
+    return facts
