@@ -285,7 +285,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
             for rank in self.ranks
             if rank.communication
         ]
-        return max(medians, default=None)
+        return max(map(float, medians), default=None)
 
     @property
     def final_loss(self) -> float | None:

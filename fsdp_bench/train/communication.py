@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,6 +49,9 @@ _KIND_OF_NCCL_KERNEL = {
     "allreduce": "all_reduce",
     "broadcast": "broadcast",
 }
+
+_NO_KERNEL = ("Memcpy HtoD", "Memcpy DtoH", "nccl:", "FSDP::", "record_param")
+"""Device events that are neither collectives nor compute: copies to and from the host, and annotations."""
 
 _GLOO_ALGORITHM = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
 """What ProcessGroupGloo names its operation; a reduce-scatter runs as an all-reduce there (ProcessGroupGloo.cpp)."""
@@ -115,7 +119,7 @@ def measure_communication(step: Callable[[], object], device: torch.device) -> C
 def _spans(profiler: profile) -> list[Span]:
     spans = []
     for event in profiler.events() or []:
-        on_device = event.device_type != torch.autograd.DeviceType.CPU
+        on_device = event.device_type != DeviceType.CPU
         start, end = event.time_range.start / 1e6, event.time_range.end / 1e6
         spans.append(Span(event.name, start, end, event.thread, on_device))
     return spans
@@ -131,9 +135,7 @@ def _split_kernels(spans: list[Span]) -> tuple[dict[str, list[Interval]], list[I
     collectives: dict[str, list[Interval]] = defaultdict(list)
     compute = []
     for span in spans:
-        if not span.on_device or span.name.startswith(
-            ("Memcpy HtoD", "Memcpy DtoH", "nccl:", "FSDP::", "record_param")
-        ):
+        if not span.on_device or span.name.startswith(_NO_KERNEL):
             continue
         if "nccldevkernel" in span.name.lower() or "ncclkernel" in span.name.lower():
             found = re.search("|".join(_KIND_OF_NCCL_KERNEL), span.name.lower().replace("_", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world
     sampler: DistributedSampler[Tensor] = DistributedSampler(
         dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=setup.seed
     )
-    indices = iter(sampler)
+    indices: Iterator[Any] = iter(sampler)
     per_micro_batch = setup.global_batch_size // (world_size * setup.gradient_accumulation_steps)
     for _ in range(num_steps):
         yield [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -64,7 +67,8 @@ def _wrapping(model: nn.Module) -> tuple[str, str, int, int]:
         units = FullyShardedDataParallel.fsdp_modules(model)
         strategy = model.sharding_strategy.name
         # Without sharding FSDP1's process group is the whole world, which replicates.
-        size = 1 if strategy == "NO_SHARD" else model.process_group.size()
+        group: Any = model.process_group
+        size = 1 if strategy == "NO_SHARD" else group.size()
         return strategy, "FullyShardedDataParallel", len(units), size
     if isinstance(model, DistributedDataParallel):
         return ShardingStrategy.NO_SHARD.value, "DistributedDataParallel", 1, 1
@@ -81,7 +85,7 @@ def _mesh_of(model: nn.Module):  # type: ignore[no-untyped-def]
     return parameter.device_mesh, parameter.placements
 
 
-def _fsdp2_strategy(units: list[FSDPModule], hybrid: bool) -> str:
+def _fsdp2_strategy(units: Sequence[Any], hybrid: bool) -> str:
     """Tell FULL_SHARD from SHARD_GRAD_OP by the mesh that units reshard to after forward; the root keeps none."""
     below_root = units[1:] or units
     try:

@@ -12,6 +12,7 @@ as waitpid gives it, and ``{"event": "ended"}``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -69,10 +70,8 @@ def _run_trial(command: dict[str, Any]) -> None:
             _run_child(command, rank, pgid)
         if rank == 0:
             pgid = pid
-        try:
+        with contextlib.suppress(OSError):
             os.setpgid(pid, pgid)  # both sides set it, so that neither has to wait for the other
-        except OSError:
-            pass
         ranks[pid] = rank
     _say("started", pgid=pgid, pids=list(ranks))
     while ranks:

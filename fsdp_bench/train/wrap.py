@@ -113,7 +113,9 @@ def fsdp(
         device_mesh: 1-D, or 2-D (replicate, shard) for hybrid strategies.
         shard_size: hybrid strategies without a mesh: ranks that share one copy; by default half of them.
         backward_prefetch: ``BACKWARD_PRE``, ``BACKWARD_POST`` or None.
-        forward_prefetch, limit_all_gathers, use_orig_params: as in FullyShardedDataParallel.
+        forward_prefetch: gather the next unit during forward, as in FullyShardedDataParallel.
+        limit_all_gathers: FSDP1's rate limiter, as there.
+        use_orig_params: FSDP1 shows the original parameters, as there.
         activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
         compile: torch.compile each block.
         device: where to compute; by default this rank's accelerator if the process group is NCCL, else the CPU.

@@ -27,7 +27,7 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
     _materialize(model, plan)
     if precision.compute != precision.store:
         autocast: Any = torch.autocast(plan.device.type, dtype=DTYPES[precision.compute])
-        model.forward = autocast(model.forward)  # type: ignore[method-assign]
+        model.forward = autocast(model.forward)
     wrapped = DistributedDataParallel(
         model,
         device_ids=[plan.device] if plan.device.type == "cuda" else None,
