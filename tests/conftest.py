@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,12 +20,7 @@ intermediate_size = 64
 vocab_size = 128
 """
 
-RUN_ON_CPU = """
-[run]
-device = "cpu"
-steps = 1
-communication_steps = 0
-"""
+RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0"}
 
 
 @pytest.fixture
@@ -33,7 +29,10 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
 
     def write(grid: str, run: str = "", name: str = "tiny") -> Path:
         path = tmp_path / f"{name}.toml"
-        path.write_text(f"{RUN_ON_CPU}{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
+        defaults = "\n".join(
+            f"{key} = {value}" for key, value in RUN_ON_CPU.items() if not re.search(rf"^{key} *=", run, re.MULTILINE)
+        )
+        path.write_text(f"[run]\n{defaults}\n{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
         return path
 
     return write

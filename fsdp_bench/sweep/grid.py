@@ -14,6 +14,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -178,18 +179,25 @@ def _models(tables: dict[str, Any]) -> dict[str, ModelShape]:
 
 
 def _convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    """Convert, turning msgspec's message into ours: the field, the value, what is allowed."""
+    """Convert, with a message that names the field, the value and what is allowed.
+
+    Words are read before msgspec sees them: it knows their vocabulary, but not the aliases and the nearest word.
+    """
+    read = dict(fields)
     try:
-        return from_builtins(fields, kind)
+        for field in msgspec.structs.fields(kind):
+            if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
+                read[field.name] = field.type(read[field.name])
+        return from_builtins(read, kind)
     except SpecError as error:
-        raise SpecError(f"{place} {error}") from None
+        raise SpecError(f"{place} {error}".strip()) from None
     except msgspec.ValidationError as error:
-        text = str(error)
-        where = re.search(r"`\$\.?(.*)`", text)
-        field = where.group(1) if where else ""
-        message = re.sub(r" - at `.*`", "", text)
-        value = f" {fields[field]!r}:" if field in fields else ""
-        raise SpecError(f"{place} {field}{':' if field else ''}{value} {message}".replace("  ", " ")) from error
+        if isinstance(error.__cause__, SpecError):
+            raise SpecError(f"{place} {error.__cause__}".strip()) from None
+        message, _, path = str(error).partition(" - at `$")
+        field_name = path.strip(".`")
+        value = f"{field_name}: {fields[field_name]!r} is not allowed: " if field_name in fields else ""
+        raise SpecError(f"{place} {value}{message}".strip()) from None
 
 
 def _cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:

@@ -7,6 +7,7 @@ is read at the end.
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,10 @@ import torch
 from fsdp_bench.spec.record import MemoryReading
 from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.storage_tracker import StorageTracker
+
+
+GLOO_RELEASE_SECONDS = 0.002
+"""Gloo's threads hold a finished collective's tensors for a moment, which must not count in the next phase."""
 
 
 class MemoryMeter(Protocol):
@@ -70,6 +75,7 @@ class CpuMeter:
         """Close the running phase and begin another."""
         if self._tracker is not None:
             self._phases.close_window(self._tracker.peak_bytes)
+            time.sleep(GLOO_RELEASE_SECONDS)
             self._tracker.reset_peak()
         self._phases.current = name
 

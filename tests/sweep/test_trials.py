@@ -1,0 +1,164 @@
+"""What a trial's record holds, for trials that end in different ways."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep import runner
+from fsdp_bench.sweep.machine import GpuDevice, probe_machine
+from tests.conftest import run_command
+from tests.sweep.test_grid import machine
+
+RunSweep = Callable[..., list[TrialRecord]]
+
+
+@pytest.fixture
+def run_sweep(write_sweep: Callable[..., Path], tmp_path: Path) -> RunSweep:
+    """Return a function that runs a sweep of the tiny model and returns its records in order."""
+
+    def run(grid: str, run: str = "", *words: str, code: int = 0) -> list[TrialRecord]:
+        file = write_sweep(grid, run)
+        done = run_command("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts", *words)
+        assert done.returncode == code, done.stderr
+        records = [read_record(p.read_bytes(), p.name) for p in (tmp_path / "m" / "tiny" / "trials").glob("*.json")]
+        return sorted(records, key=lambda record: record.started_at)
+
+    return run
+
+
+def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(run_sweep: RunSweep) -> None:
+    (record,) = run_sweep("world_size = 2\nprecision = 'bf16-mixed'", "warmup_steps = 3\nmemory_limit = '1GiB'")
+    assert record.outcome is Outcome.OK
+    assert record.fits
+    assert (record.source, record.device) == ("measured", "cpu")
+    assert len(record.ranks) == 2
+    for rank in record.ranks:
+        assert (len(rank.warmup_seconds), len(rank.step_seconds), len(rank.losses)) == (3, 1, 4)
+        assert rank.memory is not None
+        assert set(rank.memory.phases) == {"load", "forward", "loss", "backward", "optimizer"}
+        assert rank.memory.peak_allocated_bytes == max(rank.memory.phases.values())
+        assert rank.memory.peak_reserved_bytes is None  # a CPU has no caching allocator
+        assert rank.memory.num_alloc_retries is None
+        assert (rank.memory.peak_host_bytes or 0) > 100 * 1024**2  # torch alone is more
+        assert rank.effective is not None
+        assert rank.effective.strategy == "FULL_SHARD"
+        assert rank.effective.parameter_dtypes == ("fp32",)
+    slowest = [max(samples) for samples in zip(*(rank.step_seconds for rank in record.ranks), strict=True)]
+    assert record.step_seconds == statistics.median(slowest)
+    assert record.tokens_per_second_per_gpu == pytest.approx(16 / statistics.median(slowest))
+    assert record.mfu is None  # no GPU, no peak, no guess
+
+
+def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sweep: RunSweep) -> None:
+    small, large = run_sweep(
+        "world_size = 2\nmicro_batch_size = [1, 512]", "memory_limit = '2MiB'\nwarmup_steps = 2", code=0
+    )
+    if small.setup.micro_batch_size > large.setup.micro_batch_size:
+        small, large = large, small
+    assert small.outcome is Outcome.OK
+    assert large.outcome is Outcome.OOM_HOST
+    assert not large.fits
+    assert "a budget, not a card" in (large.reason or "")
+    assert "2.0 MiB" in (large.reason or "")
+    failure = next(rank.failure for rank in large.ranks if rank.failure)
+    assert failure.limit == "budget"
+    assert failure.phase in ("forward", "loss", "backward")
+    assert "BudgetExceeded" in (large.stderr_tail or "")
+
+
+def test_communication_is_measured_on_steps_of_its_own(run_sweep: RunSweep) -> None:
+    (record,) = run_sweep("world_size = 2", "communication_steps = 2")
+    for rank in record.ranks:
+        assert len(rank.step_seconds) == 1
+        assert len(rank.communication) == 2
+        for reading in rank.communication:
+            assert 0 <= reading.exposed_seconds <= reading.total_seconds
+            kinds = {collective.kind: collective for collective in reading.collectives}
+            # Two blocks and the root: all gathered in forward, the blocks again in backward, all reduced once.
+            assert (kinds["all_gather"].calls, kinds["reduce_scatter"].calls) == (5, 3)
+    assert (record.communication_seconds or 0) > 0
+
+
+def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, tmp_path: Path) -> None:
+    (forked,) = run_sweep("world_size = 2")
+    (tmp_path / "m").rename(tmp_path / "forked")
+    (launched,) = run_sweep("world_size = 2", "launcher = 'torchrun'")
+    assert launched.outcome is Outcome.OK
+    assert launched.id == forked.id
+    assert [rank.losses for rank in launched.ranks] == [rank.losses for rank in forked.ranks]
+    for one, other in zip(launched.ranks, forked.ranks, strict=True):
+        assert one.memory is not None
+        assert other.memory is not None
+        assert one.memory.phases == other.memory.phases
+
+
+def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSweep) -> None:
+    grid = "world_size = 1\nstrategy = ['FULL_SHARD', 'NO_SHARD']\napi = ['fsdp1', 'fsdp2']"
+    selected = run_sweep(grid, "", "--only", "strategy=zero3", "--only", "api=fsdp2")
+    assert [(r.setup.strategy.value, r.setup.api.value) for r in selected] == [("FULL_SHARD", "fsdp2")]
+    assert len(run_sweep(grid)) == 4
+
+
+def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    file = write_sweep("world_size = 2\nstrategy = ['NO_SHARD', 'HYBRID_SHARD', 'FULL_SHARD']")
+    done = run_command("sweep", file, "--results", tmp_path / "r", "--list")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert ["NO_SHARD" in lines[0], "HYBRID_SHARD" in lines[1], "FULL_SHARD" in lines[2]] == [True] * 3
+    assert "skipped: HYBRID_SHARD needs" in lines[1]
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is_gone(run_sweep: RunSweep) -> None:
+    grid = "world_size = 1\nseed = [0, 1]"
+    exclude = "\n[[exclude]]\nseed = 1\nreason = 'slow machine'"
+    first = {record.setup.seed: record for record in run_sweep(grid + exclude)}
+    assert first[1].outcome is Outcome.SKIPPED
+    assert first[1].reason == "excluded: slow machine"
+    second = {record.setup.seed: record for record in run_sweep(grid)}
+    assert second[1].outcome is Outcome.OK
+    assert second[0] == first[0]
+
+
+def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fsdp_bench.sweep.grid import read_sweep
+    from fsdp_bench.sweep.store import Store
+
+    busy = GpuDevice(index=0, name="NVIDIA L4", memory_bytes=1 << 34, processes=(4711,))
+    file = tmp_path / "s.toml"
+    file.write_text("[run]\ndevice='cuda'\n[grid]\nparams='10M'")
+    spec = read_sweep(file, machine((busy,))).trials[0].spec
+    monkeypatch.setattr(runner, "probe_machine", lambda: machine((busy,)))
+    store = Store(tmp_path / "results")
+    store.open()
+
+    class NoLauncher:
+        def start(self, *_: object) -> object:
+            raise runner.LauncherError("no GPU here")
+
+        def close(self) -> None:
+            pass
+
+    record = runner.TrialRun(spec, "s", store, machine((busy,))).run(NoLauncher())  # type: ignore[arg-type]
+    store.close()
+    assert record.suspect == (
+        "another process (4711) was on GPU 0 before the trial",
+        "another process (4711) was on GPU 0 after the trial",
+    )
+    assert record.outcome is Outcome.CRASHED
+
+
+def test_this_machine_can_be_probed_without_torch() -> None:
+    found = probe_machine()
+    assert found.num_cores >= 1
+    assert found.memory_bytes > 1 << 28
+    assert found.name
+    assert TrainSetup().world_size == 1
