@@ -109,7 +109,7 @@ def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, con
             if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
                 done = f"[{len(state.records)}/{len(plan.trials)}]"
                 reason = f": {record.reason}" if record.reason else ""
-                text = f"{done} {trial.spec.id} {label(trial)}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
+                text = f"{done} {record.id} {label(trial)}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
                 progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         run_sweep(plan, store, machine, state, observe)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def _encode_other(value: object) -> object:
@@ -48,14 +52,34 @@ def from_builtins(value: object, kind: type[T]) -> T:
     return msgspec.convert(value, type=kind, dec_hook=_decode_other)
 
 
+def from_words(fields: dict[str, Any], kind: type[S]) -> S:
+    """Turn what a user wrote into a spec type.
+
+    Words are read before msgspec sees them: it knows their vocabulary, but neither the aliases nor the nearest word.
+
+    Raises:
+        SpecError: naming the field, the value and what is allowed.
+    """
+    read = dict(fields)
+    for field in msgspec.structs.fields(kind):
+        if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
+            read[field.name] = field.type(read[field.name])
+    try:
+        return from_builtins(read, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise error.__cause__ from None
+        message, _, path = str(error).partition(" - at `$")
+        name = path.strip(".`")
+        raise SpecError(f"{name}: {fields[name]!r} is not allowed: {message}" if name in fields else message) from None
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary name beside ``path``, flush it to the disk, rename: readers see all of it or nothing.
 
     Raises:
         OSError: when the folder cannot be written or is full; the temporary file is removed.
     """
-    import os
-
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

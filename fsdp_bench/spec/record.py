@@ -239,7 +239,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         samples = [rank.step_seconds for rank in self.ranks if rank.step_seconds]
         if not samples:
             return None
-        return statistics.median(max(step) for step in zip(*samples, strict=False))
+        return float(statistics.median(max(step) for step in zip(*samples, strict=False)))
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -281,11 +281,11 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def _communication(self, field: str) -> float | None:
         medians: list[float] = [
-            statistics.median(getattr(reading, field) for reading in rank.communication)
+            float(statistics.median(getattr(reading, field) for reading in rank.communication))
             for rank in self.ranks
             if rank.communication
         ]
-        return max(map(float, medians), default=None)
+        return max(medians, default=None)
 
     @property
     def final_loss(self) -> float | None:

@@ -80,8 +80,8 @@ def format_gib(size_bytes: float) -> str:
 def format_count(count: float) -> str:
     """Print a count with three digits and a suffix: ``6738415616`` as ``6.74B``."""
     for suffix, unit in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= unit:
-            return f"{count / unit:.3g}{suffix}" if count / unit < 999.5 else f"{count / unit:.0f}{suffix}"
+        if count >= 0.9995 * unit:  # what rounds to 1000 of one unit is 1 of the next
+            return f"{count / unit:.3g}{suffix}"
     return f"{count:.0f}"
 
 

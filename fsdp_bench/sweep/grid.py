@@ -14,13 +14,12 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_builtins, to_builtins
+from fsdp_bench.spec.codec import from_words, to_builtins
 from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, nearest
 from fsdp_bench.spec.ladder import rung, rungs
 from fsdp_bench.spec.model import Family, ModelShape
@@ -41,7 +40,7 @@ BYTES_PER_PARAMETER = 16
 """fp32 parameter, gradient and two Adam states: what ``"25% of card"`` counts when it chooses a size."""
 
 Cell = dict[str, Any]
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,25 +178,10 @@ def _models(tables: dict[str, Any]) -> dict[str, ModelShape]:
 
 
 def _convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    """Convert, with a message that names the field, the value and what is allowed.
-
-    Words are read before msgspec sees them: it knows their vocabulary, but not the aliases and the nearest word.
-    """
-    read = dict(fields)
     try:
-        for field in msgspec.structs.fields(kind):
-            if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
-                read[field.name] = field.type(read[field.name])
-        return from_builtins(read, kind)
+        return from_words(fields, kind)
     except SpecError as error:
         raise SpecError(f"{place} {error}".strip()) from None
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise SpecError(f"{place} {error.__cause__}".strip()) from None
-        message, _, path = str(error).partition(" - at `$")
-        field_name = path.strip(".`")
-        value = f"{field_name}: {fields[field_name]!r} is not allowed: " if field_name in fields else ""
-        raise SpecError(f"{place} {value}{message}".strip()) from None
 
 
 def _cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:

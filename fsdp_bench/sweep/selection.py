@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_builtins, to_builtins
+from fsdp_bench.spec.codec import from_words, to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.grid import FIELD_ALIASES, SweepPlan, Trial
@@ -43,4 +43,4 @@ def _canonical(field: str, wanted: str) -> str:
     """Read a word as the setup would, so that aliases select too."""
     if field not in ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap"):
         return wanted
-    return str(to_builtins(getattr(from_builtins({field: wanted}, TrainSetup), field)))
+    return str(to_builtins(getattr(from_words({field: wanted}, TrainSetup), field)))

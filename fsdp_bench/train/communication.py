@@ -101,10 +101,25 @@ class Span:
     on_device: bool
 
 
-def measure_communication(step: Callable[[], object], device: torch.device) -> CommunicationReading:
-    """Run ``step`` twice, once counted and once profiled, and return what communication it held."""
+def measure_communication(
+    step: Callable[[], object], device: torch.device, num_steps: int
+) -> tuple[CommunicationReading, ...]:
+    """Run ``num_steps`` profiled steps and one counted step; return a reading for each profiled one.
+
+    The counted step comes last: torch.compile falls back to eager under a dispatch mode, and stays there.
+    """
+    profiled = [_profile(step, device) for _ in range(num_steps)]
     with CollectiveCounter() as counter:
         step()
+    calls, message_bytes = dict(counter.calls), dict(counter.message_bytes)
+    return tuple(
+        build_reading(seconds, *split_spans(spans, device.type == "cuda"), calls, message_bytes)
+        for seconds, spans in profiled
+    )
+
+
+def _profile(step: Callable[[], object], device: torch.device) -> tuple[float, list[Span]]:
+    """Return the step's seconds under the profiler, and the profiler's events."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities) as profiler:
         begin = time.perf_counter()
@@ -112,8 +127,7 @@ def measure_communication(step: Callable[[], object], device: torch.device) -> C
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
-    collectives, compute = split_spans(_spans(profiler), device.type == "cuda")
-    return build_reading(seconds, collectives, compute, dict(counter.calls), dict(counter.message_bytes))
+    return seconds, _spans(profiler)
 
 
 def _spans(profiler: profile) -> list[Span]:

@@ -17,7 +17,6 @@ from fsdp_bench.spec.record import MemoryReading
 from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.storage_tracker import StorageTracker
 
-
 GLOO_RELEASE_SECONDS = 0.002
 """Gloo's threads hold a finished collective's tensors for a moment, which must not count in the next phase."""
 

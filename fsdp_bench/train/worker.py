@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -180,7 +181,7 @@ def _measure(this: Rank) -> None:
     """Warm up, measure, profile; everything seen goes into the report."""
     spec, run = this.spec, this.spec.run
     training = _prepare(this)
-    num_steps = run.warmup_steps + run.steps + 2 * run.communication_steps
+    num_steps = run.warmup_steps + run.steps + run.communication_steps + 1
     data = batches(spec.setup, spec.model.vocab_size, num_steps, this.rank, spec.setup.world_size)
 
     def timed_step() -> float:
@@ -211,11 +212,13 @@ def _measure(this: Rank) -> None:
         memory=_memory(training),
     )
     this.enter("communication")
-    readings = [
-        measure_communication(lambda: train_step(training, next(data)), this.device)
-        for _ in range(run.communication_steps)
-    ]
-    this.update(communication=tuple(readings))
+    if run.communication_steps:
+        step = partial(_next_step, training, data)
+        this.update(communication=measure_communication(step, this.device, run.communication_steps))
+
+
+def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:
+    train_step(training, next(data))
 
 
 def _memory(training: Training) -> MemoryReading:

@@ -1,0 +1,38 @@
+# Two commands: `make sweep` measures this machine, `make test` tests the code. Nothing else to install or start.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: sweep test lint validate budgets install clean
+
+sweep: $(INSTALLED)
+	$(BIN)/fsdp-bench sweep sweeps/quick.toml
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+# What takes too long for every change: compiled trials, more random attacks.
+validate: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+
+# The times that DESIGN.md allows, measured; a report, never a test.
+budgets: $(INSTALLED)
+	$(BIN)/python tests/budgets.py
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsdp-bench needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,77 @@
+"""The budgets of the design, measured on this machine: ``make budgets``. Prints figures; decides nothing.
+
+Whole processes are timed alternately with a bare Python process, and the ratio is printed beside the seconds,
+because machines differ and are noisy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUNS = 15
+TRIALS = 12
+
+SWEEP = f"""
+[run]
+device = "cpu"
+steps = 1
+communication_steps = 0
+[grid]
+model = "tiny"
+world_size = 2
+sequence_length = 16
+seed = {list(range(TRIALS))}
+[models.tiny]
+family = "llama"
+num_hidden_layers = 2
+hidden_size = 32
+num_attention_heads = 2
+intermediate_size = 64
+vocab_size = 128
+"""
+
+
+def process_seconds(words: list[str]) -> float:
+    """Time one whole process."""
+    begin = time.perf_counter()
+    subprocess.run(words, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def whole_process(name: str, words: list[str], budget_seconds: float) -> None:
+    """Time a command and a bare Python in turn; print medians and their ratio."""
+    bare = [sys.executable, "-c", "pass"]
+    process_seconds(words)
+    pairs = [(process_seconds(words), process_seconds(bare)) for _ in range(RUNS)]
+    seconds = statistics.median(pair[0] for pair in pairs)
+    ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
+    print(f"{name:<34}{seconds:7.3f} s   budget {budget_seconds:.2f} s   {ratio:5.1f} x a bare Python")
+
+
+def sweep_overhead() -> None:
+    """Run a sweep of tiny trials; print what it adds to the workers' own start and steps."""
+    from fsdp_bench.sweep.store import read_records
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "budget.toml"
+        file.write_text(SWEEP)
+        words = [sys.executable, "-m", "fsdp_bench.cli.main", "sweep", str(file), "--results", folder, "--no-charts"]
+        subprocess.run(words, check=True, capture_output=True)
+        records = read_records(Path(folder))
+    # The first trial also starts the fork server, which imports torch once for the sweep.
+    overheads = sorted(record.overhead_seconds or 0.0 for record in records[1:])
+    first = records[0].overhead_seconds or 0.0
+    print(
+        f"{'sweep, overhead per trial':<34}{statistics.median(overheads):7.3f} s   budget 0.30 s   "
+        f"worst {overheads[-1]:.3f} s, first (imports torch) {first:.2f} s, {len(records)} trials"
+    )
+
+
+if __name__ == "__main__":
+    whole_process("fsdp-bench --help", [sys.executable, "-m", "fsdp_bench.cli.main", "--help"], 0.25)
+    sweep_overhead()

@@ -1,0 +1,78 @@
+"""The command line as a process: what it loads, what it says, how it exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_command
+
+
+def test_help_and_import_load_no_torch_and_no_pandas() -> None:
+    program = (
+        "import sys, fsdp_bench, fsdp_bench.cli.main as main\n"
+        "try: main.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", ["sweep", "chart", "report", "doctor"])
+def test_every_verb_explains_itself_without_torch(verb: str) -> None:
+    done = run_command(verb, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("swep",), "did you mean 'sweep'"),
+        (("sweep",), "Missing argument 'FILE'"),
+        (("sweep", "no-such.toml"), "no such file"),
+        (("sweep", "."), "cannot be read: Is a directory"),
+        (("sweep", "sweeps/quick.toml", "--only", "stratgy=x", "--list"), "did you mean 'strategy'"),
+        (("sweep", "sweeps/quick.toml", "--only", "strategy=NOPE", "--list"), "'NOPE' is not allowed"),
+        (("sweep", "sweeps/quick.toml", "--only", "api=fsdp1", "--only", "api=fsdp2", "--list"), "no trial"),
+        (("sweep", "sweeps/quick.toml", "--retry", "ok"), "'ok' is not one of"),
+        (("report", "no-such-folder"), "no results here"),
+        (("chart", "no-such-folder"), "no results here"),
+    ],
+)
+def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[str, ...], part: str) -> None:
+    done = run_command(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("fsdp-bench: ")
+    assert part in line
+
+
+def test_doctor_tells_what_a_sweep_will_do() -> None:
+    done = run_command("doctor")
+    assert done.returncode == 0
+    for word in ("processor", "host memory", "cgroup limit", "torch", "gloo", "a sweep will"):
+        assert word in done.stdout
+    assert '"will"' in run_command("doctor", "--json").stdout
+
+
+def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run_command("sweep", "sweeps/gpu.toml", "--results", tmp_path)
+    assert done.returncode == 2
+    assert "this machine shows no GPU" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_public_names_are_there_and_nothing_else_is() -> None:
+    import fsdp_bench
+
+    for name in fsdp_bench.__all__:
+        assert getattr(fsdp_bench, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        fsdp_bench.nope  # noqa: B018

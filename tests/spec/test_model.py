@@ -1,0 +1,155 @@
+"""Parameter counts and FLOPs against public figures and hand-made sums; the modules' own counts are in tests/train."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.ladder import LARGEST, SMALLEST, rung, rungs
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Checkpointing
+
+
+def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> ModelShape:
+    return ModelShape(
+        name="x",
+        family=Family.LLAMA,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=ffn,
+        vocab_size=vocab,
+        max_position_embeddings=4096,
+    )
+
+
+def gpt2(layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(
+        name="x",
+        family=Family.GPT2,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=4 * hidden,
+        vocab_size=50257,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "published"),
+    [
+        (gpt2(12, 768, 12), 124_439_808),
+        (gpt2(48, 1600, 25), 1_557_611_200),
+        (llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
+        (llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320),
+        (llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
+        (llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
+        (llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
+        (llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800),
+    ],
+    ids=[
+        "GPT-2",
+        "GPT-2 XL",
+        "Llama-2-7B",
+        "Llama-2-13B",
+        "Llama-2-70B",
+        "Llama-3-8B",
+        "Llama-3-70B",
+        "Llama-3.1-405B",
+    ],
+)
+def test_parameter_counts_are_the_published_ones(shape: ModelShape, published: int) -> None:
+    assert shape.num_parameters == published
+
+
+def test_flops_of_a_model_small_enough_to_count_by_hand() -> None:
+    # One layer, hidden 4, 2 heads, 1 key-value head of width 2, feed-forward 8, vocabulary 10, sequence 3.
+    shape = llama(1, 4, 2, 1, 8, 10)
+    matrices = 4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8  # q, k, v, o; gate, up, down
+    scores_and_values = 2 * (1 + 2 + 3) / 3 * 4  # two products of hidden width with 1, 2 and 3 visible keys
+    forward = 2 * (matrices + scores_and_values + 4 * 10)
+    assert shape.forward_flops_per_token(3) == pytest.approx(forward)
+    assert shape.model_flops_per_token(3) == pytest.approx(3 * forward)
+    not_causal = 2 * (matrices + 2 * 3 * 4 + 4 * 10)
+    assert shape.forward_flops_per_token(3, causal=False) == pytest.approx(not_causal)
+    recomputed = 2 * (matrices + scores_and_values)
+    assert shape.hardware_flops_per_token(3, Checkpointing.FULL) == pytest.approx(3 * forward + recomputed)
+    assert shape.hardware_flops_per_token(3, Checkpointing.SELECTIVE) == shape.model_flops_per_token(3)
+
+
+def test_flops_are_near_six_per_parameter_where_attention_is_small() -> None:
+    # Kaplan et al. 2020: 6 N a token, N without embeddings; the head is a matrix product and counts.
+    shape = llama(32, 4096, 32, 32, 11008, 32000)
+    matmul_parameters = shape.num_parameters - 32000 * 4096
+    assert shape.model_flops_per_token(1) == pytest.approx(6 * matmul_parameters, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"hidden_size": 0}, ["hidden_size", "0", "positive"]),
+        ({"num_attention_heads": 3}, ["hidden_size", "num_attention_heads 3"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+    ],
+)
+def test_dimensions_that_do_not_fit_name_the_field_and_the_value(changes: dict[str, int], parts: list[str]) -> None:
+    fields = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    with pytest.raises(SpecError) as caught:
+        ModelShape(
+            name="x",
+            family=Family.LLAMA,
+            intermediate_size=128,
+            vocab_size=10,
+            max_position_embeddings=8,
+            **(fields | changes),
+        )
+    assert all(part in str(caught.value) for part in parts)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_the_ladder_rises_by_at_most_one_layer_a_rung_from_10m_to_1t(family: Family) -> None:
+    ladder = rungs(family)
+    counts = [shape.num_parameters for shape in ladder]
+    assert counts == sorted(set(counts))
+    assert counts[0] <= SMALLEST
+    assert counts[-1] <= LARGEST
+    assert rung(family, LARGEST) == ladder[-1]
+    for lower, upper in pairwise(ladder):
+        same_width = lower.hidden_size == upper.hidden_size
+        assert upper.num_hidden_layers == lower.num_hidden_layers + 1 if same_width else True
+        one_head_wider = upper.num_attention_heads == lower.num_attention_heads + 1
+        assert same_width or one_head_wider
+
+
+@given(st.sampled_from(list(Family)), st.integers(SMALLEST, LARGEST))
+def test_a_rung_is_the_nearest_of_all(family: Family, wanted: int) -> None:
+    chosen = rung(family, wanted)
+    assert abs(chosen.num_parameters - wanted) == min(abs(s.num_parameters - wanted) for s in rungs(family))
+
+
+@given(st.sampled_from(list(Family)), st.integers(SMALLEST, LARGEST // 2))
+def test_a_rung_is_within_one_layer_of_what_was_asked(family: Family, wanted: int) -> None:
+    chosen = rung(family, wanted)
+    first = rungs(family)[0]
+    if wanted >= first.num_parameters:
+        assert abs(chosen.num_parameters - wanted) <= chosen.num_block_parameters
+
+
+def test_7b_is_always_the_same_shape() -> None:
+    shape = rung(Family.LLAMA, 7 * 10**9)
+    assert (shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads) == (33, 4096, 32)
+    assert shape.intermediate_size == 11008  # Llama-2-7B's
+
+
+@pytest.mark.parametrize("count", [SMALLEST - 1, LARGEST + 1])
+def test_sizes_off_the_ladder_are_refused(count: int) -> None:
+    with pytest.raises(SpecError, match="10M to 1T"):
+        rung(Family.LLAMA, count)
