@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.train.dtypes import dtype_names
 from fsdp_bench.train.loss import LossFunction
 from fsdp_bench.train.meters import MemoryMeter
@@ -37,8 +37,15 @@ class Training:
 
 
 def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return the sharded gradient scaler for fp16, which agrees on overflows over ranks; None for other precisions."""
-    return ShardedGradScaler(device=device.type) if setup.precision.needs_grad_scaler else None
+    """Return the gradient scaler for fp16; None for other precisions.
+
+    Every rank must skip the same steps. FSDP1's shards need ShardedGradScaler for that; FSDP2's DTensors agree on
+    overflows by themselves (torch/distributed/tensor/_dispatch.py, found_inf_reduce_handler), DDP's gradients are
+    equal on all ranks.
+    """
+    if not setup.precision.needs_grad_scaler:
+        return None
+    return (ShardedGradScaler if setup.api is Api.FSDP1 else torch.amp.GradScaler)(device=device.type)
 
 
 def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:

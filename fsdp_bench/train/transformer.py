@@ -213,6 +213,6 @@ def initialize(parameter: Tensor, name: str, seed: int) -> None:
         parameter.fill_(1.0)
     else:
         generator = torch.Generator(device=parameter.device)
-        generator.manual_seed(zlib.crc32(name.encode()) ^ (seed << 32))
+        generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # a CPU's generator reads 32 bits
         values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32)
         parameter.copy_(values.normal_(std=INIT_STD, generator=generator))

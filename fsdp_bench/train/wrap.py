@@ -138,7 +138,7 @@ def fsdp(
             offload=Offload.PARAMS if cpu_offload else Offload.NONE,
             checkpointing=Checkpointing(activation_checkpointing),
             world_size=_world_size(process_group, device_mesh),
-            shard_size=device_mesh.size(1) if device_mesh is not None and device_mesh.ndim == 2 else shard_size,
+            shard_size=_shard_size(device_mesh, shard_strat, shard_size),
             wrap=_wrap(auto_wrap, TransformerBlock),
             min_num_params=min_num_params,
             backward_prefetch=BackwardPrefetch(backward_prefetch or "none"),
@@ -189,6 +189,11 @@ def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:
     if not auto_wrap:
         return Wrap.NONE
     return Wrap.SIZE if classes is None else Wrap.BLOCK
+
+
+def _shard_size(mesh: DeviceMesh | None, strategy: str, shard_size: int | None) -> int | None:
+    on_mesh = mesh is not None and mesh.ndim == 2 and ShardingStrategy(strategy).is_hybrid
+    return mesh.size(1) if mesh is not None and on_mesh else shard_size
 
 
 def _world_size(process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> int:
