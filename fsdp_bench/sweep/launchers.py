@@ -72,6 +72,8 @@ def worker_environment() -> dict[str, str]:
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads on import
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("KINETO_LOG_LEVEL", "5")
+    # torch.cuda.is_available() then asks NVML and does not start CUDA, which no forked process could use.
+    environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
@@ -83,21 +85,27 @@ def kill_group(pgid: int) -> None:
 
 
 class ForkServer:
-    """One server process for a whole sweep; started again when it has ended."""
+    """One server process for a whole sweep; started again when it has ended.
+
+    Where the server finds that forking is not safe, trials go through torchrun instead.
+    """
 
     def __init__(self, log: Path) -> None:
         self._log = log
+        self._unsafe: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
 
-    def start(self, trial: Path, scratch: Path, world_size: int) -> ForkedTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
         """Have the server fork a trial's ranks.
 
         Raises:
             LauncherError: when the server does not answer.
         """
-        if self._process is None or self._process.poll() is not None:
+        if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
+        if self._unsafe is not None:
+            return Torchrun().start(trial, scratch, world_size)
         assert self._process is not None
         assert self._process.stdin is not None
         command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size}
@@ -120,7 +128,10 @@ class ForkServer:
                 env=worker_environment(),
                 start_new_session=True,  # an interrupt at the terminal is the manager's alone
             )
-        self.expect("ready", SERVER_START_SECONDS)
+        unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
+        if unsafe is not None:
+            self._unsafe = str(unsafe)
+            self.close()
 
     def expect(self, event: str, seconds: float) -> dict[str, object]:
         """Return the next event, which must be ``event``.

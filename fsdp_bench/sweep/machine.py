@@ -52,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """One line for charts and tables."""
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0].name}"
-        return f"{self.num_cores} CPU cores, gloo"
+        return f"{self.num_cores} cores of {self.cpu_name}"
 
     @property
     def available_memory_bytes(self) -> int:

@@ -134,6 +134,8 @@ def _spans(profiler: profile) -> list[Span]:
     spans = []
     for event in profiler.events() or []:
         on_device = event.device_type != DeviceType.CPU
+        if on_device and getattr(event, "is_user_annotation", False):
+            continue  # the shadow of a record_function on the GPU's timeline, such as Optimizer.step: no kernel
         start, end = event.time_range.start / 1e6, event.time_range.end / 1e6
         spans.append(Span(event.name, start, end, event.thread, on_device))
     return spans

@@ -18,6 +18,8 @@ class Nvml:
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
+        if device.type != "cuda":
+            return
         try:
             import pynvml
 

@@ -6,7 +6,7 @@ end all of them, helpers included, at once. When this process dies its ranks die
 manager (PR_SET_PDEATHSIG).
 
 Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n}``. Out:
-``{"event": "ready"}``, ``{"event": "started", "pgid": n}``, ``{"event": "exited", "rank": r, "status": s}`` with s
+``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``, ``{"event": "exited", "rank": r, "status": s}`` with s
 as waitpid gives it, and ``{"event": "ended"}``.
 """
 
@@ -30,6 +30,19 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the request
             os._exit(1)
+
+
+def unsafe_to_fork() -> str | None:
+    """Return why a fork of this process could not train: CUDA is started, or another thread runs; else None."""
+    if sys.platform != "linux":
+        return "forking after importing torch is only known to work on Linux"
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if target.startswith("/dev/nvidia"):
+                return f"importing torch opened {target}"
+    threads = len(os.listdir("/proc/self/task"))
+    return None if threads == 1 else f"importing torch started {threads - 1} threads"
 
 
 def _say(event: str, **fields: object) -> None:
@@ -91,7 +104,7 @@ def main() -> None:
     import fsdp_bench.train.wrap_fsdp1
     import fsdp_bench.train.wrap_fsdp2  # noqa: F401
 
-    _say("ready")
+    _say("ready", unsafe=unsafe_to_fork())
     for line in sys.stdin:
         _run_trial(json.loads(line))
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.record import Failure, MemoryReading, Outcome, RankReport, TrialSpec
+from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.communication import measure_communication
 from fsdp_bench.train.data import batches
 from fsdp_bench.train.dtypes import DTYPES
@@ -125,13 +126,21 @@ def _start(this: Rank, init_method: str) -> None:
     if this.device.type == "cuda":
         torch.cuda.set_device(this.device)
     dist.init_process_group(
-        "nccl" if this.device.type == "cuda" else "gloo",
+        _backend(this),
         init_method=init_method,
         rank=this.rank,
         world_size=spec.setup.world_size,
         device_id=this.device if this.device.type == "cuda" else None,
     )
-    this.update(environment=_environment(this, threads), device_name=_device_name(this.device))
+    launcher = "torchrun" if init_method == "env://" else "fork"
+    this.update(environment=_environment(this, threads) | {"launcher": launcher}, device_name=_device_name(this.device))
+
+
+def _backend(this: Rank) -> str:
+    """Return the process group's backend: with offload, gradient norms are reduced on the host as well."""
+    if this.device.type != "cuda":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if this.spec.setup.offload is Offload.PARAMS else "nccl"
 
 
 def _device_name(device: torch.device) -> str:

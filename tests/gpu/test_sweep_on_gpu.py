@@ -1,0 +1,56 @@
+"""The same sweep over NCCL. Skipped where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.record import Outcome, read_record
+from fsdp_bench.sweep.machine import probe_machine
+from tests.conftest import run_command
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
+
+GRID = """
+world_size = 1
+api = ["fsdp1", "fsdp2"]
+precision = ["fp32", "bf16-mixed", "fp16-mixed"]
+checkpointing = ["none", "selective", "full"]
+"""
+
+
+@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
+    launcher: str, write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_sweep(GRID, f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 1")
+    done = run_command("sweep", file, "--results", tmp_path, "--no-charts", timeout=600)
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.glob("*/tiny/trials/*.json"):
+        record = read_record(path.read_bytes(), path.name)
+        assert record.outcome is Outcome.OK
+        (rank,) = record.ranks
+        assert rank.environment["launcher"] == launcher
+        memory = rank.memory
+        assert memory is not None
+        assert memory.peak_allocated_bytes is not None
+        assert memory.peak_allocated_bytes >= max(memory.phases.values())
+        assert (memory.peak_reserved_bytes or 0) >= memory.peak_allocated_bytes
+        assert memory.num_alloc_retries == 0
+
+
+def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffected(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_sweep("micro_batch_size = [65536, 1]", "device = 'cuda'\nmemory_limit = '256MiB'")
+    done = run_command("sweep", file, "--results", tmp_path, "--no-charts", timeout=600)
+    assert done.returncode == 0, done.stderr
+    records = [read_record(p.read_bytes(), p.name) for p in tmp_path.glob("*/tiny/trials/*.json")]
+    by_batch = {record.setup.micro_batch_size: record for record in records}
+    assert by_batch[1].outcome is Outcome.OK
+    assert by_batch[65536].outcome is Outcome.OOM_GPU
+    failure = by_batch[65536].ranks[0].failure
+    assert failure is not None
+    assert "memory" in (failure.allocator_summary or "").lower()
