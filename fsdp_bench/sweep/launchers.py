@@ -220,7 +220,8 @@ class Torchrun:
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command = [sys.executable, "-m", "fsdp_bench.train.torchrun", str(os.getpid())]
+        command += ["--standalone", f"--nproc-per-node={world_size}"]
         command += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
         with open(scratch / "rank-0.log", "ab") as log:
             process = subprocess.Popen(

@@ -6,14 +6,13 @@ end all of them, helpers included, at once. When this process dies its ranks die
 manager (PR_SET_PDEATHSIG).
 
 Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n}``. Out:
-``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``, ``{"event": "exited", "rank": r, "status": s}`` with s
-as waitpid gives it, and ``{"event": "ended"}``.
+``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``,
+``{"event": "exited", "rank": r, "status": s}`` with s as waitpid gives it, and ``{"event": "ended"}``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -21,15 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies; elsewhere the manager's end of the pipe has to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the request
-            os._exit(1)
+from fsdp_bench.train.parent import die_with_parent
 
 
 def unsafe_to_fork() -> str | None:

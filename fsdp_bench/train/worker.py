@@ -29,6 +29,7 @@ from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.meters import MemoryMeter, build_meter
 from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.storage_tracker import BudgetExceeded
@@ -256,6 +257,8 @@ def _say_goodbye() -> None:
 
 def main() -> None:
     """Run under torchrun, which sets RANK and LOCAL_RANK."""
+    if AGENT in os.environ:
+        die_with_parent(int(os.environ[AGENT]))
     spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
     code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "env://")
     sys.stdout.flush()

@@ -210,6 +210,17 @@ def test_an_interrupt_ends_with_130_and_leaves_no_record_of_the_running_trial(
     assert not (sweep.folder / ".scratch").exists()
 
 
+def test_torchruns_ranks_die_with_a_killed_manager_too(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    sweep = Sweep(write_sweep("world_size = 2", "launcher = 'torchrun'"), tmp_path / "results")
+    manager = sweep.start()
+    ranks = wait_for_ranks(manager, 2)
+    manager.kill()
+    sweep.end(manager)
+    assert not wait_until_gone(ranks)
+    assert sweep.end(sweep.start()) == 0
+    assert record_of(sweep.folder).outcome is Outcome.OK
+
+
 def test_two_sweeps_do_not_write_to_one_folder(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
     first = sweep.start()
