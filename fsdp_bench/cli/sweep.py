@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.sweep.grid import SweepPlan, Trial, read_sweep
+from fsdp_bench.sweep.grid import read_sweep
 from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
 from fsdp_bench.sweep.selection import select
 from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.trial import SweepPlan, Trial
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 

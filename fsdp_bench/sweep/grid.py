@@ -9,57 +9,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-
-from fsdp_bench.spec.codec import from_words, to_builtins
-from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, nearest
-from fsdp_bench.spec.ladder import rung, rungs
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
+from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.spec.units import format_count, parse_bytes, parse_count
-from fsdp_bench.sweep.machine import Machine, torch_version
+from fsdp_bench.spec.units import parse_bytes
+from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.shapes import MODEL_KEYS, read_models, shape_of
+from fsdp_bench.sweep.trial import SweepPlan, Trial, trial_id
+from fsdp_bench.sweep.words import FIELD_ALIASES, check_keys, convert
 
-FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
-_MODEL_KEYS = ("model", "params", "family", "vocab_size")
 _SETUP_KEYS = TrainSetup.__struct_fields__
-_GRID_KEYS = (*_MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
+_GRID_KEYS = (*MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
 _RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
 _TOP_KEYS = ("run", "grid", "include", "exclude", "models")
-_PERCENT_OF_CARD = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of card\s*$")
-
-BYTES_PER_PARAMETER = 16
-"""fp32 parameter, gradient and two Adam states: what ``"25% of card"`` counts when it chooses a size."""
 
 Cell = dict[str, Any]
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial of a sweep, and why it is not run when it is not."""
-
-    spec: TrialSpec
-    skip_reason: str | None = None
-
-
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep file, resolved on one machine."""
-
-    name: str
-    launcher: str
-    device: Device
-    trials: tuple[Trial, ...]
-    """In the order in which they run."""
-    source: str
-    """The sweep file's text."""
 
 
 def read_sweep(path: Path, machine: Machine) -> SweepPlan:
@@ -87,13 +59,13 @@ def read_sweep(path: Path, machine: Machine) -> SweepPlan:
 
 
 def _resolve(document: dict[str, Any], text: str, stem: str, machine: Machine) -> SweepPlan:
-    _check_keys("", document, _TOP_KEYS)
+    check_keys("", document, _TOP_KEYS)
     run = _table(document, "run")
-    _check_keys("[run] ", run, _RUN_KEYS)
+    check_keys("[run] ", run, _RUN_KEYS)
     name = _name(run, stem)
     device = _device(run, machine)
     plan = _run_plan(run)
-    models = _models(_table(document, "models"))
+    models = read_models(_table(document, "models"))
     excludes = _excludes(document, models, machine)
     trials: dict[str, Trial] = {}
     for place, cell in _cells(document):
@@ -125,13 +97,6 @@ def _tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return value
 
 
-def _check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            hint = nearest(key, known) or f"; one of {', '.join(known)}"
-            raise SpecError(f"{place}unknown key {key!r}{hint}")
-
-
 def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise SpecError(f"{field}: {value!r} is not allowed; one of {', '.join(allowed)}")
@@ -159,29 +124,7 @@ def _run_plan(run: dict[str, Any]) -> RunPlan:
     fields = {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
     if "memory_limit" in run:
         fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
-    return _convert(fields, RunPlan, "[run]")
-
-
-def _models(tables: dict[str, Any]) -> dict[str, ModelShape]:
-    shapes = {}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise SpecError(f"models.{name}: must be a table, written [models.{name}]")
-        fields = {"name": name, **table}
-        _check_keys(f"[models.{name}] ", fields, ModelShape.__struct_fields__)
-        if "num_attention_heads" in fields:
-            fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
-        fields.setdefault("tie_word_embeddings", fields.get("family") == "gpt2")
-        fields.setdefault("max_position_embeddings", 1024)
-        shapes[name] = _convert(fields, ModelShape, f"[models.{name}]")
-    return shapes
-
-
-def _convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    try:
-        return from_words(fields, kind)
-    except SpecError as error:
-        raise SpecError(f"{place} {error}".strip()) from None
+    return convert(fields, RunPlan, "[run]")
 
 
 def _cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
@@ -205,7 +148,7 @@ def _cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 
 def _canonical(place: str, table: dict[str, Any]) -> dict[str, Any]:
-    _check_keys(place, table, _GRID_KEYS)
+    check_keys(place, table, _GRID_KEYS)
     renamed: dict[str, Any] = {}
     for key, value in table.items():
         target = FIELD_ALIASES.get(key, key)
@@ -233,69 +176,18 @@ def _build(cell: Cell, models: dict[str, ModelShape], machine: Machine) -> tuple
         setup_fields["world_size"] = max(len(machine.gpus), 1)
     if setup_fields.get("max_grad_norm") == "none":
         setup_fields["max_grad_norm"] = None
-    setup = _convert(setup_fields, TrainSetup, "")
-    shape = _shape(cell, models, machine)
+    setup = convert(setup_fields, TrainSetup, "")
+    shape = shape_of(cell, models, machine)
     if shape.family is Family.GPT2 and setup.sequence_length > shape.max_position_embeddings:
-        if "model" in cell:
-            raise SpecError(
-                f"sequence_length: {setup.sequence_length} is longer than {shape.name}'s learned positions,"
-                f" max_position_embeddings {shape.max_position_embeddings}"
-            )
-        shape = _ladder_shape(cell, Family.GPT2, machine, positions=setup.sequence_length)
+        raise SpecError(
+            f"sequence_length: {setup.sequence_length} is longer than {shape.name}'s learned positions,"
+            f" max_position_embeddings {shape.max_position_embeddings}"
+        )
     return shape, setup
-
-
-def _shape(cell: Cell, models: dict[str, ModelShape], machine: Machine) -> ModelShape:
-    if "model" in cell:
-        name = cell["model"]
-        if name not in models:
-            known = ", ".join(models) or "none is defined"
-            raise SpecError(
-                f"model: {name!r} is not defined; [models.*] of this file: {known}{nearest(str(name), models)}"
-            )
-        if "params" in cell:
-            raise SpecError("model and params both name a size; keep one")
-        return models[name]
-    if "params" not in cell:
-        raise SpecError('names no model; give params = "10M" (the ladder) or model = a table [models.NAME]')
-    return _ladder_shape(cell, Family(cell.get("family", "llama")), machine)
-
-
-def _ladder_shape(cell: Cell, family: Family, machine: Machine, positions: int | None = None) -> ModelShape:
-    vocab_size = cell.get("vocab_size")
-    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2):
-        raise SpecError(f"vocab_size: {vocab_size!r} is not allowed; 2 or more")
-    percent = _PERCENT_OF_CARD.match(str(cell["params"]))
-    if not percent:
-        return rung(family, parse_count(cell["params"], "params"), vocab_size, positions)
-    if not machine.gpus:
-        raise SpecError(f"params: {cell['params']!r} needs a GPU; on a CPU give a count like '10M'")
-    # Capped by what the ladder has; at most the share, so the largest rung that is not above it.
-    target = machine.gpus[0].memory_bytes * float(percent.group(1)) / 100 / BYTES_PER_PARAMETER
-    fitting = [shape for shape in rungs(family, vocab_size, positions) if shape.num_parameters <= target]
-    if not fitting:
-        raise SpecError(f"params: {cell['params']!r} is {format_count(target)} parameters, below the ladder's smallest")
-    return fitting[-1]
 
 
 def _spec(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> TrialSpec:
     return TrialSpec(id=trial_id(shape, setup, run, device), model=shape, setup=setup, run=run, device=device)
-
-
-def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
-    """Hash everything that decides a trial's outcome, except its machine (a folder) and its time limit.
-
-    The time limit decides only whether there is an outcome: a trial that timed out runs again under a longer one.
-    """
-    decisive = {
-        "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
-        "setup": to_builtins(setup),
-        "run": {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"},
-        "device": device,
-        "torch": torch_version(),
-        "revision": MEASUREMENT_REVISION,
-    }
-    return hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:12]
 
 
 def _excludes(
@@ -324,9 +216,9 @@ def _parsed(place: str, key: str, word: Any, models: dict[str, ModelShape], mach
     if key == "vocab_size":
         return word
     if key in ("model", "params"):
-        return _shape({key: word}, models, machine).num_parameters
+        return shape_of({key: word}, models, machine).num_parameters
     fields = {key: word, **({"world_size": word, "strategy": "HYBRID_SHARD"} if key == "shard_size" else {})}
-    return getattr(_convert(fields, TrainSetup, place), key)
+    return getattr(convert(fields, TrainSetup, place), key)
 
 
 def _excluded(shape: ModelShape, setup: TrainSetup, excludes: list[tuple[str, dict[str, list[Any]]]]) -> str | None:

@@ -13,11 +13,11 @@ import msgspec
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
-from fsdp_bench.sweep.grid import SweepPlan, Trial
 from fsdp_bench.sweep.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
 from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
 from fsdp_bench.sweep.outcome import RankEnd, Verdict, decide_outcome
 from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.trial import SweepPlan, Trial
 
 GRACE_SECONDS = 3.0
 """After a rank failed: time for its peers to write their reports before they are ended."""

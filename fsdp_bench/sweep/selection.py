@@ -9,7 +9,8 @@ import msgspec
 from fsdp_bench.spec.codec import from_words, to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.grid import FIELD_ALIASES, SweepPlan, Trial
+from fsdp_bench.sweep.trial import SweepPlan, Trial
+from fsdp_bench.sweep.words import FIELD_ALIASES
 
 
 def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:

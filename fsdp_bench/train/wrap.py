@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,9 +39,10 @@ from fsdp_bench.spec.setup import (
 from fsdp_bench.train.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.units import Policy, units_by_class, units_by_policy, units_by_size
-
-Initializer = Callable[[torch.Tensor, str], None]
-"""Fills one whole parameter, given its name in the bare model."""
+from fsdp_bench.train.wrap_ddp import wrap_ddp
+from fsdp_bench.train.wrap_fsdp1 import wrap_fsdp1
+from fsdp_bench.train.wrap_fsdp2 import wrap_fsdp2
+from fsdp_bench.train.wrap_plan import Initializer, WrapPlan
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
@@ -52,21 +52,6 @@ _HELPER_PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed-bf16-reduce", "fp16": 
 
 class ShardsNothingWarning(UserWarning):
     """The call leaves every rank with all parameters at once."""
-
-
-@dataclass(frozen=True)
-class WrapPlan:
-    """What the three wrappers are given: decisions, no more choices."""
-
-    setup: TrainSetup
-    units: tuple[nn.Module, ...]
-    """Modules to wrap below the root, children before parents."""
-    device: torch.device
-    mesh: DeviceMesh | None
-    process_group: dist.ProcessGroup | None
-    initialize: Initializer | None
-    module_names: dict[nn.Module, str]
-    """Each module's name in the bare model, before any wrapper renamed it."""
 
 
 def fsdp(
@@ -162,16 +147,15 @@ def fsdp(
         initialize=initialize,
         module_names={module: name for name, module in model.named_modules()},
     )
+    blocks = _blocks(model, units, TransformerBlock)
+    if not blocks and (setup.compile or setup.checkpointing is not Checkpointing.NONE):
+        raise WrapError("checkpointing and compiling go block by block: give TransformerBlock, the blocks' class")
     _warn_when_nothing_is_sharded(plan)
-    return _apply(model, plan, _blocks(model, units, TransformerBlock))
+    return _apply(model, plan, blocks)
 
 
 def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Module:
     """Checkpoint, compile, then shard: the only order that gathers each block once per pass."""
-    from fsdp_bench.train.wrap_ddp import wrap_ddp
-    from fsdp_bench.train.wrap_fsdp1 import wrap_fsdp1
-    from fsdp_bench.train.wrap_fsdp2 import wrap_fsdp2
-
     setup = plan.setup
     if setup.precision.store != "fp32":
         model = model.to(DTYPES[setup.precision.store])

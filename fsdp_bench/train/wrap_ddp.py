@@ -6,7 +6,7 @@ reduction dtype is DDP's own compression hook.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_bench.train.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from fsdp_bench.train.wrap import WrapPlan
+from fsdp_bench.train.wrap_plan import WrapPlan
 
 _COMPRESSION = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
@@ -40,11 +38,10 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
 
 @torch.no_grad()
 def _materialize(model: nn.Module, plan: WrapPlan) -> None:
-    initialize = plan.initialize
-    if initialize is None or not any(parameter.is_meta for parameter in model.parameters()):
+    initialize = plan.initializer_for(model)
+    if initialize is None:
         model.to(plan.device)
         return
     model.to_empty(device=plan.device)
-    for module, prefix in plan.module_names.items():
-        for name, parameter in module.named_parameters(recurse=False):
-            initialize(parameter, f"{prefix}.{name}" if prefix else name)
+    for name, parameter in plan.parameters():
+        initialize(parameter, name)

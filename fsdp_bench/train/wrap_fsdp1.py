@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +13,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision
 from fsdp_bench.train.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from fsdp_bench.train.wrap import WrapPlan
+from fsdp_bench.train.wrap_plan import WrapPlan
 
 _PREFETCH = {
     BackwardPrefetch.BACKWARD_PRE: TorchPrefetch.BACKWARD_PRE,
@@ -54,15 +52,14 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
 
 def _param_init_fn(model: nn.Module, plan: WrapPlan) -> Any:
     """Return the function with which FSDP1 materialises one module's own parameters, unit by unit."""
-    initialize = plan.initialize
-    if initialize is None or not any(parameter.is_meta for parameter in model.parameters()):
+    initialize = plan.initializer_for(model)
+    if initialize is None:
         return None
 
     def materialize(module: nn.Module) -> None:
         module.to_empty(device=plan.device, recurse=False)
-        prefix = plan.module_names.get(module, "")
         for name, parameter in module.named_parameters(recurse=False):
             with torch.no_grad():
-                initialize(parameter, f"{prefix}.{name}" if prefix else name)
+                initialize(parameter, plan.name_of(module, name))
 
     return materialize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision
 from fsdp_bench.train.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from fsdp_bench.train.wrap import WrapPlan
+from fsdp_bench.train.wrap_plan import WrapPlan
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -60,18 +58,17 @@ def _offload_policy(plan: WrapPlan) -> OffloadPolicy:
 @torch.no_grad()
 def _materialize(model: nn.Module, plan: WrapPlan) -> None:
     """Allocate the shards of a model on the meta device and fill them, one whole parameter at a time."""
-    initialize = plan.initialize
-    if initialize is None or not any(parameter.is_meta for parameter in model.parameters()):
+    initialize = plan.initializer_for(model)
+    if initialize is None:
         return
     model.to_empty(device="cpu" if plan.setup.offload is Offload.PARAMS else plan.device)
-    for module, prefix in plan.module_names.items():
-        for name, parameter in module.named_parameters(recurse=False):
-            assert isinstance(parameter, DTensor), f"{prefix}.{name} was not sharded"
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=plan.device)
-            initialize(whole, f"{prefix}.{name}" if prefix else name)
-            # src_data_rank=None: every rank made the same values, so nothing needs to be sent.
-            shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.to_local().copy_(shard.to_local())
+    for name, parameter in plan.parameters():
+        assert isinstance(parameter, DTensor), f"{name} was not sharded"
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=plan.device)
+        initialize(whole, name)
+        # src_data_rank=None: every rank made the same values, so nothing needs to be sent.
+        shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(shard.to_local())
 
 
 def _set_prefetch(model: nn.Module, plan: WrapPlan) -> None:

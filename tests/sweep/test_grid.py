@@ -10,8 +10,9 @@ import pytest
 from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
 from fsdp_bench.spec.record import RunPlan
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
-from fsdp_bench.sweep.grid import SweepPlan, read_sweep
+from fsdp_bench.sweep.grid import read_sweep
 from fsdp_bench.sweep.machine import GpuDevice, Machine
+from fsdp_bench.sweep.trial import SweepPlan
 from tests.conftest import TINY_MODEL
 
 GPUS = tuple(GpuDevice(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3) for i in range(8))

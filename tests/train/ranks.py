@@ -1,7 +1,13 @@
-"""Real ranks for tests: forked from this process, over gloo on the loopback interface, ended by force if they hang."""
+"""Real ranks for tests: gloo on the loopback interface, in processes that are ended by force if they hang.
+
+Ranks are forked from multiprocessing's fork server, which has imported torch and never ran any of it. A fork of
+pytest's own process would inherit the locks of its threads, and on a machine with a GPU an autograd engine that
+refuses to run in a fork.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import multiprocessing
 import os
 import pickle
@@ -9,62 +15,97 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fsdp_bench.spec.setup import Precision
 
-def _rank_main(
-    rank: int, world_size: int, rendezvous: Path, pipe: Connection, function: Callable[..., Any], args: Any
-) -> None:
+LEAVING_SECONDS = 10
+"""How long a rank that has answered may take to leave."""
+
+# A Precision refuses the attributes that pickle would restore it by.
+copyreg.pickle(Precision, lambda precision: (Precision, (precision.store, precision.compute, precision.reduce)))
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pytest", "hypothesis", "torch.utils.flop_counter", "fsdp_bench.train.worker"])
+
+
+def _name_the_known_warnings() -> None:
+    """Make every warning an error, as in pytest's process, but those that torch gives for what tests do on purpose."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".*NO_SHARD.*deprecated", category=FutureWarning)
+    # A unit that is one nn.Linear returns a view; nothing in the models changes it in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
+
+
+def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection, call: bytes) -> None:
     try:
-        warnings.filterwarnings("ignore", message=".*NO_SHARD.*deprecated", category=FutureWarning)
-        # A unit that is one nn.Linear returns a view; nothing in the models changes it in place.
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
+        _name_the_known_warnings()
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-        pipe.send(("ok", pickle.dumps(function(*args))))
+        function, args = pickle.loads(call)
+        # pickle and not the pipe's own pickler, which would hand tensors over in shared memory of a dying process.
+        pipe.send_bytes(pickle.dumps(("ok", function(*args))))
         dist.barrier()
     except BaseException:
-        pipe.send(("failed", traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
     finally:
         os._exit(0)  # peers that failed would make destructors wait
 
 
 def run_ranks(
-    world_size: int, rendezvous: Path, function: Callable[..., Any], *args: Any, seconds: float = 240
+    world_size: int, rendezvous: Path, function: Callable[..., Any], *args: Any, seconds: float = 200
 ) -> list[Any]:
     """Call ``function(*args)`` on every rank of a new gloo world; return what each rank returned.
 
     Raises:
-        AssertionError: with the rank's traceback, or after ``seconds``; no process outlives the call.
+        AssertionError: with the traceback of the rank that failed first, or after ``seconds``. No rank outlives the
+            call.
     """
-    context = multiprocessing.get_context("fork")
     rendezvous = rendezvous / f"rendezvous-{time.monotonic_ns()}"
-    pipes, processes = [], []
-    for rank in range(world_size):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs, function, args))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
+    call = pickle.dumps((function, args))
+    rank_of, processes = {}, []
     try:
-        deadline = time.monotonic() + seconds
-        results = []
-        for rank, pipe in enumerate(pipes):
-            assert pipe.poll(max(deadline - time.monotonic(), 0)), f"rank {rank} said nothing in {seconds} s"
-            status, value = pipe.recv()
-            assert status == "ok", f"rank {rank}: {value}"
-            results.append(pickle.loads(value))
-        return results
+        for rank in range(world_size):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs, call))
+            process.start()
+            theirs.close()
+            rank_of[ours] = rank
+            processes.append(process)
+        answers = _collect(rank_of, time.monotonic() + seconds)
+        for process in processes:
+            process.join(timeout=LEAVING_SECONDS)
+        return answers
     finally:
         for process in processes:
-            process.join(timeout=5)
             if process.is_alive():
                 process.kill()
-                process.join()
+            process.join()
+            process.close()
+        for pipe in rank_of:
+            pipe.close()
+
+
+def _collect(rank_of: dict[Connection, int], deadline: float) -> list[Any]:
+    """Return each rank's answer, or raise at the first that is none: its peers fail after it, and because of it."""
+    answers: dict[int, Any] = {}
+    while len(answers) < len(rank_of):
+        silent = [pipe for pipe, rank in rank_of.items() if rank not in answers]
+        ready = wait(silent, timeout=max(deadline - time.monotonic(), 0))
+        assert ready, f"ranks {[rank_of[pipe] for pipe in silent]} did not answer in time"
+        for pipe in silent:
+            if pipe not in ready:
+                continue
+            try:
+                status, value = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                raise AssertionError(f"rank {rank_of[pipe]} died without a word") from None
+            assert status == "ok", f"rank {rank_of[pipe]}: {value}"
+            answers[rank_of[pipe]] = value
+    return [answers[rank] for rank in sorted(answers)]

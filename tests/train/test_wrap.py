@@ -185,6 +185,7 @@ def refusals() -> dict[str, str]:
         "hybrid": refusal(lambda: fsdp(users_model(), shard_strat="HYBRID_SHARD")),
         "strategy": refusal(lambda: fsdp(users_model(), shard_strat="SHARD_GRADS")),
         "mp": refusal(lambda: fsdp(users_model(), mp="bf17")),
+        "nothing to checkpoint": refusal(lambda: fsdp(users_model(), activation_checkpointing="full")),
         "world": refusal(lambda: fsdp(users_model(), setup=TrainSetup(world_size=8))),
     }
 
@@ -206,6 +207,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("hybrid", "use 4 or more ranks"),
         ("strategy", "did you mean 'SHARD_GRAD_OP'"),
         ("mp", "SpecError: precision: 'bf17'"),
+        ("nothing to checkpoint", "give TransformerBlock"),
         ("world", "the setup is for world_size 8; here are 2"),
     ],
 )

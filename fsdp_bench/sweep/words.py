@@ -1,0 +1,39 @@
+"""Reading what a user wrote in a sweep file: known keys, aliases, and errors that name the place."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_words
+from fsdp_bench.spec.errors import SpecError, nearest
+
+FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
+"""Short names, as on the command line."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse a key that does not exist.
+
+    Raises:
+        SpecError: naming the nearest known key.
+    """
+    for key in table:
+        if key not in known:
+            hint = nearest(key, known) or f"; one of {', '.join(known)}"
+            raise SpecError(f"{place}unknown key {key!r}{hint}")
+
+
+def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
+    """Turn words into a spec type.
+
+    Raises:
+        SpecError: naming the place in the file, the field, the value and what is allowed.
+    """
+    try:
+        return from_words(fields, kind)
+    except SpecError as error:
+        raise SpecError(f"{place} {error}".strip()) from None

@@ -1,0 +1,60 @@
+"""The helper that all tests on ranks rest on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train.ranks import run_ranks
+
+
+def add_up(number: int) -> tuple[int, int]:
+    total = torch.tensor(dist.get_rank() + number)
+    dist.all_reduce(total)
+    return int(total), os.getpid()
+
+
+def fail_on_the_last_rank() -> None:
+    if dist.get_rank() == 1:
+        raise KeyError("the cause")
+    dist.barrier()
+
+
+def die_on_the_last_rank() -> None:
+    if dist.get_rank() == 1:
+        os._exit(9)
+    time.sleep(60)
+
+
+def hang(folder: Path) -> None:
+    (folder / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def test_every_rank_answers_from_a_process_of_its_own(tmp_path: Path) -> None:
+    (first, pid), (second, other_pid) = run_ranks(2, tmp_path, add_up, 10)
+    assert first == second == 10 + 11
+    assert len({pid, other_pid, os.getpid()}) == 3
+
+
+def test_the_rank_that_failed_first_is_named_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)rank 1: .*fail_on_the_last_rank.*KeyError: 'the cause'"):
+        run_ranks(2, tmp_path, fail_on_the_last_rank)
+
+
+def test_a_rank_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="rank 1 died without a word"):
+        run_ranks(2, tmp_path, die_on_the_last_rank, seconds=50)
+
+
+def test_ranks_that_hang_are_killed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ranks \[0, 1\] did not answer in time"):
+        run_ranks(2, tmp_path, hang, tmp_path, seconds=8)
+    for note in tmp_path.glob("pid-*"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(note.read_text()), 0)
