@@ -43,6 +43,6 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fsdp_bench.cli.main", *map(str, words)]
 
 
-def run_command(*words: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run fsdp-bench to its end."""
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd)

@@ -39,7 +39,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.trials = folder / "trials"
-        self.scratch = folder / ".scratch"
+        self.scratch = folder.absolute() / ".scratch"  # workers meet at a file:// address in it
         self._lock: Any = None
 
     def open(self) -> None:

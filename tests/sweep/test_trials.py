@@ -85,6 +85,16 @@ def test_communication_is_measured_on_steps_of_its_own(run_sweep: RunSweep) -> N
     assert (record.communication_seconds or 0) > 0
 
 
+def test_results_go_to_a_relative_folder_as_they_do_by_default(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_sweep("world_size = 2", "timeout_seconds = 30")
+    done = run_command("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results" / "m" / "tiny" / "trials").glob("*.json")
+    assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
+
+
 def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, tmp_path: Path) -> None:
     (forked,) = run_sweep("world_size = 2")
     (tmp_path / "m").rename(tmp_path / "forked")
