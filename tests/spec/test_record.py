@@ -1,0 +1,135 @@
+"""Records: old ones stay readable, and what is computed on reading is computed right."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.record import (
+    SCHEMA_VERSION,
+    CommunicationReading,
+    MemoryReading,
+    Outcome,
+    RankReport,
+    RunPlan,
+    TrialRecord,
+    read_record,
+)
+from fsdp_bench.spec.setup import Checkpointing
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_a_record_of_every_version_is_read(version: int) -> None:
+    """Each golden file was written by the fsdp-bench of its version, and is never written again."""
+    path = GOLDEN / f"record-v{version}.json"
+    raw = json.loads(path.read_text())
+    assert raw["schema_version"] == version
+    record = read_record(path.read_bytes(), path.name)
+    assert record.id == raw["id"]
+    assert record.outcome is Outcome.OK
+    assert record.num_parameters == record.model.num_parameters == raw["num_parameters"]
+    assert str(record.setup.precision) == raw["setup"]["precision"]
+    per_rank = [rank["step_seconds"] for rank in raw["ranks"]]
+    assert record.step_seconds == statistics.median(max(pair) for pair in zip(*per_rank, strict=True))
+    peaks = [rank["memory"]["peak_allocated_bytes"] for rank in raw["ranks"]]
+    assert record.worst_rank_memory is not None
+    assert record.worst_rank_memory.peak_allocated_bytes == max(peaks)
+    assert from_json(to_json(record), TrialRecord) == record
+
+
+def test_a_newer_record_is_refused_by_name_and_version() -> None:
+    with pytest.raises(SpecError, match=r"abc\.json: schema_version 2 was written by a newer fsdp-bench"):
+        read_record(b'{"schema_version": 2}', "abc.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"schema_version": 0}', b'{"schema_version": "1"}'])
+def test_what_is_no_record_is_told_apart_from_a_newer_one(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_record(data, "x.json")
+
+
+def golden() -> TrialRecord:
+    return read_record((GOLDEN / "record-v1.json").read_bytes(), "record-v1.json")
+
+
+def with_ranks(*ranks: RankReport) -> TrialRecord:
+    return msgspec.structs.replace(golden(), ranks=ranks, peak_flops_per_second=1e9)
+
+
+def rank(number: int, seconds: tuple[float, ...], retries: int | None = None, peak: int = 1) -> RankReport:
+    memory = MemoryReading(
+        peak_allocated_bytes=peak, peak_phase="loss", phases={"loss": peak}, num_alloc_retries=retries
+    )
+    communication = tuple(
+        CommunicationReading(step_seconds=1.0, total_seconds=total, exposed_seconds=total / 2)
+        for total in (0.1 * (number + 1), 0.3 * (number + 1), 0.2 * (number + 1))
+    )
+    return RankReport(
+        rank=number,
+        outcome=Outcome.OK,
+        step_seconds=seconds,
+        memory=memory,
+        communication=communication,
+        losses=(5.0, 4.0 + number),
+    )
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    record = with_ranks(rank(0, (1.0, 2.0, 9.0)), rank(1, (3.0, 1.0, 1.0)))
+    assert record.step_seconds == 3.0  # the median of 3, 2, 9
+    assert record.tokens_per_second_per_gpu == 16 / 3.0
+    assert record.final_loss == 4.5
+
+
+def test_mfu_leaves_recomputation_out_and_hfu_does_not() -> None:
+    record = with_ranks(rank(0, (2.0,)))
+    model, tokens = record.model, 16 / 2.0
+    assert record.mfu == pytest.approx(tokens * model.model_flops_per_token(16) / 1e9)
+    assert record.hfu == record.mfu
+    full = msgspec.structs.replace(
+        record, setup=msgspec.structs.replace(record.setup, checkpointing=Checkpointing.FULL)
+    )
+    blocks = model.num_hidden_layers * model.block_forward_flops_per_token(16)
+    assert full.mfu == record.mfu
+    assert full.hfu == pytest.approx(record.mfu + tokens * blocks / 1e9)
+
+
+def test_without_a_peak_there_is_no_mfu() -> None:
+    assert msgspec.structs.replace(with_ranks(rank(0, (1.0,))), peak_flops_per_second=None).mfu is None
+
+
+def test_communication_is_the_median_over_steps_of_the_rank_with_the_most() -> None:
+    record = with_ranks(rank(0, (1.0,)), rank(1, (1.0,)))
+    assert record.communication_seconds == pytest.approx(0.4)
+    assert record.exposed_communication_seconds == pytest.approx(0.2)
+
+
+def test_one_retry_on_one_rank_means_that_it_does_not_fit() -> None:
+    assert with_ranks(rank(0, (1.0,), retries=0), rank(1, (1.0,), retries=0)).fits
+    assert with_ranks(rank(0, (1.0,)), rank(1, (1.0,))).fits  # a CPU counts none
+    assert not with_ranks(rank(0, (1.0,), retries=0), rank(1, (1.0,), retries=1)).fits
+    assert not msgspec.structs.replace(with_ranks(rank(0, (1.0,))), outcome=Outcome.OOM_GPU).fits
+
+
+def test_a_trial_without_measurements_has_none() -> None:
+    record = with_ranks()
+    assert record.step_seconds is record.mfu is record.hfu is record.final_loss is record.worst_rank_memory is None
+    assert record.communication_seconds is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"warmup_steps": 1}, {"steps": 0}, {"communication_steps": -1}, {"timeout_seconds": 0}, {"threads_per_rank": 0}],
+)
+def test_a_plan_that_would_measure_nothing_names_the_field(fields: dict[str, int]) -> None:
+    (name,) = fields
+    with pytest.raises(SpecError, match=name):
+        RunPlan(**fields)  # type: ignore[arg-type]
