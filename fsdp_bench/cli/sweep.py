@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 
@@ -10,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fsdp_bench.report.tables import print_table
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.grid import read_sweep
@@ -17,7 +19,7 @@ from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
 from fsdp_bench.sweep.selection import select
 from fsdp_bench.sweep.store import Store
-from fsdp_bench.sweep.trial import SweepPlan, Trial
+from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 
@@ -49,30 +51,45 @@ def command(
     Interrupt at any time; the same command resumes and repeats nothing.
     """
     machine = probe_machine()
-    plan = select(read_sweep(file, machine), only)
+    whole = read_sweep(file, machine)
+    plan = select(whole, only)
     store = Store(results / (machine_name or machine.name) / plan.name)
-    console = Console(stderr=True)
     if list_only:
         _list(plan, store)
         return 0
     _require_torch()
     signal.signal(signal.SIGTERM, _interrupt)
+    console = Console(stderr=True)
     store.open()
     try:
         state = survey(plan, store, frozenset(map(Outcome, retry)))
         for note in state.notes:
             console.print(f"note: {note}", style="yellow", highlight=False)
         store.write_machine(machine)
-        store.write("sweep.toml", plan.source.encode())
+        store.write("sweep.toml", resolved_text(whole, machine).encode())
         console.print(_introduction(plan, machine, state, store), highlight=False)
-        _run(plan, store, machine, state, console)
-        records = [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
-        store.write_table(records)
-        _finish(records, store, machine, not no_charts)
+        try:
+            _run(plan, store, machine, state, console)
+        except KeyboardInterrupt:
+            done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
+            print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+            return 130
+        finally:
+            everything = _recorded(whole, survey(whole, store))
+            store.write_table(everything)
+        records = _recorded(plan, state)
+        print_table(records, Console())
+        if not no_charts:
+            _draw(everything, store, machine)
     finally:
         store.close()
     failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
     return 1 if failed else 0
+
+
+def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
+    """Return what is recorded, in the order of the trials."""
+    return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -104,26 +121,16 @@ def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, con
 
         def observe(trial: Trial, record: TrialRecord | None) -> None:
             if record is None:
-                progress.update(task, description=label(trial))
+                progress.update(task, description=trial.label)
                 return
             progress.advance(task)
             if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
                 done = f"[{len(state.records)}/{len(plan.trials)}]"
                 reason = f": {record.reason}" if record.reason else ""
-                text = f"{done} {record.id} {label(trial)}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
+                text = f"{done} {record.id} {trial.label}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
                 progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         run_sweep(plan, store, machine, state, observe)
-
-
-def label(trial: Trial) -> str:
-    """Return a trial in one short line."""
-    setup = trial.spec.setup
-    words = [trial.spec.model.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
-    words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
-    if setup.offload.value != "none":
-        words.append("offload")
-    return " ".join(words)
 
 
 def _list(plan: SweepPlan, store: Store) -> None:
@@ -133,18 +140,13 @@ def _list(plan: SweepPlan, store: Store) -> None:
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print(f"{number:4d}  {trial.spec.id}  {label(trial)}  {status}")
+        print(f"{number:4d}  {trial.spec.id}  {trial.label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
     print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
 
 
-def _finish(records: list[TrialRecord], store: Store, machine: Machine, charts: bool) -> None:
-    """Print the table and draw the charts."""
-    from fsdp_bench.report.tables import print_table
+def _draw(records: list[TrialRecord], store: Store, machine: Machine) -> None:
+    from fsdp_bench.report.charts import draw_all
 
-    print_table(records, Console())
-    if charts:
-        from fsdp_bench.report.charts import draw_all
-
-        for path in draw_all(records, store.folder, machine.describe()):
-            print(f"chart: {path}")
+    for path in draw_all(records, store.folder, machine.describe()):
+        print(f"chart: {path}")

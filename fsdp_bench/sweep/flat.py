@@ -53,6 +53,7 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "communication_seconds": record.communication_seconds,
         "exposed_communication_seconds": record.exposed_communication_seconds,
         "loss": record.final_loss,
+        "torch": next((rank.environment.get("torch") for rank in record.ranks if rank.environment), None),
         "started_at": record.started_at,
         "wall_seconds": record.wall_seconds,
     }

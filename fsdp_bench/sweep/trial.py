@@ -9,8 +9,8 @@ import msgspec
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
-from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.spec.setup import Offload, TrainSetup
+from fsdp_bench.sweep.machine import Machine, torch_version
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: TrialSpec
     skip_reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The trial in one short line."""
+        setup = self.spec.setup
+        words = [self.spec.model.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
+        words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
+        if setup.offload is Offload.PARAMS:
+            words.append("offload")
+        return " ".join(words)
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +40,17 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they run."""
     source: str
     """The sweep file's text."""
+
+
+def resolved_text(plan: SweepPlan, machine: Machine) -> str:
+    """Return the sweep file's text with, as comments, what it was resolved to on a machine: sizes, IDs, order."""
+    lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
+    lines += [f"# {shape}" for shape in dict.fromkeys(trial.spec.model.describe() for trial in plan.trials)]
+    for trial in plan.trials:
+        lines.append(
+            f"# {trial.spec.id} {trial.label}" + (f"; skipped: {trial.skip_reason}" if trial.skip_reason else "")
+        )
+    return "\n".join(lines) + "\n"
 
 
 def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:

@@ -90,7 +90,8 @@ class StorageTracker(TorchDispatchMode):
             self._set(key, storage.nbytes())
 
     def _forget(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key, 0)
+        size = self._sizes.pop(key, 0)
+        self.live_bytes -= size  # no call in this line: gloo's threads free storages too, and may interrupt at calls
         self._watches.pop(key, None)
 
     def _set(self, key: int, size: int) -> None:

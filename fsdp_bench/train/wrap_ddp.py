@@ -26,13 +26,15 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
     if precision.compute != precision.store:
         autocast: Any = torch.autocast(plan.device.type, dtype=DTYPES[precision.compute])
         model.forward = autocast(model.forward)
+    # Without a group the compression hooks reduce over the whole world, whatever DDP was given.
+    group = plan.process_group or (plan.mesh.get_group() if plan.mesh is not None else None)
     wrapped = DistributedDataParallel(
         model,
         device_ids=[plan.device] if plan.device.type == "cuda" else None,
-        process_group=plan.process_group or (plan.mesh.get_group() if plan.mesh is not None else None),
+        process_group=group,
     )
     if precision.reduce != precision.store:
-        wrapped.register_comm_hook(plan.process_group, _COMPRESSION[precision.reduce])
+        wrapped.register_comm_hook(group, _COMPRESSION[precision.reduce])
     return wrapped
 
 

@@ -108,11 +108,15 @@ def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep,
         assert one.memory.phases == other.memory.phases
 
 
-def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSweep) -> None:
+def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSweep, tmp_path: Path) -> None:
     grid = "world_size = 1\nstrategy = ['FULL_SHARD', 'NO_SHARD']\napi = ['fsdp1', 'fsdp2']"
     selected = run_sweep(grid, "", "--only", "strategy=zero3", "--only", "api=fsdp2")
     assert [(r.setup.strategy.value, r.setup.api.value) for r in selected] == [("FULL_SHARD", "fsdp2")]
+    csv = tmp_path / "m" / "tiny" / "trials.csv"
+    assert len(csv.read_text().splitlines()) == 1 + 1
     assert len(run_sweep(grid)) == 4
+    run_sweep(grid, "", "--only", "api=fsdp1")
+    assert len(csv.read_text().splitlines()) == 1 + 4  # the table is of the sweep, not of the selection
 
 
 def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
