@@ -33,8 +33,18 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
     for record in ran:
         for suspicion in record.suspect:
             console.print(f"suspect {record.id}: {suspicion}", highlight=False, markup=False, soft_wrap=True)
+    for source in dict.fromkeys(_peak(record) for record in ran if record.peak_flops_source):
+        console.print(source, highlight=False, markup=False, soft_wrap=True)
     for shape in dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran):
         console.print(shape, highlight=False, markup=False, soft_wrap=True)
+
+
+def _peak(record: TrialRecord) -> str:
+    peak = (record.peak_flops_per_second or 0) / 1e12
+    return (
+        "MFU = model FLOPs (3 x forward, attention causal, no recomputation) / seconds / dense peak"
+        f" {peak:.4g} TFLOP/s ({record.peak_flops_source})"
+    )
 
 
 def _title(ran: list[TrialRecord]) -> str:

@@ -176,4 +176,7 @@ def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixtu
         assert part in text
     for part in ("10.0 GiB", "backward", "2.0 s", "3,072", MODEL.describe(), "measured"):
         assert part in text
+    known = replace(record(), peak_flops_per_second=2e14, peak_flops_source="Test GPU fp32: a datasheet, 2024")
+    print_table([known], Console(width=300))
+    assert "dense peak 200 TFLOP/s (Test GPU fp32: a datasheet, 2024)" in capsys.readouterr().out
     assert "unknown" in text  # MFU: no peak for this GPU
