@@ -50,10 +50,10 @@ def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection, c
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
         function, args = pickle.loads(call)
         # pickle and not the pipe's own pickler, which would hand tensors over in shared memory of a dying process.
-        pipe.send_bytes(pickle.dumps(("ok", function(*args))))
+        pipe.send_bytes(pickle.dumps((None, function(*args))))
         dist.barrier()
     except BaseException:
-        pipe.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
+        pipe.send_bytes(pickle.dumps((time.monotonic(), traceback.format_exc())))
     finally:
         os._exit(0)  # peers that failed would make destructors wait
 
@@ -93,19 +93,26 @@ def run_ranks(
 
 
 def _collect(rank_of: dict[Connection, int], deadline: float) -> list[Any]:
-    """Return each rank's answer, or raise at the first that is none: its peers fail after it, and because of it."""
+    """Return each rank's answer, or raise for the rank that failed first: its peers fail after it, because of it."""
     answers: dict[int, Any] = {}
     while len(answers) < len(rank_of):
         silent = [pipe for pipe, rank in rank_of.items() if rank not in answers]
         ready = wait(silent, timeout=max(deadline - time.monotonic(), 0))
         assert ready, f"ranks {[rank_of[pipe] for pipe in silent]} did not answer in time"
+        failures: list[tuple[float, str]] = []
         for pipe in silent:
-            if pipe not in ready:
-                continue
-            try:
-                status, value = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                raise AssertionError(f"rank {rank_of[pipe]} died without a word") from None
-            assert status == "ok", f"rank {rank_of[pipe]}: {value}"
-            answers[rank_of[pipe]] = value
+            if pipe in ready:
+                failed_at, value = _receive(pipe)
+                answers[rank_of[pipe]] = value
+                if failed_at is not None:
+                    failures.append((failed_at, f"rank {rank_of[pipe]}: {value}"))
+        assert not failures, min(failures)[1]
     return [answers[rank] for rank in sorted(answers)]
+
+
+def _receive(pipe: Connection) -> tuple[float | None, Any]:
+    """Return when the rank failed, if it did, and what it says."""
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return 0.0, "died without a word"

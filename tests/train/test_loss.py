@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fsdp_bench.spec.setup import Loss
+from fsdp_bench.train import loss
 from fsdp_bench.train.loss import loss_function
+from fsdp_bench.train.storage_tracker import StorageTracker
 
 
 @pytest.mark.parametrize(
@@ -21,12 +25,26 @@ def test_value_and_gradient_are_those_of_float64(kind: Loss, tokens: int) -> Non
     exact = logits.detach().double().requires_grad_()
     expected = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
     expected.backward()
-    loss = loss_function(kind)(logits, targets)
-    loss.backward()
-    torch.testing.assert_close(loss.double(), expected)
+    value = loss_function(kind)(logits, targets)
+    value.backward()
+    torch.testing.assert_close(value.double(), expected)
     assert logits.grad is not None
     assert exact.grad is not None
     torch.testing.assert_close(logits.grad.double(), exact.grad)
+
+
+def test_the_chunked_loss_has_eight_chunks_none_of_which_keeps_fp32_logits() -> None:
+    """Of bf16 logits 24 x 100 a chunk is 3 rows, and its fp32 copy 1200 bytes; the whole copy would be 9600."""
+    logits = torch.randn(2, 12, 100).bfloat16().requires_grad_()
+    targets = torch.randint(100, (2, 12))
+    with StorageTracker() as tracker, patch.object(loss, "_chunk_sum", wraps=loss._chunk_sum) as chunk_sum:
+        value = loss.chunked(logits, targets)
+        forward = tracker.live_bytes
+        assert chunk_sum.call_count == 8
+        assert [call.args[0].shape for call in chunk_sum.call_args_list] == [(3, 100)] * 8
+        value.backward()
+        assert chunk_sum.call_count == 16  # recomputed
+    assert forward < 2 * 24 * 100 + 1200  # the bf16 logits, known by their views, and less than one chunk
 
 
 def test_the_chunked_loss_works_for_fewer_tokens_than_chunks() -> None:

@@ -6,11 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.train.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.transformer import build, initialize
+from tests.spec.test_model import gpt2, llama
 
 
 @st.composite
@@ -50,6 +56,25 @@ def test_large_rungs_are_what_they_say_too(family: Family, count: int) -> None:
     assert sum(parameter.numel() for parameter in build(shape).parameters()) == shape.num_parameters
 
 
+@pytest.mark.parametrize(
+    ("shape", "published"),
+    [
+        (gpt2(12, 768, 12), 124_439_808),
+        (gpt2(48, 1600, 25), 1_557_611_200),
+        (llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
+        (llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320),
+        (llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
+        (llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
+        (llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
+        (llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800),
+    ],
+    ids=["GPT-2", "GPT-2 XL", "Llama-2-7B", "13B", "70B", "Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B"],
+)
+def test_the_modules_have_the_published_counts(shape: ModelShape, published: int) -> None:
+    """Sources: the sizes of the checkpoints on Hugging Face, by config.json and safetensors' parameter counts."""
+    assert sum(parameter.numel() for parameter in build(shape).parameters()) == published
+
+
 @given(shapes(), st.integers(1, 8), st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
 def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, batch: int) -> None:
@@ -61,6 +86,57 @@ def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, 
     assert counter.get_total_flops() == pytest.approx(
         batch * sequence * shape.forward_flops_per_token(sequence, causal=False)
     )
+
+
+SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
+
+
+def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, early_stop: bool) -> int:
+    """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
+
+    Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
+    the CPU's fused kernel. It counts the products whole, 4 x sequence x hidden_size a token and layer: the causal
+    half, which spec/model.py takes by default, is what fused kernels skip.
+    """
+    model = build(shape).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, seed=0)
+    checkpoint_blocks(model, list(model.blocks), checkpointing)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), set_checkpoint_early_stop(early_stop), counter:
+        model(torch.zeros(3, 10, dtype=torch.long)).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("checkpointing", list(Checkpointing))
+@pytest.mark.parametrize("family", list(Family))
+def test_flops_of_a_whole_step_equal_torchs_own_count(family: Family, checkpointing: Checkpointing) -> None:
+    """Forward, backward, and what checkpointing recomputes."""
+    shape = SMALL[family]
+    expected = shape.hardware_flops_per_token(10, checkpointing, causal=False)
+    assert flops_of_a_step(shape, checkpointing, early_stop=False) == 3 * 10 * expected
+    if checkpointing is not Checkpointing.FULL:
+        assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_full_checkpointing_does_not_recompute_the_last_product_of_a_block(family: Family) -> None:
+    """By default torch stops recomputing at the last tensor that backward needs (set_checkpoint_early_stop).
+
+    That is the input of a block's last projection, feed-forward to hidden; hardware_flops_per_token counts the
+    whole forward pass, as the definition of HFU does (Chowdhery et al. 2022).
+    """
+    shape = SMALL[family]
+    last_products = 3 * 10 * 2 * 2 * shape.intermediate_size * shape.hidden_size  # tokens, blocks, multiply and add
+    whole = flops_of_a_step(shape, Checkpointing.FULL, early_stop=False)
+    assert flops_of_a_step(shape, Checkpointing.FULL, early_stop=True) == whole - last_products
+
+
+def test_a_causal_token_sees_half_of_the_keys() -> None:
+    # Sequence 10: 1 to 10 keys, 5.5 on average; two products, multiply and add, 32 wide, in 2 blocks.
+    shape = SMALL[Family.LLAMA]
+    whole, causal = (shape.forward_flops_per_token(10, causal=causal) for causal in (False, True))
+    assert whole - causal == 2 * 4 * (10 - 5.5) * 32
 
 
 @given(shapes())

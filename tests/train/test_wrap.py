@@ -22,6 +22,7 @@ from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.readback import effective_setup
 from fsdp_bench.train.wrap import ShardsNothingWarning
 from tests.train.ranks import run_ranks
+from tests.train.training import whole_parameters
 
 
 class Block(nn.Module):
@@ -48,7 +49,8 @@ def facts(model: nn.Module) -> Facts:
     seen: list[torch.dtype] = []
     inner = next(module for module in model.modules() if isinstance(module, nn.Linear))
     inner.register_forward_pre_hook(lambda module, _: seen.append(module.weight.dtype))
-    model(torch.randn(2, 8)).float().square().mean().backward()
+    output = model(torch.randn(2, 8))
+    output.float().square().mean().backward()
     gradient_dtypes = tuple({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
     optimizer.step()
     effective = effective_setup(model, optimizer, gradient_dtypes, TrainSetup())
@@ -58,6 +60,7 @@ def facts(model: nn.Module) -> Facts:
         "units": effective.num_units,
         "group": effective.shard_group_size,
         "compute": str(seen[0]),
+        "output": str(output.dtype),
         "parameters": effective.parameter_dtypes,
         "states": effective.optimizer_state_dtypes,
     }
@@ -168,6 +171,12 @@ def test_a_call_that_shards_does_not_warn(direct: dict[str, tuple[Facts, list[st
     assert direct["full"][1] == direct["fsdp2"][1] == direct["by size"][1] == []
 
 
+def refuse_with_optimizer() -> object:
+    model = users_model()
+    optimizer = torch.optim.SGD(model[1].parameters())  # over a part of it
+    return fsdp(model, api="fsdp2", shard_strat="FULL_SHARD"), optimizer
+
+
 def refusals() -> dict[str, str]:
     model = users_model()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -186,6 +195,11 @@ def refusals() -> dict[str, str]:
         "strategy": refusal(lambda: fsdp(users_model(), shard_strat="SHARD_GRADS")),
         "mp": refusal(lambda: fsdp(users_model(), mp="bf17")),
         "nothing to checkpoint": refusal(lambda: fsdp(users_model(), activation_checkpointing="full")),
+        "mesh fsdp2": refusal(lambda: fsdp(users_model(), api="fsdp2", shard_strat="FULL_SHARD", device_mesh=mesh2)),
+        "mesh DDP": refusal(lambda: fsdp(users_model(), api="fsdp2", device_mesh=mesh2)),
+        "DDP bf16": refusal(lambda: fsdp(users_model(), api="fsdp2", mp="bf16")),
+        "DDP offload": refusal(lambda: fsdp(users_model(), api="fsdp2", cpu_offload=True)),
+        "fsdp2 optimizer": refusal(refuse_with_optimizer),
         "world": refusal(lambda: fsdp(users_model(), setup=TrainSetup(world_size=8))),
     }
 
@@ -208,6 +222,11 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("strategy", "did you mean 'SHARD_GRAD_OP'"),
         ("mp", "SpecError: precision: 'bf17'"),
         ("nothing to checkpoint", "give TransformerBlock"),
+        ("mesh fsdp2", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
+        ("mesh DDP", "device_mesh has 2 dimensions; NO_SHARD needs 1"),
+        ("DDP bf16", "compression hook needs NCCL"),
+        ("DDP offload", "has no CPU offload; api fsdp1 has"),
+        ("fsdp2 optimizer", "WrapError: a SGD was made over this model's parameters before wrapping"),
         ("world", "the setup is for world_size 8; here are 2"),
     ],
 )
@@ -273,3 +292,72 @@ def alone() -> list[str]:
 
 def test_in_a_world_of_one_fsdp1_runs_no_shard_and_says_so(tmp_path: Path) -> None:
     assert run_ranks(1, tmp_path, alone)[0] == ["NO_SHARD", "FULL_SHARD"]
+
+
+def grid_of_calls() -> dict[tuple[str, str, str], Facts]:
+    """The documented words, every one with every other, on two ranks."""
+    return {
+        (api, mp, strategy): call(True, mp, strategy, Block, api=api)[0]
+        for api in ("fsdp1", "fsdp2")
+        for mp in ("fp32", "bf16", "fp16")
+        for strategy in ("FULL_SHARD", "SHARD_GRAD", "NO_SHARD")
+        if (api, mp, strategy) != ("fsdp2", "bf16", "NO_SHARD")  # DDP's compression to bf16 needs NCCL
+    }
+
+
+def test_every_documented_word_is_what_runs(tmp_path: Path) -> None:
+    """Parameters and the optimizer's states stay in fp32, whatever is computed in; DDP computes under autocast."""
+    names = {"FULL_SHARD": "FULL_SHARD", "SHARD_GRAD": "SHARD_GRAD_OP", "NO_SHARD": "NO_SHARD"}
+    compute = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    for (api, mp, strategy), got in run_ranks(2, tmp_path, grid_of_calls)[0].items():
+        is_ddp = (api, strategy) == ("fsdp2", "NO_SHARD")
+        assert got["strategy"] == names[strategy]
+        assert got["parameters"] == got["states"] == ("fp32",)
+        assert got["compute"] == ("torch.float32" if is_ddp else compute[mp])  # of the weights, which autocast keeps
+        assert got["output"] == compute[mp]
+        assert got["group"] == (1 if strategy == "NO_SHARD" else 2)
+        assert got["units"] == (1 if is_ddp else 3)
+
+
+def hybrid_by_shard_size() -> list[Facts]:
+    options: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": (Block,), "shard_size": 2}
+    return [call(shard_strat="HYBRID_SHARD", api=api, **options)[0] for api in ("fsdp1", "fsdp2")]
+
+
+def test_a_shard_size_makes_the_groups_of_a_hybrid_strategy(tmp_path: Path) -> None:
+    for rank in run_ranks(4, tmp_path, hybrid_by_shard_size):
+        assert [(got["strategy"], got["group"], got["units"]) for got in rank] == [("HYBRID_SHARD", 2, 3)] * 2
+
+
+PARTS_OF_THE_WORLD: dict[str, dict[str, Any]] = {
+    "fsdp1": {"shard_strat": "FULL_SHARD"},
+    "fsdp1 NO_SHARD": {},
+    "fsdp2": {"shard_strat": "FULL_SHARD", "api": "fsdp2"},
+    "DDP": {"api": "fsdp2"},
+    "DDP fp16": {"api": "fsdp2", "mp": "fp16"},
+}
+
+
+def steps_in_parts_of_the_world() -> dict[str, float]:
+    """On each half of four ranks, step by the gradient of ``rank * sum(output)``; return the last bias's step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))["shard"]
+    parts: dict[str, dict[str, Any]] = {"mesh": {"device_mesh": mesh}, "group": {"process_group": mesh.get_group()}}
+    steps = {}
+    for name, options in PARTS_OF_THE_WORLD.items():
+        for key, part in parts.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ShardsNothingWarning)
+                model = fsdp(users_model(), **part, **options)
+            start = whole_parameters(model)["3.bias"]
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            (dist.get_rank() * model(torch.ones(1, 8)).float().sum()).backward()
+            optimizer.step()
+            steps[f"{name} {key}"] = float((start - whole_parameters(model)["3.bias"]).mean())
+    return steps
+
+
+def test_a_part_of_the_world_averages_gradients_over_itself_alone(tmp_path: Path) -> None:
+    """d(rank * sum)/d(bias) is the rank: ranks 0 and 1 average to 0.5, ranks 2 and 3 to 2.5; all four would to 1.5."""
+    for rank, steps in enumerate(run_ranks(4, tmp_path, steps_in_parts_of_the_world)):
+        assert steps == {name: pytest.approx(0.5 if rank < 2 else 2.5) for name in steps}
+        assert len(steps) == 2 * len(PARTS_OF_THE_WORLD)

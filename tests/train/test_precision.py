@@ -1,0 +1,247 @@
+"""Mixed precision: bf16 is fp32 up to its roundings, fp16 trains with the scaler. The reference is one fp32 process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.train.data import batches
+from fsdp_bench.train.loss import plain
+from fsdp_bench.train.step import train_step
+from tests.train.ranks import run_ranks
+from tests.train.training import (
+    FOUR,
+    GPT2,
+    LLAMA,
+    STEPS,
+    TWO,
+    Cases,
+    S,
+    Trained,
+    attempt,
+    plain_model,
+    relative_error,
+    setup_of,
+    train_alone,
+    train_cases,
+    training_of,
+    whole_parameters,
+)
+
+BF16_UNIT_ROUNDOFF = 2.0**-8
+"""bf16 has 8 significant bits: rounding to nearest changes a number by at most this part of it."""
+
+ROUNDINGS_FORWARD = 2 * 13 + 3
+"""Roundings in a row from the embedding to the logits, two blocks deep.
+
+A llama block has 13: norm, projection, product with the cosine, rotated sum, attention, output projection, residual;
+norm, gate, silu, product, down projection, residual. Around them are the embedding, the last norm and the head.
+gpt2's blocks have fewer.
+"""
+
+
+def bf16_tolerance(more_roundings: int = 0) -> float:
+    """Derive the error that three SGD steps may have in bf16-mixed, as a part of the whole update.
+
+    1. An SGD step is the learning rate times the gradient. The parameters are kept in fp32 and so is the reduction,
+       so the error of the update, as a part of it, is that of the gradients: |sum of errors| / |sum of gradients|.
+    2. To a gradient lead at most 2 x ROUNDINGS_FORWARD = 58 roundings in a row, through forward and back again.
+       Each changes its tensor by at most u = 2^-8 of its norm. The operators between them neither amplify nor damp
+       a relative change of the norm, which is so near initialisation: the residual stream is the embedding and small
+       additions, and norms keep relative changes.
+    3. Roundings to nearest are wrong in either direction, without memory, so that the errors add up as a random walk
+       does (Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis): sqrt(58) u = 3.0 %, and
+       lambda times that with a probability that is overwhelming for lambda = 2 in a norm over thousands of values.
+
+    That the bound is neither empty nor too wide is shown by the tests of faults below, which it must catch.
+    """
+    return 2 * (2 * ROUNDINGS_FORWARD + more_roundings) ** 0.5 * BF16_UNIT_ROUNDOFF
+
+
+def bf16_loss_tolerance(family: Family) -> float:
+    """Derive the absolute error of the mean loss: the cross-entropy of logits that are wrong by up to e is within 2e.
+
+    (log-sum-exp moves by at most e, and so does the target's logit.) The logits are wrong by the roundings of forward
+    as above: a random walk of ROUNDINGS_FORWARD steps of u times the largest logit. The largest logit is read from
+    the plain fp32 model; two steps of training at most double it, which the factor 2 covers.
+    """
+    (tokens,) = next(batches(setup_of(1), LLAMA.vocab_size, STEPS, 0, 1))
+    with torch.no_grad():
+        largest = float(plain_model(family)(tokens[:, :-1]).abs().max())
+    return 2 * 2 * ROUNDINGS_FORWARD**0.5 * BF16_UNIT_ROUNDOFF * largest
+
+
+BF16: dict[str, Any] = {"precision": Precision.parse("bf16-mixed")}
+
+
+def bf16_cases(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
+    cases: Cases = {}
+    for api, strategy in pairs:
+        for family in Family:
+            setup = setup_of(world_size, api=api, strategy=strategy, **BF16)
+            cases[f"{family.value} {api.value} {strategy.value}"] = (family, setup)
+        for kind in (Checkpointing.FULL, Checkpointing.SELECTIVE):
+            setup = setup_of(world_size, api=api, strategy=strategy, checkpointing=kind, **BF16)
+            cases[f"llama {api.value} {strategy.value} {kind.value} checkpointing"] = (Family.LLAMA, setup)
+    return cases
+
+
+BF16_CASES = {2: bf16_cases(2, TWO), 4: bf16_cases(4, FOUR)}
+BF16_NAMES = [(world, name) for world, cases in BF16_CASES.items() for name in cases]
+
+
+@pytest.fixture(scope="module")
+def trained_bf16(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Trained | str]]]:
+    return {
+        world: run_ranks(world, tmp_path_factory.mktemp("ranks"), train_cases, cases)
+        for world, cases in BF16_CASES.items()
+    }
+
+
+@pytest.mark.parametrize(("world", "name"), BF16_NAMES, ids=[name for _, name in BF16_NAMES])
+def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(
+    world: int, name: str, trained_bf16: dict[int, list[dict[str, Trained | str]]]
+) -> None:
+    family, setup = BF16_CASES[world][name]
+    _, start = train_alone(family, setup, steps=0)
+    expected_losses, expected = train_alone(family, setup)
+    for rank in trained_bf16[world]:
+        result = rank[name]
+        assert not isinstance(result, str), result
+        losses, parameters = result
+        error = relative_error(parameters, expected, start)
+        off = max(abs(got - wanted) for got, wanted in zip(losses, expected_losses, strict=True))
+        print(f"update {error:.4f} of {bf16_tolerance():.4f}, loss {off:.1e} of {bf16_loss_tolerance(family):.1e}")
+        assert error < bf16_tolerance()
+        assert off < bf16_loss_tolerance(family)
+        assert error > 1e-4  # bf16 did run: fp32 is a hundred times nearer
+
+
+BF16_REDUCED: Cases = {
+    f"{api.value} {strategy.value}": (
+        Family.LLAMA,
+        setup_of(2, api=api, strategy=strategy, precision=Precision.parse("bf16-mixed-bf16-reduce")),
+    )
+    for api, strategy in TWO
+    if (api, strategy) != (Api.FSDP2, S.NO_SHARD)  # DDP's compression to bf16 needs NCCL, and is refused on a CPU
+}
+
+
+def test_reduction_in_bf16_adds_its_own_roundings_and_no_more(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two more in a row: the sum of two ranks' gradients, and the division by their number."""
+    _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
+    _, expected = train_alone(Family.LLAMA, setup_of(2))
+    for rank in run_ranks(2, tmp_path_factory.mktemp("ranks"), train_cases, BF16_REDUCED):
+        for name, result in rank.items():
+            assert not isinstance(result, str), result
+            assert 1e-4 < relative_error(result[1], expected, start) < bf16_tolerance(more_roundings=2), name
+
+
+def bf16_without_checkpointing(names: list[tuple[Api, S]]) -> Cases:
+    return {
+        f"{api.value} {strategy.value}": (Family.LLAMA, setup_of(2, api=api, strategy=strategy, **BF16))
+        for api, strategy in names
+    }
+
+
+@pytest.mark.parametrize("fault", ["summed", "one rank's data"])
+def test_the_bf16_tolerance_catches_real_faults(fault: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Gradients that are summed are wrong by their own size; those of half of the data by about as much."""
+    _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
+    _, expected = train_alone(Family.LLAMA, setup_of(2))
+    cases = bf16_without_checkpointing(TWO)
+    for name, result in run_ranks(2, tmp_path_factory.mktemp("ranks"), train_cases, cases, fault)[0].items():
+        assert not isinstance(result, str), result
+        error = relative_error(result[1], expected, start)
+        print(f"{name} {fault}: {error:.3f}")
+        assert error > 5 * bf16_tolerance(), name
+
+
+FP16: dict[str, Any] = {"precision": Precision.parse("fp16-mixed")}
+FP16_CASES: dict[int, Cases] = {
+    world: {
+        f"{api.value} {strategy.value}": (Family.LLAMA, setup_of(world, api=api, strategy=strategy, **FP16))
+        for api, strategy in pairs
+    }
+    for world, pairs in ((2, TWO), (4, FOUR))
+}
+FP16_NAMES = [(world, name) for world, cases in FP16_CASES.items() for name in cases]
+FIRST_SCALE = 2.0**16
+"""torch.amp.GradScaler's initial scale, which an overflow halves."""
+
+
+def overflow_then_train(family: Family, setup: TrainSetup) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
+    """Run one step in which the last rank's gradients alone overflow, and then one in which none does."""
+    last = dist.get_world_size() - 1
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        overflows = dist.get_rank() == last and not scales
+        return plain(logits, targets) * (float("inf") if overflows else 1.0)
+
+    training = training_of(family, setup, loss)
+    assert training.scaler is not None
+    scales: list[float] = []
+    parameters = [whole_parameters(training.model)]
+    for micro_batches in batches(setup, LLAMA.vocab_size, 2, dist.get_rank(), dist.get_world_size()):
+        train_step(training, micro_batches)
+        scales.append(training.scaler.get_scale())
+        parameters.append(whole_parameters(training.model))
+    return scales, parameters
+
+
+def fp16_on_ranks(cases: Cases) -> dict[str, tuple[Any, Any]]:
+    """Return, for each case, the two steps of which one overflows, and an undisturbed training."""
+    undisturbed = train_cases(cases)
+    return {name: (attempt(overflow_then_train, *case), undisturbed[name]) for name, case in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def trained_fp16(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, tuple[Any, Any]]]]:
+    return {
+        world: run_ranks(world, tmp_path_factory.mktemp("ranks"), fp16_on_ranks, cases)
+        for world, cases in FP16_CASES.items()
+    }
+
+
+@pytest.mark.parametrize(("world", "name"), FP16_NAMES, ids=[name for _, name in FP16_NAMES])
+def test_fp16_trains_with_the_scaler(
+    world: int, name: str, trained_fp16: dict[int, list[dict[str, tuple[Any, Any]]]]
+) -> None:
+    """fp16's unit roundoff is 2^-11, an eighth of bf16's, so that bf16's tolerances hold with room to spare."""
+    setup = setup_of(2)
+    _, start = train_alone(Family.LLAMA, setup, steps=0)
+    expected_losses, expected = train_alone(Family.LLAMA, setup)
+    for rank in trained_fp16[world]:
+        result = rank[name][1]
+        assert not isinstance(result, str), result
+        losses, parameters = result
+        error = relative_error(parameters, expected, start)
+        print(f"update {error:.5f} of {bf16_tolerance() / 8:.5f}")
+        assert 0 < error < bf16_tolerance() / 8
+        assert losses == pytest.approx(expected_losses, abs=bf16_loss_tolerance(Family.LLAMA) / 8)
+
+
+@pytest.mark.parametrize(("world", "name"), FP16_NAMES, ids=[name for _, name in FP16_NAMES])
+def test_an_overflow_on_one_rank_makes_every_rank_skip_the_step(
+    world: int, name: str, trained_fp16: dict[int, list[dict[str, tuple[Any, Any]]]]
+) -> None:
+    after_both = []
+    for rank in trained_fp16[world]:
+        result = rank[name][0]
+        assert not isinstance(result, str), result
+        scales, (start, skipped, trained) = result
+        assert scales == [FIRST_SCALE / 2, FIRST_SCALE / 2]
+        assert all(torch.equal(start[key], skipped[key]) for key in start)
+        assert not any(torch.equal(start[key], trained[key]) for key in start)
+        after_both.append(trained)
+    for other in after_both[1:]:
+        assert all(torch.equal(after_both[0][key], other[key]) for key in other)
+
+
+def test_the_roundings_are_counted_for_the_models_that_are_trained() -> None:
+    assert LLAMA.num_hidden_layers == GPT2.num_hidden_layers == 2

@@ -1,0 +1,213 @@
+"""Training for tests: on ranks through fsdp_bench, and in one process through nothing but PyTorch."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.train.data import batches
+from fsdp_bench.train.dtypes import DTYPES
+from fsdp_bench.train.loss import LossFunction, loss_function
+from fsdp_bench.train.meters import build_meter
+from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
+
+STEPS = 3
+GLOBAL_BATCH = 8
+SEQUENCE = 12
+SEED = 7
+CPU = torch.device("cpu")
+
+S = ShardingStrategy
+TWO = [(api, strategy) for api in Api for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)]
+FOUR = [(api, strategy) for api in Api for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)]
+"""Every strategy of every api: those that two ranks can run, and those that need four."""
+
+LLAMA = ModelShape(
+    name="llama",
+    family=Family.LLAMA,
+    num_hidden_layers=2,
+    hidden_size=36,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    intermediate_size=50,
+    vocab_size=67,  # odd sizes, so that shards are padded
+    max_position_embeddings=32,
+)
+GPT2 = ModelShape(
+    name="gpt2",
+    family=Family.GPT2,
+    num_hidden_layers=2,
+    hidden_size=36,
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    intermediate_size=144,
+    vocab_size=67,
+    max_position_embeddings=32,
+    tie_word_embeddings=True,
+)
+SHAPES = {Family.LLAMA: LLAMA, Family.GPT2: GPT2}
+
+SGD: dict[str, Any] = {"optimizer": OptimizerKind.SGD, "learning_rate": 1.0}
+"""Its step is the gradient, so that it shows a gradient of the wrong size; the rate moves every parameter."""
+ADAMW: dict[str, Any] = {"optimizer": OptimizerKind.ADAMW_FOREACH, "learning_rate": 1e-3}
+"""What people train with. It divides a gradient by its own size, and so is blind to a wrong factor."""
+
+Parameters = dict[str, torch.Tensor]
+Trained = tuple[list[float], Parameters]
+"""The mean loss over ranks of each step; the whole parameters at the end."""
+Cases = dict[str, tuple[Family, TrainSetup]]
+
+
+def setup_of(world_size: int, **fields: Any) -> TrainSetup:
+    """Return a setup whose global batch is always the same."""
+    accumulate = fields.get("gradient_accumulation_steps", 1)
+    fields = {"sequence_length": SEQUENCE, "seed": SEED, **SGD, **fields}
+    return TrainSetup(world_size=world_size, micro_batch_size=GLOBAL_BATCH // world_size // accumulate, **fields)
+
+
+def wrapped(family: Family, setup: TrainSetup) -> nn.Module:
+    """Build and wrap as a worker does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardsNothingWarning)
+        return fsdp(
+            build(SHAPES[family], DTYPES[setup.precision.store]),
+            setup=setup,
+            TransformerBlock=BLOCKS[family],
+            device=CPU,
+            initialize=partial(initialize, seed=setup.seed),
+        )
+
+
+def training_of(family: Family, setup: TrainSetup, loss: LossFunction | None = None) -> Training:
+    """Return everything that a worker trains with; nothing is metered."""
+    model = wrapped(family, setup)
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=loss or loss_function(setup.loss),
+        setup=setup,
+        device=CPU,
+        meter=build_meter(CPU, None, compiled=True),
+        scaler=build_scaler(setup, CPU),
+    )
+
+
+def bare_name(name: str) -> str:
+    """Undo the prefixes that wrappers add to a parameter's name."""
+    for prefix in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(prefix, "")
+    return name.removeprefix("module.")
+
+
+def whole_parameters(model: nn.Module) -> Parameters:
+    """Gather every parameter on every rank."""
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {bare_name(name): p.detach().clone().float() for name, p in model.named_parameters()}
+    return {
+        bare_name(name): (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone().float()
+        for name, p in model.named_parameters()
+    }
+
+
+def sum_instead_of_average(model: nn.Module) -> None:
+    """Break a wrapped model: gradients are summed over ranks and never divided by their number."""
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            module._gradient_predivide_factor = module._gradient_postdivide_factor = 1.0
+        elif isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+        elif isinstance(module, DistributedDataParallel):
+
+            def all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+                work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+                return work.get_future().then(lambda done: done.value()[0])
+
+            module.register_comm_hook(None, all_reduce)
+
+
+def train_sharded(family: Family, setup: TrainSetup, fault: str = "") -> Trained:
+    """Train on this rank as a worker does; ``fault`` is ``summed``, ``one rank's data`` or nothing."""
+    training = training_of(family, setup)
+    if fault == "summed":
+        sum_instead_of_average(training.model)
+    world = dist.get_world_size()
+    rank = 0 if fault == "one rank's data" else dist.get_rank()
+    losses = []
+    for micro_batches in batches(setup, SHAPES[family].vocab_size, STEPS, rank, world):
+        loss = train_step(training, micro_batches)
+        dist.all_reduce(loss)
+        losses.append(float(loss) / world)
+    return losses, whole_parameters(training.model)
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """Call; return the traceback as text where it raises, so that one case does not take the others with it."""
+    try:
+        return function(*args)
+    except Exception:
+        return traceback.format_exc()
+
+
+def train_cases(cases: Cases, fault: str = "") -> dict[str, Trained | str]:
+    """Train every case on this rank, one after another."""
+    return {name: attempt(train_sharded, *case, fault) for name, case in cases.items()}
+
+
+def plain_model(family: Family, seed: int = SEED) -> nn.Module:
+    """Return the bare model on the CPU with its initial parameters."""
+    model = build(SHAPES[family]).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, seed)
+    return model
+
+
+def train_alone(family: Family, setup: TrainSetup, steps: int = STEPS) -> Trained:
+    """Train in one process on the global batch, by plain PyTorch, in fp32."""
+    is_sgd = setup.optimizer is OptimizerKind.SGD
+    return _train_alone(family, is_sgd, setup.learning_rate, setup.max_grad_norm, steps)
+
+
+@cache
+def _train_alone(family: Family, is_sgd: bool, rate: float, max_norm: float | None, steps: int) -> Trained:
+    model = plain_model(family)
+    if is_sgd:
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, foreach=False)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=False)
+    losses = []
+    for (tokens,) in batches(setup_of(1), SHAPES[family].vocab_size, STEPS, 0, 1):
+        if len(losses) == steps:
+            break
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def relative_error(parameters: Parameters, expected: Parameters, start: Parameters) -> float:
+    """Return |update - expected update| / |expected update|, the norms over all parameters."""
+    wrong = sum(float((parameters[key] - expected[key]).double().square().sum()) for key in expected)
+    moved = sum(float((expected[key] - start[key]).double().square().sum()) for key in expected)
+    return float((wrong / moved) ** 0.5)
