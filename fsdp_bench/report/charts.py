@@ -1,39 +1,97 @@
-"""The pictures of measured results: peak memory, throughput, communication. One file a panel and question."""
+"""The pictures of measured results: peak memory, throughput, communication. Strategies side by side.
+
+``bars`` says what one trial shows, ``slides`` which trials share a picture, ``axis`` where their bars stand; here it
+is drawn. Every picture prints the conditions under which its numbers hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdp_bench.report.panels import Panel, Row, panels
-from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.spec.setup import Offload
-from fsdp_bench.spec.units import GIB, MIB, format_gib, format_seconds
+from fsdp_bench.report import bars
+from fsdp_bench.report.axis import FAINT, FONT, INK, LINE, Layout, draw_labels, lay_out
+from fsdp_bench.report.bars import Bar
+from fsdp_bench.report.slides import Slide, slides
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.units import GIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, dark to light, so that it survives black and white; hatches tell the parts apart as well.
-PARTS = {
-    "parameters, stored": ("#0072B2", ""),
-    "optimizer states": ("#E69F00", "///"),
-    "activations, gradients, gathered parameters, temporary": ("#BFE3F5", ""),
-    "everything on the device": ("#BFE3F5", ""),
-    "median; the line spans the slowest to the fastest step": ("#0072B2", ""),
-    "exposed: no compute meanwhile": ("#D55E00", ""),
-    "overlapped with compute": ("#F7CDB5", "..."),
+WIDTH, HEIGHT, DPI = 1600, 900, 120
+"""Pixels, and pixels an inch: on a slide of 13.3 x 7.5 inches a point of a font here is a point there."""
+
+EDGE = 30.0
+"""Pixels between the picture's edge and its texts."""
+LEFT, RIGHT, TOP = 160.0, 25.0, 142.0
+"""Pixels around the axes; the legend adds to the top, and the bottom depends on the texts there."""
+BAR, WIDEST_BAR = 0.8, 130.0
+"""Width of a bar in slots, and at most in pixels."""
+MOST_NOTES = 3
+FAILURE = "#A61C00"
+
+# Okabe and Ito's palette from dark to light, so that it survives black and white; hatches tell the parts apart too.
+STYLES = {
+    bars.STORED: ("#0072B2", ""),
+    bars.OPTIMIZER: ("#E69F00", "///"),
+    bars.REST: ("#CFE8F7", ""),
+    bars.WHOLE: ("#CFE8F7", "..."),
+    bars.OUT_OF_MEMORY: ("#FFFFFF", "xx"),
+    bars.MEDIAN: ("#0072B2", ""),
+    bars.EXPOSED: ("#D55E00", ""),
+    bars.OVERLAPPED: ("#F7D9C8", "..."),
 }
-FONT = 12
-WIDTH, HEIGHT, DPI = 16.0, 9.0, 100
 
-Bars = list[tuple[str, float]]
-Quantity = Callable[[TrialRecord], Bars]
-"""The parts of one trial's bar with their lengths; empty when it has none."""
+
+@dataclass(frozen=True)
+class Chart:
+    """One question about every trial, and how its answer is drawn."""
+
+    name: str
+    """The file's name without its suffix."""
+    title: str
+    bar: Callable[[TrialRecord], Bar]
+    units: tuple[tuple[float, str], ...]
+    """Divisors with the axis's name, largest first; the first that the highest bar reaches is taken, else the last."""
+    meaning: dict[str, str]
+    """By kind of device: what the quantity is, for the conditions."""
+
+
+_ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
+_PROFILED = "communication: worst rank, median of profiled steps"
+_PER_RANK = "tokens/s of one rank at the slowest rank's step time"
+CHARTS = (
+    Chart(
+        "peak-memory",
+        "Peak memory by sharding strategy",
+        bars.memory_bar,
+        ((GIB, "peak allocated per rank, GiB"), (MIB, "peak allocated per rank, MiB")),
+        {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
+    ),
+    Chart(
+        "throughput",
+        "Throughput by sharding strategy",
+        bars.throughput_bar,
+        ((1.0, "tokens per second per {unit}"),),
+        dict.fromkeys(("cpu", "cuda"), _PER_RANK),
+    ),
+    Chart(
+        "communication",
+        "Communication per step by sharding strategy",
+        bars.communication_bar,
+        ((1.0, "seconds per step"), (1e-3, "milliseconds per step")),
+        dict.fromkeys(("cpu", "cuda"), _PROFILED),
+    ),
+)
 
 
 def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Path]:
-    """Draw every chart of measured records as PNG into a folder.
+    """Draw every chart of measured records as PNG into a folder, in place of those that were drawn there before.
 
     Args:
         records: trials of one sweep on one machine.
@@ -41,182 +99,192 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
         machine: one line that describes the machine, printed on each picture.
 
     Returns:
-        The files written; none when no trial ended ok.
+        The files written, ``peak-memory.png`` and so on; several of a kind, ``peak-memory-fp32.png``, when the trials
+        are too many for one picture or must not be compared. None when no trial has anything to show.
 
     Raises:
         OSError: when the folder cannot be written.
     """
+    for chart in CHARTS:
+        for outdated in folder.glob(f"{chart.name}*.png"):
+            outdated.unlink()
     paths = []
-    for panel in panels(records, machine):
-        rows = [row for _, group in panel.groups for row in group]
-        for name, title, quantity, text in (
-            ("peak-memory", "Peak memory allocated, worst rank", memory_stack, memory_text),
-            ("throughput", "Throughput", throughput, throughput_text),
-            ("communication", "Communication per step, worst rank", communication, communication_text),
-        ):
-            if any(quantity(row.record) for row in rows):
-                path = folder / f"{name}-{panel.name}.png"
-                _draw(panel, f"{title}: {panel.title}", quantity, text, path)
+    for slide in slides(records, machine):
+        for chart in CHARTS:
+            if any(chart.bar(slot.record).top for group in slide.groups for slot in group.slots):
+                path = folder / f"{chart.name}{slide.suffix}.png"
+                _figure(chart, slide).savefig(path)
                 paths.append(path)
     return paths
 
 
-def memory_stack(record: TrialRecord) -> Bars:
-    """Return the parts of a trial's peak, in bytes; they add up to it. Only a trial that ended ok has one.
-
-    What a rank stores between steps is live at the peak too, unless it is offloaded; the rest is not told apart.
-    """
-    memory = record.worst_rank_memory
-    if record.outcome is not Outcome.OK or memory is None or memory.peak_allocated_bytes is None:
-        return []
-    peak, resident = memory.peak_allocated_bytes, memory.parameters_bytes + memory.optimizer_state_bytes
-    on_host = record.setup.offload is Offload.PARAMS and record.device == "cuda"
-    if on_host or resident > peak:
-        return [("everything on the device", peak)]
-    return [
-        ("parameters, stored", memory.parameters_bytes),
-        ("optimizer states", memory.optimizer_state_bytes),
-        ("activations, gradients, gathered parameters, temporary", peak - resident),
-    ]
-
-
-def memory_text(record: TrialRecord) -> str:
-    """Return the peak, its phase, and whether the allocator had to retry."""
-    memory = record.worst_rank_memory
-    assert memory is not None
-    retries = "" if record.fits else ", with allocation retries: does not fit"
-    return f"{format_gib(memory.peak_allocated_bytes or 0)} in {memory.peak_phase}{retries}"
-
-
-def throughput(record: TrialRecord) -> Bars:
-    """Return the median tokens a second."""
-    tokens = record.tokens_per_second_per_gpu
-    return (
-        [("median; the line spans the slowest to the fastest step", tokens)]
-        if record.outcome is Outcome.OK and tokens
-        else []
-    )
-
-
-def throughput_range(record: TrialRecord) -> tuple[float, float]:
-    """Return the tokens a second of the slowest and of the fastest measured step."""
-    samples = [rank.step_seconds for rank in record.ranks if rank.step_seconds]
-    steps = [max(step) for step in zip(*samples, strict=False)]
-    tokens = record.setup.tokens_per_step_per_rank
-    return tokens / max(steps), tokens / min(steps)
-
-
-def throughput_text(record: TrialRecord) -> str:
-    """Return the median with the step's seconds and, where the GPU's peak is known, the MFU."""
-    mfu = f", MFU {record.mfu:.1%}" if record.mfu is not None else ""
-    return f"{record.tokens_per_second_per_gpu:,.0f} tokens/s, step {format_seconds(record.step_seconds or 0)}{mfu}"
-
-
-def communication(record: TrialRecord) -> Bars:
-    """Return exposed and overlapped seconds; they add up to the total."""
-    total, exposed = record.communication_seconds, record.exposed_communication_seconds
-    if record.outcome is not Outcome.OK or total is None or exposed is None:
-        return []
-    return [("exposed: no compute meanwhile", exposed), ("overlapped with compute", max(total - exposed, 0.0))]
-
-
-def communication_text(record: TrialRecord) -> str:
-    """Return total and exposed."""
-    total, exposed = record.communication_seconds or 0.0, record.exposed_communication_seconds or 0.0
-    return f"{format_seconds(total)}, of it exposed {format_seconds(exposed)}"
-
-
-def _draw(panel: Panel, title: str, quantity: Quantity, text: Callable[[TrialRecord], str], path: Path) -> None:
+def _figure(chart: Chart, slide: Slide) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI)
+    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.33, 0.15, 0.64, 0.73))
-    values = [sum(length for _, length in quantity(row.record)) for _, rows in panel.groups for row in rows]
-    scale, unit = _unit(quantity, max(values))
-    _draw_rows(axes, panel, quantity, text, scale)
-    axes.set_xlim(0, max(values) / scale * 1.42)  # room for the text behind the longest bar
-    axes.set_xlabel(unit, fontsize=FONT)
-    figure.text(0.02, 0.955, title, fontsize=FONT + 5, weight="bold", va="center")
-    for line, conditions in enumerate(panel.conditions):
-        figure.text(0.02, 0.055 - 0.028 * line, conditions, fontsize=FONT - 1, va="center", color="#333333")
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        handles=list(unique.values()),
-        labels=list(unique),
-        ncols=len(unique),
-        fontsize=FONT,
-        loc="center left",
-        bbox_to_anchor=(0.012, 0.905),
-        frameon=False,
-    )
-    figure.savefig(path)
+    layout = lay_out(slide.groups, slide.levels, WIDTH - LEFT - RIGHT, LEFT - EDGE, text_width)
+    drawn = [chart.bar(place.slot.record) for place in layout.places]
+    scale, unit = _unit(chart, drawn)
+    device = slide.groups[0].slots[0].record.device
+    meaning = chart.meaning.get(device, chart.meaning["cuda"])
+    footer = _wrap((*slide.conditions, meaning), WIDTH - 2 * EDGE) + _noted(slide.notes)
+    for index, line in enumerate(footer):
+        _write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
+    _write(figure, HEIGHT - 34, chart.title, size=18, weight="bold")
+    _write(figure, HEIGHT - 66, slide.subtitle, size=13)
+    top = HEIGHT - TOP - _legend(figure, drawn) * LINE
+    _write(figure, top + 24, unit.format(unit="GPU" if device in ("cuda", "emulated") else "rank"), size=12)
+    bottom = layout.depth + len(footer) * LINE + 26
+    axes = figure.add_axes((LEFT / WIDTH, bottom / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, (top - bottom) / HEIGHT))
+    _draw_bars(axes, layout, drawn, scale)
+    _dress(axes, layout)
+    return figure
 
 
-def _unit(quantity: Quantity, largest: float) -> tuple[float, str]:
-    """Return the divisor and the name of the axis."""
-    if quantity is memory_stack:
-        return (GIB, "GiB per rank") if largest >= GIB else (MIB, "MiB per rank")
-    if quantity is communication:
-        return (1.0, "seconds per step") if largest >= 1 else (1e-3, "milliseconds per step")
-    return 1.0, "tokens per second per rank"
+@lru_cache(maxsize=4096)
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """Return a line's width in pixels of the picture."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    if not text.strip():
+        return 0.0
+    font = FontProperties(weight="bold" if bold else "normal")
+    return float(TextPath((0, 0), text, size=size, prop=font).get_extents().width) * DPI / 72
 
 
-def _draw_rows(axes: Axes, panel: Panel, quantity: Quantity, text: Callable[[TrialRecord], str], scale: float) -> None:
-    """Draw every strategy's rows from the top down, a gap and its name between them."""
-    place, ticks, labels = 0.0, [], []
-    for strategy, rows in panel.groups:
-        axes.text(-0.005, place, strategy, transform=axes.get_yaxis_transform(), ha="right", va="center",
-                  fontsize=FONT, weight="bold")  # fmt: skip
-        for row in rows:
-            place += 1
-            _draw_row(axes, row, place, quantity, text, scale)
-            ticks.append(place)
-            labels.append(row.label)
-        place += 1.5
-    axes.set_yticks(ticks, labels, fontsize=FONT - 1)
-    axes.set_ylim(place - 0.8, -0.8)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=FONT)
+def _wrap(parts: tuple[str, ...], width: float) -> list[str]:
+    """Join facts with semicolons into lines that are not wider than that; a fact that is, is broken at blanks."""
+    words: list[str] = []
+    for part in parts:
+        whole = text_width(part, FONT) <= width
+        words += [f"{part};"] if whole else f"{part};".split(" ")
+    words[-1] = words[-1].removesuffix(";")
+    lines = [""]
+    for word in words:
+        candidate = f"{lines[-1]} {word}".strip()
+        if text_width(candidate, FONT) <= width:
+            lines[-1] = candidate
+        else:
+            lines.append(word)
+    return lines
+
+
+def _noted(notes: tuple[str, ...]) -> list[str]:
+    """Return the first notes, one line each, and how many there are more."""
+    shown = [_shortened(note) for note in notes[:MOST_NOTES]]
+    more = len(notes) - MOST_NOTES
+    return [*shown, f"and {more} more reasons: trials.csv"] if more > 0 else shown
+
+
+def _shortened(note: str) -> str:
+    """Cut a note to one line of the picture."""
+    note = note if len(note) <= 240 else f"{note[:240]}..."
+    while text_width(note, FONT) > WIDTH - 2 * EDGE:
+        note = note[:-12].rstrip(" .") + "..."
+    return note
+
+
+def _write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:
+    """Write a line at the left edge, its middle so many pixels over the lower edge."""
+    figure.text(EDGE / WIDTH, y / HEIGHT, text, fontsize=size, color=color, weight=weight, va="center")
+
+
+def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
+    highest = max(bar.top for bar in drawn)
+    return next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
+
+
+def _number(value: float, scale: float) -> str:
+    """Print a bar's total in the axis's unit: one decimal, none from 100 on; GiB always with one."""
+    scaled = value / scale
+    return f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
+
+
+def _draw_bars(axes: Axes, layout: Layout, drawn: list[Bar], scale: float) -> None:
+    """Draw every bar with its text, and give the axis the height at which all texts fit over their bars."""
+    texts, upright = _texts(drawn, scale, axes.bbox.width / layout.span)
+    longest = [max(text_width(line, FONT, True) for line in text.split("\n")) for text in texts]
+    lines = [(text.count("\n") + 1) * LINE for text in texts]
+    heights = longest if upright else lines
+    room = axes.bbox.height - 14
+    tops = ((room - text) / bar.top for bar, text in zip(drawn, heights, strict=True) if bar.top)
+    pixels = min(tops, default=room / scale)
+    axes.set_ylim(0, axes.bbox.height / (pixels * scale))
+    width = min(BAR, WIDEST_BAR * layout.span / axes.bbox.width)
+    for place, bar, text in zip(layout.places, drawn, texts, strict=True):
+        _draw_pieces(axes, place.middle, width, bar, scale)
+        color = _color(bar)
+        axes.annotate(text, (place.middle, bar.top / scale), (0, 4), textcoords="offset points", ha="center",
+                      va="bottom", rotation=90 if upright else 0, fontsize=FONT, linespacing=1.1, color=color,
+                      weight="normal" if color == INK else "bold", zorder=4,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+
+
+def _texts(drawn: list[Bar], scale: float, slot: float) -> tuple[list[str], bool]:
+    """Return the text of every bar, and whether they stand upright because a slot of that many pixels is too narrow."""
+    words = [((_number(bar.total, scale),) if bar.succeeded else ()) + bar.words for bar in drawn]
+    if all(text_width(line, FONT, True) <= 0.98 * slot for lines in words for line in lines):
+        return ["\n".join(lines) for lines in words], False
+    return [
+        "\n".join(" · ".join(lines[start : start + 2]) for start in range(0, len(lines), 2)) for lines in words
+    ], True
+
+
+def _color(bar: Bar) -> str:
+    """Return the colour of a bar's text: what failed or must not be trusted stands out, what was not tried does not."""
+    if bar.words and bar.words[0] == bars.SKIPPED:
+        return FAINT
+    return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.words) else FAILURE
+
+
+def _draw_pieces(axes: Axes, middle: float, width: float, bar: Bar, scale: float) -> None:
+    base = 0.0
+    for part, size in bar.pieces:
+        color, hatch = STYLES[part]
+        axes.bar(middle, size / scale, width, bottom=base / scale, color=color, hatch=hatch, linewidth=0.8,
+                 edgecolor=INK if bar.succeeded else FAILURE, zorder=2)  # fmt: skip
+        base += size
+    if bar.spread:
+        least, greatest = (end / scale for end in bar.spread)
+        axes.plot([middle, middle], [least, greatest], color="black", linewidth=1.8, marker="_", markersize=9,
+                  markeredgewidth=1.8, zorder=3)  # fmt: skip
+
+
+def _dress(axes: Axes, layout: Layout) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(0, layout.span)
+    axes.set_xticks([])
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.tick_params(axis="y", labelsize=12, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)
+    draw_labels(axes, layout.labels, DPI / 72)
 
 
-def _draw_row(
-    axes: Axes, row: Row, place: float, quantity: Quantity, text: Callable[[TrialRecord], str], scale: float
-) -> None:
-    """Draw one trial: its bar and figures, or the word that says why it has none."""
-    end = 0.0
-    for part, length in quantity(row.record):
-        color, hatch = PARTS[part]
-        axes.barh(place, length / scale, left=end, height=0.72, color=color, hatch=hatch, edgecolor="#333333",
-                  linewidth=0.6, label=part)  # fmt: skip
-        end += length / scale
-    if not end:
-        axes.annotate(ended(row.record), (0, place), (4, 0), textcoords="offset points", va="center",
-                      fontsize=FONT - 1, style="italic", weight="bold", color="#8B0000")  # fmt: skip
-        return
-    if quantity is throughput:
-        slowest, fastest = throughput_range(row.record)
-        axes.plot(
-            [slowest / scale, fastest / scale], [place, place], color="black", linewidth=2, marker="|", markersize=9
+def _legend(figure: Figure, drawn: list[Bar]) -> int:
+    """Explain the parts that the picture has, in their order; return the rows that this takes."""
+    from matplotlib.patches import Patch
+
+    parts = [part for part in STYLES if any(part == name and size for bar in drawn for name, size in bar.pieces)]
+    handles = [
+        Patch(
+            facecolor=STYLES[part][0],
+            hatch=STYLES[part][1],
+            linewidth=0.8,
+            label=part,
+            edgecolor=FAILURE if part == bars.OUT_OF_MEMORY else INK,
         )
-        end = max(end, fastest / scale)
-    axes.annotate(text(row.record), (end, place), (6, 0), textcoords="offset points", va="center", fontsize=FONT - 1,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
-
-
-def ended(record: TrialRecord) -> str:
-    """Return the word for a trial without a bar."""
-    limit = record.run.memory_limit_bytes
-    within = f" within {format_gib(limit)}" if limit is not None else ""
-    words = {
-        Outcome.OOM_GPU: f"out of memory{within}",
-        Outcome.OOM_HOST: f"out of memory{within}" if record.device == "cpu" and limit else "out of host memory",
-        Outcome.TIMEOUT: "timed out",
-        Outcome.CRASHED: "crashed",
-    }
-    return words.get(record.outcome, "unknown")
+        for part in parts
+    ]
+    rows = 1 if sum(text_width(part, FONT) + 75 for part in parts) <= WIDTH - 2 * EDGE else 2
+    place = ((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT)
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=place, frameon=False, fontsize=FONT,
+                  ncols=-(-len(parts) // rows), columnspacing=1.6, labelspacing=0.25, handlelength=2.2,
+                  borderpad=0.3)  # fmt: skip
+    return rows

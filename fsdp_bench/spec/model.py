@@ -131,14 +131,17 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ) -> float:
         """FLOPs of one training step for one token with what checkpointing recomputes.
 
-        ``full`` runs every block's forward pass again. ``selective`` saves the outputs of every matrix product and
-        of attention, so it recomputes nothing that is counted here. What fused attention kernels recompute
-        inside themselves is not counted.
+        ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
+        (torch.utils.checkpoint.set_checkpoint_early_stop, on by default). ``selective`` saves the outputs of every
+        matrix product and of attention, so it recomputes nothing that is counted here. What fused attention kernels
+        recompute inside themselves is not counted.
         """
-        model = self.model_flops_per_token(sequence_length, causal)
+        flops = self.model_flops_per_token(sequence_length, causal)
         if checkpointing is Checkpointing.FULL:
-            model += self.num_hidden_layers * self.block_forward_flops_per_token(sequence_length, causal)
-        return model
+            last_product = 2 * self.intermediate_size * self.hidden_size
+            recomputed = self.block_forward_flops_per_token(sequence_length, causal) - last_product
+            flops += self.num_hidden_layers * recomputed
+        return flops
 
     def describe(self) -> str:
         """One line for tables and charts: ``llama 6.74B (32 layers x 4096, 32 heads, vocabulary 32000)``."""

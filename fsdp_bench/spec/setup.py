@@ -221,6 +221,9 @@ class Precision:
         """Whether gradients can underflow in the compute dtype, so that the loss is scaled."""
         return self.compute == "fp16"
 
+    def __reduce__(self) -> tuple[type[Precision], tuple[str, str, str]]:
+        return Precision, (self.store, self.compute, self.reduce)  # copies and pickles are made anew
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Precision) and str(self) == str(other)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +97,11 @@ setups = st.builds(
 @given(setups)
 def test_a_setup_survives_json(setup: TrainSetup) -> None:
     assert from_json(to_json(setup), TrainSetup) == setup
+
+
+@given(setups)
+def test_a_setup_can_be_copied_and_pickled(setup: TrainSetup) -> None:
+    assert copy.deepcopy(setup) == pickle.loads(pickle.dumps(setup)) == setup
 
 
 @given(setups)

@@ -7,7 +7,6 @@ refuses to run in a fork.
 
 from __future__ import annotations
 
-import copyreg
 import multiprocessing
 import os
 import pickle
@@ -22,13 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_bench.spec.setup import Precision
-
 LEAVING_SECONDS = 10
 """How long a rank that has answered may take to leave."""
-
-# A Precision refuses the attributes that pickle would restore it by.
-copyreg.pickle(Precision, lambda precision: (Precision, (precision.store, precision.compute, precision.reduce)))
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pytest", "hypothesis", "torch.utils.flop_counter", "fsdp_bench.train.worker"])

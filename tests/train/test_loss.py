@@ -14,6 +14,8 @@ from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.storage_tracker import StorageTracker
 
 
+# inductor itself imports torch.utils.mkldnn, which is written in TorchScript.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "kind", [Loss.PLAIN, Loss.CHUNKED, pytest.param(Loss.COMPILED, marks=pytest.mark.slow)], ids=str
 )

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdp_bench.spec.ladder import rung
@@ -91,7 +90,7 @@ def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, 
 SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
 
 
-def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, early_stop: bool) -> int:
+def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing) -> int:
     """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
 
     Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
@@ -103,7 +102,7 @@ def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, early_stop:
         initialize(parameter, name, seed=0)
     checkpoint_blocks(model, list(model.blocks), checkpointing)
     counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), set_checkpoint_early_stop(early_stop), counter:
+    with sdpa_kernel(SDPBackend.MATH), counter:
         model(torch.zeros(3, 10, dtype=torch.long)).sum().backward()
     return counter.get_total_flops()
 
@@ -111,25 +110,12 @@ def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, early_stop:
 @pytest.mark.parametrize("checkpointing", list(Checkpointing))
 @pytest.mark.parametrize("family", list(Family))
 def test_flops_of_a_whole_step_equal_torchs_own_count(family: Family, checkpointing: Checkpointing) -> None:
-    """Forward, backward, and what checkpointing recomputes."""
+    """Forward, backward, and what checkpointing recomputes: full, all of a block but its last product."""
     shape = SMALL[family]
     expected = shape.hardware_flops_per_token(10, checkpointing, causal=False)
-    assert flops_of_a_step(shape, checkpointing, early_stop=False) == 3 * 10 * expected
+    assert flops_of_a_step(shape, checkpointing) == 3 * 10 * expected
     if checkpointing is not Checkpointing.FULL:
         assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
-
-
-@pytest.mark.parametrize("family", list(Family))
-def test_full_checkpointing_does_not_recompute_the_last_product_of_a_block(family: Family) -> None:
-    """By default torch stops recomputing at the last tensor that backward needs (set_checkpoint_early_stop).
-
-    That is the input of a block's last projection, feed-forward to hidden; hardware_flops_per_token counts the
-    whole forward pass, as the definition of HFU does (Chowdhery et al. 2022).
-    """
-    shape = SMALL[family]
-    last_products = 3 * 10 * 2 * 2 * shape.intermediate_size * shape.hidden_size  # tokens, blocks, multiply and add
-    whole = flops_of_a_step(shape, Checkpointing.FULL, early_stop=False)
-    assert flops_of_a_step(shape, Checkpointing.FULL, early_stop=True) == whole - last_products
 
 
 def test_a_causal_token_sees_half_of_the_keys() -> None:

@@ -1,0 +1,138 @@
+"""What one trial shows in a chart: the pieces of its bar, or the word that stands where a bar would be.
+
+Only a trial that ended ``ok`` has a bar of success. Nothing here draws, and nothing here knows other trials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.setup import Offload
+from fsdp_bench.spec.units import GIB
+
+STORED = "stored parameters"
+OPTIMIZER = "optimizer state"
+REST = "activations, gradients, gathered parameters, temporary"
+WHOLE = "everything on the device"
+OUT_OF_MEMORY = "OOM: up to the limit, which was not enough"
+MEDIAN = "median step; the line spans the slowest to the fastest"
+EXPOSED = "exposed: no compute meanwhile; its share stands over the bar"
+OVERLAPPED = "overlapped with compute"
+
+RETRIES, SUSPECT, SKIPPED = "retries", "suspect", "skipped"
+
+_WORDS = {
+    Outcome.OOM_GPU: "OOM",
+    Outcome.OOM_HOST: "OOM (host)",
+    Outcome.TIMEOUT: "timeout",
+    Outcome.CRASHED: "crashed",
+    Outcome.INTERRUPTED: "interrupted",
+    Outcome.SKIPPED: SKIPPED,
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One trial in one chart."""
+
+    succeeded: bool
+    """Whether the pieces are a result; else ``words`` say how the trial ended."""
+    words: tuple[str, ...]
+    """What to write at the bar beside its number: the phase of the peak, ``retries``, MFU, or the outcome."""
+    pieces: tuple[tuple[str, float], ...] = ()
+    """Part and size from the bottom up, in bytes, seconds or tokens a second. A failed trial has none, or one piece
+    OUT_OF_MEMORY."""
+    spread: tuple[float, float] | None = None
+    """Least and greatest of the samples whose median the bar is."""
+
+    @property
+    def total(self) -> float:
+        """The sum of the pieces."""
+        return sum(size for _, size in self.pieces)
+
+    @property
+    def top(self) -> float:
+        """Where the bar and the line of its spread end."""
+        return max(self.total, self.spread[1] if self.spread else 0.0)
+
+
+def memory_bar(record: TrialRecord) -> Bar:
+    """Return a trial's peak allocated bytes on its worst rank; the pieces add up to it exactly.
+
+    What a rank stores between steps is live at the peak too, unless it is offloaded to another memory; what the rest
+    consists of is not told apart. Running out within a known limit is a piece up to that limit, and no success.
+    """
+    if record.outcome is not Outcome.OK:
+        limit = exceeded_limit(record)
+        return Bar(False, (ended(record),), ((OUT_OF_MEMORY, limit),) if limit else ())
+    memory = record.worst_rank_memory
+    if memory is None or memory.peak_allocated_bytes is None:
+        return Bar(False, ("unknown",))
+    peak, resident = memory.peak_allocated_bytes, memory.parameters_bytes + memory.optimizer_state_bytes
+    elsewhere = record.setup.offload is Offload.PARAMS and record.device != "cpu"
+    pieces: tuple[tuple[str, float], ...] = ((WHOLE, peak),)
+    if not elsewhere and resident <= peak:
+        pieces = ((STORED, memory.parameters_bytes), (OPTIMIZER, memory.optimizer_state_bytes), (REST, peak - resident))
+    return Bar(True, (memory.peak_phase, *_marks(record)), pieces)
+
+
+def throughput_bar(record: TrialRecord) -> Bar:
+    """Return a trial's tokens a second of one rank: the median, and the slowest and fastest measured step."""
+    if record.outcome is not Outcome.OK:
+        return Bar(False, (ended(record),))
+    tokens = record.tokens_per_second_per_gpu
+    if not tokens:
+        return Bar(False, ("unknown",))
+    # A step ends when its slowest rank does.
+    steps = [max(step) for step in zip(*(r.step_seconds for r in record.ranks if r.step_seconds), strict=False)]
+    per_step = record.setup.tokens_per_step_per_rank
+    mfu = (f"MFU {record.mfu:.0%}",) if record.mfu is not None else ()
+    spread = per_step / max(steps), per_step / min(steps)
+    return Bar(True, (*mfu, *_marks(record)), ((MEDIAN, tokens),), spread)
+
+
+def communication_bar(record: TrialRecord) -> Bar:
+    """Return a trial's communication seconds per step on its worst rank; exposed and overlapped add up to the total.
+
+    Total and exposed are each the greatest over ranks, so the overlapped rest is what is left of the total.
+    """
+    if record.outcome is not Outcome.OK:
+        return Bar(False, (ended(record),))
+    total, exposed = record.communication_seconds, record.exposed_communication_seconds
+    if total is None or exposed is None:
+        return Bar(False, ("unknown",))
+    share = (f"{exposed / total:.0%}",) if total else ()
+    return Bar(True, (*share, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
+
+
+def ended(record: TrialRecord) -> str:
+    """Return the word for a trial that did not end ok."""
+    budget = record.outcome.is_oom and "budget" in _limits(record)
+    return "OOM (budget)" if budget else _WORDS[record.outcome]
+
+
+def exceeded_limit(record: TrialRecord) -> int | None:
+    """Return the bytes of device memory that were not enough: the run's limit, else the GPU's; None when unknown."""
+    if not record.outcome.is_oom or not _limits(record) & {"device", "budget"}:
+        return None
+    if record.run.memory_limit_bytes is not None:
+        return record.run.memory_limit_bytes
+    gpu = gpu_by_product_name(device_name(record) or "")
+    return None if gpu is None else gpu.nvml_total_bytes or round(gpu.memory_gib * GIB)
+
+
+def device_name(record: TrialRecord) -> str | None:
+    """Return what the ranks ran on as torch calls it; None where no rank got far enough to say."""
+    return next((rank.device_name for rank in record.ranks if rank.device_name != "unknown"), None)
+
+
+def _marks(record: TrialRecord) -> tuple[str, ...]:
+    """Return what a reader must know before trusting the bar of a trial that ended ok."""
+    return (() if record.fits else (RETRIES,)) + ((SUSPECT,) if record.suspect else ())
+
+
+def _limits(record: TrialRecord) -> set[str]:
+    """Return what ran out, by the ranks that said so: device, budget or host."""
+    return {r.failure.limit for r in record.ranks if r.failure and r.failure.limit and r.outcome.is_oom}
