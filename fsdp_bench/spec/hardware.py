@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, not_allowed
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +33,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     native_bf16: bool
     memory_bandwidth_bytes_per_second: float | None = None
     nvml_total_bytes: int | None = None
+    """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
+    usable_memory_bytes: int | None = None
+    """What one process that is alone on the GPU can fill: torch.cuda.get_device_properties(0).total_memory, which is
+    also the "total capacity" of torch's out-of-memory messages. Everything of the process must fit into it: what the
+    caching allocator reserves, the CUDA context and NCCL's buffers. The latter two are not subtracted, because they
+    depend on the CUDA version and on the communicators."""
+    usable_memory_source: Source | None = None
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Dense peak for ``fp32``, ``bf16`` or ``fp16``, or None when it is not documented.
@@ -44,3 +53,115 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if dtype not in ("fp32", "bf16", "fp16", "tf32"):
             raise SpecError(f"dtype: {dtype!r} is not allowed; one of fp32, tf32, bf16, fp16")
         return self.dense_flops_per_second.get(dtype)
+
+
+class LinkKind(StrEnum):
+    """What GPUs or nodes are joined with. The topology that a cost of collectives needs follows from it."""
+
+    NVSWITCH = "nvswitch"
+    """Every GPU reaches every other at its full NVLink rate."""
+    NVLINK_MESH = "nvlink-mesh"
+    """NVLinks from GPU to GPU without a switch: a pair has only some of a GPU's links."""
+    XGMI = "xgmi"
+    """AMD's Infinity Fabric, GPU to GPU without a switch."""
+    PCIE = "pcie"
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    EFA = "efa"
+    """AWS's Elastic Fabric Adapter."""
+    TCP = "tcp"
+    """Ethernet without RDMA between nodes; Google's GPUDirect-TCPX and TCPXO among it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> LinkKind:
+        for member in cls:
+            if str(value).strip().lower() == member.value:
+                return member
+        raise not_allowed("kind", value, [member.value for member in cls])
+
+
+class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link of every GPU of a node: to the other GPUs, or to the host."""
+
+    kind: LinkKind
+    source: Source
+    generation: str | None = None
+    """For people: ``NVLink 4``, ``PCIe 4.0 x16``."""
+    bandwidth_bytes_per_second: float | None = None
+    """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What joins one node to the other nodes."""
+
+    kind: LinkKind
+    source: Source
+    generation: str | None = None
+    num_nics: int | None = None
+    """Network interfaces that carry the GPUs' traffic; those for storage and management are not counted."""
+    bandwidth_bytes_per_second: float | None = None
+    """Nominal, per node and per direction: of all those interfaces together, as sold (3200 Gbps = 400e9)."""
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One machine with GPUs, bought or rented: a node of a cluster."""
+
+    name: str
+    provider: str
+    gpu: str
+    """The GPU's name in the catalogue."""
+    gpus_per_node: int
+    source: Source
+    """Of the GPUs, the host memory and the processors; the links have their own."""
+    aliases: tuple[str, ...] = ()
+    intra_node: Interconnect | None = None
+    """Between the GPUs of a node."""
+    host_link: Interconnect | None = None
+    """Between a GPU and the host's memory."""
+    inter_node: Network | None = None
+    host_memory_bytes: int | None = None
+    """As documented for the machine; the operating system and the data loader live in it too."""
+    num_vcpus: int | None = None
+    """Hardware threads that a rented machine shows."""
+    num_cores: int | None = None
+    """Physical cores, where they are what is documented."""
+
+    def __post_init__(self) -> None:
+        for field in ("gpus_per_node", "host_memory_bytes", "num_vcpus", "num_cores"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise SpecError(f"{field}: {value} is not allowed; 1 or more (server {self.name})")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes of one kind, of which a training run uses the same number of GPUs each.
+
+    Raises:
+        SpecError: when the counts are not positive, a node has fewer GPUs, or the GPU is not the server's.
+    """
+
+    server: Server
+    gpu: Gpu
+    num_nodes: int = 1
+    gpus_per_node: int
+    """GPUs that are used on each node."""
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise SpecError(f"nodes: {self.num_nodes} is not allowed; 1 or more")
+        if not 1 <= self.gpus_per_node <= self.server.gpus_per_node:
+            has = self.server.gpus_per_node
+            raise SpecError(f"gpus-per-node: {self.gpus_per_node} is not allowed; {self.server.name} has {has}")
+        if self.gpu.name != self.server.gpu:
+            raise SpecError(f"gpu: {self.gpu.name} is not the GPU of {self.server.name}, which is {self.server.gpu}")
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the whole run: one rank each."""
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def host_memory_bytes_per_rank(self) -> int | None:
+        """A rank's share of its node's memory, or None when that is not documented."""
+        total = self.server.host_memory_bytes
+        return None if total is None else total // self.gpus_per_node
