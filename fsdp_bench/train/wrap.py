@@ -157,8 +157,9 @@ def fsdp(
 def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Module:
     """Checkpoint, compile, then shard: the only order that gathers each block once per pass."""
     setup = plan.setup
-    if setup.precision.store != "fp32":
-        model = model.to(DTYPES[setup.precision.store])
+    stored = DTYPES[setup.precision.store]
+    if any(parameter.dtype is not stored for parameter in model.parameters()):
+        model = model.to(stored)
     replaced = checkpoint_blocks(model, blocks, setup.checkpointing)
     if setup.compile:
         for block in blocks:

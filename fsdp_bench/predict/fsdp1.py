@@ -1,0 +1,364 @@
+"""FullyShardedDataParallel, as torch 2.13 issues it: torch/distributed/fsdp/_runtime_utils.py and _flat_param.py.
+
+A unit's parameters are views of one flat parameter, gathered by one all-gather; its gradients are concatenated to
+one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsdp_bench.predict.events import Category, Event, Kind, Stream
+from fsdp_bench.predict.ledger import Parameter
+from fsdp_bench.predict.optimizer import Shard
+from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
+from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.spec.setup import BackwardPrefetch, ShardingStrategy, TrainSetup
+
+_ALIGNMENT_BYTES = 16
+"""_flat_param.py, _get_aligned_numel: with use_orig_params every parameter starts at a multiple of this."""
+
+
+class FlatLayout:
+    """FlatParamHandle._init_flat_param_and_metadata: where each weight lies in the flat parameter."""
+
+    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int) -> None:
+        self.offsets: list[int] = []
+        self.paddings: list[int] = []
+        total = 0
+        for weight in weights:
+            if aligned_numel:
+                total = self._pad(total, aligned_numel)
+            self.offsets.append(total)
+            total += weight.numel
+        if aligned_numel:
+            total = self._pad(total, group_size)
+        self.numel = total
+        self.shard_numel = -(-total // group_size)
+
+    def _pad(self, total: int, multiple: int) -> int:
+        padding = -total % multiple
+        if padding:
+            self.paddings.append(padding)
+        return total + padding
+
+    def in_first_shard(self, index: int, weight: Weight) -> int:
+        """Return how many elements of a weight rank 0 holds."""
+        return max(min(self.shard_numel - self.offsets[index], weight.numel), 0)
+
+
+class FlatParamHandle:
+    """One unit: its flat parameter's shard, its gathered self, its gradient."""
+
+    def __init__(self, wrapper: Fsdp1, weights: list[Weight], is_root: bool) -> None:
+        self.wrapper = wrapper
+        self.tape = wrapper.tape
+        self.sizes = wrapper.sizes
+        self.is_root = is_root
+        self.weights = weights
+        aligned = _ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
+        self.layout = FlatLayout(weights, wrapper.group_size, aligned)
+        self.padded_numel = self.layout.shard_numel * wrapper.group_size
+        self.local_shard: Storage | None = None
+        self.full_param: Storage | None = None
+        """The padded unsharded flat parameter; under NO_SHARD its copy in the compute dtype."""
+        self.grad: Tensor | None = None
+        """flat_param.grad: unsharded in backward, the shard between steps."""
+        self.saved_grad_shard: Tensor | None = None
+        self.prefetched = False
+        self.needs_pre_forward_unshard = False
+        self.needs_pre_backward_unshard = False
+        self.ran_pre_backward = False
+        self.post_forward_index = -1
+        self.flat = Parameter("flat_param", self.layout.numel, self.sizes.compute)
+        self.flat.node = Leaf(self.tape, self._accumulate)
+        self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
+        for weight, seen in zip(weights, self.seen, strict=True):
+            weight.seen = seen
+
+    # -- parameters --------------------------------------------------------------------------------------------
+
+    def unshard(self) -> None:
+        """_unshard: the shard in the compute dtype, the rate limiter, the all-gather."""
+        wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
+        if self.full_param is not None:
+            return
+        numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
+        if not wrapper.is_sharded:
+            if sizes.casts:  # _use_low_precision_shard
+                self.full_param = tape.storage(numel * sizes.compute, "_mp_shard", category)
+            return
+        shard = None
+        if sizes.casts:
+            shard = tape.storage(numel * sizes.compute, "_mp_shard", category)
+        wrapper.limit()
+        self.full_param = tape.storage(
+            self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
+        )
+        del shard
+
+    def reshard(self, free: bool) -> None:
+        """_reshard."""
+        wrapper = self.wrapper
+        if not wrapper.is_sharded:
+            self.full_param = None
+        elif free and self.full_param is not None:
+            wrapper.record_stream(self.full_param, Stream.COMPUTE)
+            self.full_param = None
+            wrapper.enqueue_free()
+        self.prefetched = False
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """_root_pre_forward, _pre_forward, the module, _post_forward."""
+        wrapper = self.wrapper
+        if self.is_root:
+            wrapper.root_pre_forward()
+        if not self.prefetched:
+            self.unshard()
+        self.needs_pre_forward_unshard = False
+        wrapper.prefetch_forward(self)
+        self._use_unsharded_views()
+        out = forward(*inputs)
+        self.post_forward_index = len(wrapper.post_forward_order)
+        wrapper.post_forward_order.append(self)
+        self.reshard(wrapper.setup.strategy.reshards_after_forward and not self.is_root)
+        if out.node is not None:
+            self.needs_pre_backward_unshard = True
+            self.ran_pre_backward = False
+            out.node.before(self.pre_backward)
+        return out
+
+    def _use_unsharded_views(self) -> None:
+        """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes)."""
+        if not self.tape.grad_enabled:
+            return
+        numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings
+        tape = self.tape
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
+            zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
+            flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
+            del zeros
+            return [flat]
+
+        node = Node(tape, backward, [self.flat], [], len(self.seen))
+        for index, seen in enumerate(self.seen):
+            seen.node, seen.output = node, index
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.grad is None:
+            self.grad = gradient
+        del gradient
+        self.post_backward()
+
+    def pre_backward(self) -> None:
+        """_pre_backward_hook."""
+        wrapper = self.wrapper
+        if self.ran_pre_backward:
+            return
+        if self.is_root:
+            wrapper.queue_final_callback()
+        if self.needs_pre_backward_unshard and not self.prefetched:
+            self.unshard()
+        self.needs_pre_backward_unshard = False
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+            wrapper.prefetch_backward(self)
+        self._prepare_gradient()
+        self.ran_pre_backward = True
+
+    def _prepare_gradient(self) -> None:
+        """prepare_gradient_for_backward: put a gradient of the last step or micro-batch aside."""
+        if self.wrapper.is_sharded and self.grad is not None and self.grad.numel == self.layout.shard_numel:
+            self.saved_grad_shard, self.grad = self.grad, None
+
+    def post_backward(self) -> None:
+        """_post_backward_hook, after the flat gradient was accumulated."""
+        wrapper = self.wrapper
+        if wrapper.is_sharded:
+            self.reshard(wrapper.reduces_gradients or wrapper.setup.strategy.reshards_after_forward)
+        else:
+            self.reshard(free=False)
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            wrapper.prefetch_backward(self)
+        if not wrapper.reduces_gradients:
+            return
+        computed = self.grad
+        if self.sizes.reduces_in_other_dtype:
+            self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)")
+        if wrapper.is_sharded:
+            self._reduce_sharded()
+        elif self.sizes.casts_back:
+            self.grad = self._reduction(self.layout.numel, self.sizes.store, "_cast_grad_to_param_dtype")
+        del computed
+
+    def _reduction(self, numel: int, itemsize: int, label: str) -> Tensor:
+        storage = self.tape.storage(
+            numel * itemsize, label, Category.REDUCTION_BUFFERS, Stream.REDUCE_SCATTER
+        )
+        return Tensor(storage, numel, itemsize)
+
+    def _reduce_sharded(self) -> None:
+        """_reduce_grad: pad, reduce-scatter, cast to the stored dtype, accumulate."""
+        unsharded, self.grad = self.grad, None
+        padded = None
+        if self.padded_numel != self.layout.numel:
+            padded = self._reduction(self.padded_numel, self.sizes.reduce, "aten::constant_pad_nd")
+        shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output")
+        low_precision = None
+        if self.sizes.casts_back:
+            low_precision = shard
+            shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype")
+        del low_precision
+        if self.saved_grad_shard is None:
+            if shard.storage is not None:
+                shard.storage.category = Category.GRADIENTS
+            self.saved_grad_shard = shard
+        del shard, padded, unsharded
+
+    def finalize(self) -> None:
+        """_catch_all_reshard, _finalize_params: the gradient for the optimizer."""
+        self.ran_pre_backward = False
+        self.needs_pre_backward_unshard = False
+        self.prefetched = False
+        if self.wrapper.reduces_gradients and self.wrapper.is_sharded:
+            self.grad, self.saved_grad_shard = self.saved_grad_shard, None
+
+
+class Fsdp1:
+    """The units of one model and what they share."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        engine: Engine,
+        model: Module,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+    ) -> None:
+        self.tape = tape
+        self.engine = engine
+        self.setup = setup
+        self.sizes = sizes
+        self.on_host = on_host
+        self.group_size = setup.shard_group_size
+        self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
+        self.offload = setup.offload.value == "params"
+        self.reduces_gradients = True
+        self.post_forward_order: list[FlatParamHandle] = []
+        self.forward_order: list[FlatParamHandle] = []
+        self._free_events: list[int] = []
+        self._callback_queued = False
+        taken: set[int] = set()
+        handles: dict[int, FlatParamHandle] = {}
+        for unit in [*units, model]:
+            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            taken.update(map(id, weights))
+            handles[id(unit)] = FlatParamHandle(self, weights, unit is model)
+            unit.around = _outside(handles[id(unit)].around, unit.around)
+        self.handles = [handles[id(module)] for module in model.all_modules() if id(module) in handles]
+
+    # -- what stays ----------------------------------------------------------------------------------------------
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates, in the order of model.parameters()."""
+        if not self.setup.use_orig_params:
+            return [Shard(h.layout.shard_numel, self.sizes.store, h.weights[0].block) for h in self.handles]
+        held = {
+            id(weight): handle.layout.in_first_shard(index, weight)
+            for handle in self.handles
+            for index, weight in enumerate(handle.weights)
+        }
+        weights = [weight for weight in model.all_weights() if held[id(weight)]]
+        return [Shard(held[id(weight)], self.sizes.store, weight.block) for weight in weights]
+
+    def parameters(self) -> list[Shard]:
+        """Return the storages of this rank's parameters: one a unit."""
+        return [Shard(h.layout.shard_numel, self.sizes.store, h.weights[0].block) for h in self.handles]
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
+        self.zeroed = True
+        if not self.setup.use_orig_params:
+            for handle in self.handles:
+                handle.grad = None
+
+    # -- the rate limiter --------------------------------------------------------------------------------------
+
+    def limit(self) -> None:
+        """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
+        if self.setup.limit_all_gathers and len(self._free_events) >= 2:
+            self._event(Kind.HOST_WAIT, self._free_events.pop(0))
+
+    def enqueue_free(self) -> None:
+        """_reshard with limit_all_gathers: an event after the last use of what was freed."""
+        if self.setup.limit_all_gathers:
+            number = self.tape.next_number
+            self.tape.next_number += 1
+            self._event(Kind.RECORD_EVENT, number)
+            self._free_events.append(number)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """_no_dispatch_record_stream."""
+        self.tape.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
+
+    def _event(self, kind: Kind, number: int) -> None:
+        self.tape.events.append(Event(kind, number, 0, Category.TEMPORARY, Stream.COMPUTE))
+
+    # -- order -------------------------------------------------------------------------------------------------
+
+    def root_pre_forward(self) -> None:
+        """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed)."""
+        for handle in self.handles:
+            if self.zeroed:
+                handle.grad = None
+        self.zeroed = False
+        self.post_forward_order.clear()
+        if self.setup.forward_prefetch:
+            for handle in self.handles:
+                handle.needs_pre_forward_unshard = True
+                handle.prefetched = False
+
+    zeroed = False
+    """Whether the optimizer's zero_grad ran since the gradients were made."""
+
+    def prefetch_forward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in forward: the next unit in the order of the first iteration."""
+        if self.setup.forward_prefetch:
+            index = self.handles.index(current) + 1
+            if index < len(self.handles):
+                target = self.handles[index]
+                if target.needs_pre_forward_unshard and not target.prefetched:
+                    target.unshard()
+                    target.prefetched = True
+
+    def prefetch_backward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in backward: the unit whose forward ended before this one's."""
+        if current.post_forward_index > 0:
+            target = self.post_forward_order[current.post_forward_index - 1]
+            if target.needs_pre_backward_unshard and not target.prefetched:
+                target.unshard()
+                target.prefetched = True
+
+    def queue_final_callback(self) -> None:
+        """_register_post_backward_final_callback."""
+        if not self._callback_queued:
+            self._callback_queued = True
+            self.engine.callbacks.append(self._final_callback)
+
+    def _final_callback(self) -> None:
+        for handle in self.handles:
+            handle.finalize()
+        self._callback_queued = False
+
+
+def _outside(outer: Callable[..., Any], inner: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return ``outer`` around what is already around a module."""
+    if inner is None:
+        return outer
+    return lambda forward, *inputs: outer(lambda *rest: inner(forward, *rest), *inputs)

@@ -1,0 +1,330 @@
+"""fully_shard, as torch 2.13 issues it: torch/distributed/fsdp/_fully_shard, symbol by symbol.
+
+Each parameter is sharded alone along dimension 0, padded to the group's size; a unit's parameters are gathered by
+one all-gather and its gradients reduced by one reduce-scatter. Names are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsdp_bench.predict.events import Category, Stream
+from fsdp_bench.predict.ledger import Parameter
+from fsdp_bench.predict.optimizer import Shard
+from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
+from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
+
+
+class FSDPParam:
+    """_fsdp_param.py, FSDPParam: one parameter's shard, its gathered self, and its gradients."""
+
+    def __init__(self, tape: Tape, weight: Weight, sizes: Sizes, group_size: int) -> None:
+        self.weight = weight
+        rows = -(-weight.dim0 // group_size)
+        self.padded_shard_numel = rows * weight.rest
+        self.shard_numel = min(rows, weight.dim0) * weight.rest
+        self.gathered_bytes = self.padded_shard_numel * group_size * sizes.compute
+        self.padded_numel = self.padded_shard_numel * group_size
+        self.grad: Tensor | None = None
+        self.accumulated_grad: Tensor | None = None
+        self.all_gather_output: Storage | None = None
+        self.unsharded = Parameter(weight.name, weight.numel, sizes.compute, weight.rest)
+        self.unsharded.node = Leaf(tape, self._accumulate)
+        weight.seen = self.unsharded
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.grad is None:
+            self.grad = gradient  # AccumulateGrad steals it; a second one is added in place
+
+
+class ParamGroup:
+    """_fsdp_param_group.py, FSDPParamGroup: one unit."""
+
+    def __init__(self, wrapper: Fsdp2, weights: list[Weight], reshards: bool) -> None:
+        self.wrapper = wrapper
+        self.tape = wrapper.tape
+        self.sizes = wrapper.sizes
+        self.group_size = wrapper.group_size
+        self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
+        self.shard_numel = sum(param.padded_shard_numel for param in self.params)
+        self.reshards_after_forward = reshards
+        self.all_gather_result: Storage | None = None
+        self.is_unsharded = False
+        self.gradient: Storage | None = None
+        """The sharded gradients of all parameters: views of one storage (the reduce-scatter's output)."""
+        self.partial_reduce_output: Storage | None = None
+        self.all_reduce_state: Storage | None = None
+        self.post_forward_index = -1
+        self.post_backward_ran = False
+
+    # -- parameters --------------------------------------------------------------------------------------------
+
+    def unshard(self) -> None:
+        """foreach_all_gather: copy the shards into one buffer, gather."""
+        if self.all_gather_result is not None or self.is_unsharded:
+            return
+        tape, sizes, world = self.tape, self.sizes, self.group_size
+        copy_in, gather = self.wrapper.gather_streams()
+        if world == 1:
+            self.all_gather_result = tape.storage(0, "empty", Category.UNSHARDED_PARAMETERS)
+            return
+        inputs: list[Storage] = []
+        if self.wrapper.offload:
+            inputs = self._inputs_from_host(copy_in)
+        elif sizes.casts:
+            # _get_param_all_gather_inputs: one flat buffer in the compute dtype.
+            inputs = [self._unsharded_storage(self.shard_numel * sizes.compute, copy_in)]
+        self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
+
+    def _inputs_from_host(self, stream: Stream) -> list[Storage]:
+        """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
+        inputs = []
+        for param in self.params:
+            numel = param.padded_shard_numel
+            moved = None
+            if self.wrapper.moves_to_device:
+                moved = self._unsharded_storage(numel * self.sizes.store, stream)
+            if self.sizes.casts:
+                moved = self._unsharded_storage(numel * self.sizes.compute, stream)
+            if moved is not None:
+                inputs.append(moved)
+        return inputs
+
+    def _unsharded_storage(self, num_bytes: int, stream: Stream) -> Storage:
+        return self.tape.storage(num_bytes, "foreach_all_gather", Category.UNSHARDED_PARAMETERS, stream)
+
+    def wait_for_unshard(self, in_forward: bool) -> None:
+        """Copy out into one storage a parameter. In forward the buffer lives until the next copy-out."""
+        if self.all_gather_result is None:
+            return
+        previous = self.wrapper.all_gather_state if in_forward else None  # torch's local holds it to the end
+        if in_forward:
+            self.wrapper.all_gather_state = None
+        for param in self.params:
+            moved = self._input_alone(param) if self.group_size == 1 else None
+            param.all_gather_output = self.tape.storage(
+                param.gathered_bytes, "alloc_all_gather_outputs", Category.UNSHARDED_PARAMETERS
+            )
+        self.is_unsharded = True
+        if in_forward and self.group_size > 1:
+            self.wrapper.all_gather_state = self.all_gather_result
+        self.all_gather_result = None
+        del previous, moved
+
+    def _input_alone(self, param: FSDPParam) -> Storage | None:
+        """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
+        moved = None
+        if self.wrapper.moves_to_device:
+            moved = self._unsharded_storage(param.padded_shard_numel * self.sizes.store, Stream.COMPUTE)
+        if self.sizes.casts:
+            moved = self._unsharded_storage(param.padded_shard_numel * self.sizes.compute, Stream.COMPUTE)
+        return moved
+
+    def reshard(self) -> None:
+        """Free the gathered parameters."""
+        if self.is_unsharded:
+            for param in self.params:
+                param.all_gather_output = None
+            self.is_unsharded = False
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """FSDPState._pre_forward, the module, FSDPState._post_forward."""
+        wrapper = self.wrapper
+        self.unshard()
+        self.wait_for_unshard(in_forward=True)
+        inputs = self._register_post_backward(inputs)
+        for group in wrapper.forward_prefetch.get(self, ()):
+            group.unshard()
+        out = forward(*inputs)
+        if self.reshards_after_forward:
+            self.reshard()
+        self.post_forward_index = len(wrapper.post_forward_order)
+        wrapper.post_forward_order.append(self)
+        if out.node is not None:
+            out.node.before(self.pre_backward)
+        if self is wrapper.root:
+            wrapper.all_gather_state = None
+        return out
+
+    def _register_post_backward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RegisterPostBackwardFunction on the inputs that need gradients."""
+        if not self.tape.grad_enabled:
+            return inputs
+        tensors = [t for t in inputs if isinstance(t, Tensor) and t.node is not None]
+        if not tensors:
+            return inputs
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+            self.post_backward()
+            return list(gradients)
+
+        node = Node(self.tape, backward, tensors, [], len(tensors))
+        outputs = {
+            id(t): Tensor(t.storage, t.numel, t.itemsize, node, index, True) for index, t in enumerate(tensors)
+        }
+        return tuple(outputs.get(id(t), t) for t in inputs)
+
+    def pre_backward(self) -> None:
+        """Gather, and then the unit that ran before this one in forward (BACKWARD_PRE)."""
+        wrapper = self.wrapper
+        wrapper.queue_final_callback()
+        self.unshard()
+        self.wait_for_unshard(in_forward=False)
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.NONE and self is not wrapper.root:
+            return
+        if self.post_forward_index > 0:
+            wrapper.post_forward_order[self.post_forward_index - 1].unshard()
+
+    def post_backward(self) -> None:
+        """Free the parameters, reduce the gradients."""
+        self.post_backward_ran = True
+        for param in self.params:
+            if param.accumulated_grad is not None and param.grad is not None:
+                param.grad = None  # unsharded_accumulated_grad += grad
+        if not self.wrapper.reduces_gradients:
+            self.reshard()
+            self._to_accumulated_grads()
+            return
+        gradients: list[Tensor] = []
+        for param in self.params:
+            if param.accumulated_grad is not None:
+                gradients.append(param.accumulated_grad)
+                param.accumulated_grad = None
+            elif param.grad is not None:
+                gradients.append(param.grad)
+                param.grad = None
+        self.reshard()
+        self.wrapper.reduce_scatter_states.clear()
+        self.all_reduce_state = None
+        self._reduce(gradients)
+
+    def _to_accumulated_grads(self) -> None:
+        """to_accumulated_grad_if_needed: keep unreduced gradients in the reduction dtype."""
+        sizes = self.sizes
+        if not sizes.reduces_in_other_dtype:
+            return
+        for param in self.params:
+            gradient, param.grad = param.grad, None
+            if gradient is not None:
+                param.accumulated_grad = self.tape.tensor(
+                    gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
+                )
+            del gradient
+
+    def _reduce(self, gradients: list[Tensor]) -> None:
+        """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
+        if not gradients:
+            return
+        tape, sizes, wrapper = self.tape, self.sizes, self.wrapper
+        last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
+        numel = sum(param.padded_numel for param in self.params)
+        reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
+        gradients.clear()
+        stream = Stream.REDUCE_SCATTER
+        output = tape.storage(
+            self.shard_numel * sizes.reduce, "reduce_scatter output", Category.REDUCTION_BUFFERS, stream
+        )
+        if wrapper.all_reduces:
+            self.all_reduce_state = output
+        if sizes.casts_back:
+            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", Category.GRADIENTS, stream)
+        if wrapper.moves_to_device:
+            pass  # the shard goes to the host, where it is added
+        elif self.gradient is None:
+            output.category = Category.GRADIENTS
+            self.gradient = output
+        wrapper.reduce_scatter_states.append(reduce_input)
+        del last
+
+
+class Fsdp2:
+    """The units of one model and what they share (FSDPCommContext, FSDPStateContext)."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        engine: Engine,
+        model: Module,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+    ) -> None:
+        self.tape = tape
+        self.engine = engine
+        self.setup = setup
+        self.sizes = sizes
+        self.group_size = setup.shard_group_size
+        self.offload = setup.offload.value == "params"
+        self.moves_to_device = self.offload and not on_host
+        self.all_reduces = setup.strategy.is_hybrid
+        self.reduces_gradients = True
+        self.all_gather_state: Storage | None = None
+        self.reduce_scatter_states: list[Storage] = []
+        self.post_forward_order: list[ParamGroup] = []
+        self.forward_prefetch: dict[ParamGroup, tuple[ParamGroup, ...]] = {}
+        self._callback_queued = False
+        taken: set[int] = set()
+        groups: dict[int, ParamGroup] = {}
+        for unit in [*units, model]:
+            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            taken.update(map(id, weights))
+            reshards = setup.strategy.reshards_after_forward and unit is not model
+            groups[id(unit)] = ParamGroup(self, weights, reshards)
+            unit.around = _outside(groups[id(unit)].around, unit.around)
+        self.root = groups[id(model)]
+        self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
+        if setup.forward_prefetch:
+            below = self.groups[1:]
+            self.forward_prefetch = {unit: (after,) for unit, after in zip(below, below[1:], strict=False)}
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
+        held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
+        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights() if held[id(w)]]
+
+    def parameters(self) -> list[Shard]:
+        """Return the storages of this rank's parameters: one a parameter, padded."""
+        return [
+            Shard(param.padded_shard_numel, self.sizes.store, param.weight.block)
+            for group in self.groups
+            for param in group.params
+        ]
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad(set_to_none=True)."""
+        for group in self.groups:
+            group.gradient = None
+
+    def gather_streams(self) -> tuple[Stream, Stream]:
+        """FSDPCommContext.get_all_gather_streams."""
+        return Stream.ALL_GATHER_COPY_IN, Stream.ALL_GATHER
+
+    def queue_final_callback(self) -> None:
+        """_register_root_post_backward_final_callback."""
+        if not self._callback_queued:
+            self._callback_queued = True
+            self.engine.callbacks.append(self._final_callback)
+
+    def _final_callback(self) -> None:
+        for group in self.groups:
+            if not group.post_backward_ran:
+                group.post_backward()
+            group.post_backward_ran = False
+            group.all_reduce_state = None
+            group.all_gather_result = None
+        self.post_forward_order.clear()
+        self.reduce_scatter_states.clear()
+        self._callback_queued = False
+
+
+def _outside(outer: Callable[..., Any], inner: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return ``outer`` around what is already around a module."""
+    if inner is None:
+        return outer
+    return lambda forward, *inputs: outer(lambda *rest: inner(forward, *rest), *inputs)

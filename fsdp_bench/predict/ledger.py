@@ -1,0 +1,353 @@
+"""What each operator allocates, saves for backward and allocates in backward: the ledger of memory.
+
+One method an operator of torch, as the dispatcher sees it; the docstring names the operator. Numbers are elements,
+``itemsize`` is bytes. Two kernel sets differ in the norms, attention and what happens inside of operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.predict.events import Category
+from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
+
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which implementations run.
+
+    ``observed`` is what a dispatch mode sees, such as part of a dry run and of a tracked CPU run: Python then holds
+    a reference to every gradient, so that the engine never adds in place (can_accumulate_inplace wants a use count
+    of one), and what operators allocate inside of themselves is not seen.
+    """
+
+    name: str
+    fused_norms: bool
+    """aten::_fused_rms_norm (CUDA) or RMSNorm from elementary operators (CPU)."""
+    fp32_expands_keys: bool
+    """Grouped keys and values are repeated for fp32 attention (train/transformer.py, attention)."""
+    observed: bool
+
+
+CPU = Kernels("cpu", fused_norms=False, fp32_expands_keys=False, observed=True)
+CUDA_OBSERVED = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=True)
+CUDA = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=False)
+
+
+class Parameter(Tensor):
+    """A weight as the operators see it: whoever shards the model owns its bytes and its accumulator."""
+
+    __slots__ = ("in_features", "name")
+
+    def __init__(self, name: str, numel: int, itemsize: int, in_features: int = 0) -> None:
+        super().__init__(None, numel, itemsize)
+        self.name = name
+        self.in_features = in_features
+
+
+class Operators:
+    """The operators on one tape."""
+
+    def __init__(self, tape: Tape, kernels: Kernels) -> None:
+        self.tape = tape
+        self.kernels = kernels
+
+    # -- elementwise -------------------------------------------------------------------------------------------
+
+    def _like(self, x: Tensor, label: str, numel: int | None = None) -> Tensor:
+        return self.tape.tensor(x.numel if numel is None else numel, x.itemsize, label)
+
+    def _temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
+        return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
+
+    def _record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward) -> Tensor:  # type: ignore[no-untyped-def]
+        """Put the operator into the graph, when any of its inputs is in it."""
+        if self.tape.grad_enabled and any(t.node is not None for t in inputs):
+            out.node = Node(self.tape, backward, inputs, saved)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
+        out = self._like(x, "aten::add")
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            both = gradients[0].view()
+            return both, both
+
+        return self._record(out, [x, y], [], backward)
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
+        out = self._like(x, "aten::mul")
+        if y.node is None:
+            return self._record(out, [x], [y], self._mul_backward_one)
+        return self._record(out, [x, y], [x, y], self._mul_backward_two)
+
+    def _mul_backward_one(self, _saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul"),)
+
+    def _mul_backward_two(self, _saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        numel, itemsize = gradients[0].numel, gradients[0].itemsize
+        return self._temporary(numel, itemsize, "aten::mul"), self._temporary(numel, itemsize, "aten::mul")
+
+    def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
+        out = self._like(x, "aten::mul")
+
+        def backward(saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            numel, itemsize = gradients[0].numel, gradients[0].itemsize
+            dx = self._temporary(numel, itemsize, "aten::mul")
+            whole = self._temporary(numel, itemsize, "aten::mul")
+            dy = self._temporary(saved[1].numel, itemsize, "aten::sum")
+            del whole
+            return dx, dy
+
+        return self._record(out, [x, y], [x, y], backward)
+
+    def neg(self, x: Tensor) -> Tensor:
+        """aten::neg (NegBackward0)."""
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg"),)
+
+        return self._record(self._like(x, "aten::neg"), [x], [], backward)
+
+    def cat(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
+        out = self._like(x, "aten::cat", x.numel + y.numel)
+        numels = x.numel, y.numel
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return gradients[0].view(numels[0]), gradients[0].view(numels[1])
+
+        return self._record(out, [x, y], [], backward)
+
+    def split(self, x: Tensor, parts: int) -> list[Tensor]:
+        """aten::split into views; their gradients are concatenated (SplitBackward0)."""
+        numel, itemsize = x.numel // parts, x.itemsize
+        if not self.tape.grad_enabled or x.node is None:
+            return [x.view(numel) for _ in range(parts)]
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(numel * parts, itemsize, "aten::cat"),)
+
+        node = Node(self.tape, backward, [x], [], parts)
+        return [Tensor(x.storage, numel, itemsize, node, index, True) for index in range(parts)]
+
+    def to(self, x: Tensor, itemsize: int) -> Tensor:
+        """aten::_to_copy, or nothing when it is that dtype already (ToCopyBackward0)."""
+        if x.itemsize == itemsize:
+            return x
+        before = x.itemsize
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(gradients[0].numel, before, "aten::_to_copy"),)
+
+        return self._record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """aten::silu (SiluBackward0 saves the input)."""
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward"),)
+
+        return self._record(self._like(x, "aten::silu"), [x], [x], backward)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """aten::gelu (GeluBackward0 saves the input)."""
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward"),)
+
+        return self._record(self._like(x, "aten::gelu"), [x], [x], backward)
+
+    # -- matrix products ---------------------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+        """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
+
+        What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
+        recomputation that needs nothing else ends without it. The input's gradient is a view, which is why it is
+        never added to in place.
+        """
+        in_features = weight.in_features
+        out_features = weight.numel // in_features
+        rows, itemsize = x.numel // in_features, x.itemsize
+        needs_dx = x.node is not None
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            dx = None
+            if bias is None:
+                dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+            if needs_dx:
+                dx = self._temporary(rows * in_features, itemsize, "aten::mm")
+                dx.is_view = True
+            if bias is None:
+                return dx, dw
+            dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+            return self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS), dx, dw
+
+        inputs = [x, weight] if bias is None else [bias, x, weight]
+        node = None
+        if self.tape.grad_enabled:
+            node = Node(self.tape, backward, inputs, [x, weight])
+        out = self._saved_output(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+        out.node = node
+        return out
+
+    def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
+        """Allocate an output that selective checkpointing keeps, or take the one that it kept."""
+        return self.tape.tensor(numel, itemsize, label)
+
+    def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
+        """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
+        out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
+        numel, itemsize = weight.numel, weight.itemsize
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            return (self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS),)
+
+        return self._record(out, [weight], [indices], backward)
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """aten::add of S, D to B, S, D: the positions' gradient is summed over the batch (sum_to_size)."""
+        out = self._like(x, "aten::add")
+        numel = positions.numel
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            summed = self._temporary(numel, gradients[0].itemsize, "aten::sum")
+            return gradients[0].view(), summed
+
+        return self._record(out, [x, positions], [], backward)
+
+    # -- norms -------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
+        """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
+        if self.kernels.fused_norms:
+            return self._fused_norm(x, weight, None)
+        rows = x.numel // weight.numel
+        upcast = self.to(x, FP32)
+        scale = self._reciprocal_root(upcast, rows)
+        normalized = self._scale_rows(upcast, scale)
+        del upcast, scale
+        out = self._scale_columns(normalized, weight)
+        del normalized
+        return self.to(out, x.itemsize)
+
+    def _reciprocal_root(self, x: Tensor, rows: int) -> Tensor:
+        """aten::pow, mean, add_, rsqrt: 1 / sqrt(mean(x^2) + eps) of each row, as one node."""
+        squares = self.tape.tensor(x.numel, FP32, "aten::pow")
+        mean = self.tape.tensor(rows, FP32, "aten::mean")
+        out = self.tape.tensor(rows, FP32, "aten::rsqrt")
+        del mean, squares
+        numel = x.numel
+
+        def backward(saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            powers = self._temporary(rows, FP32, "aten::pow")
+            scaled = self._temporary(rows, FP32, "aten::mul")
+            to_mean = self._temporary(rows, FP32, "aten::mul")
+            del scaled, powers
+            gradients.clear()
+            saved.pop()
+            spread = self._temporary(numel, FP32, "aten::div")
+            del to_mean
+            power = self._temporary(numel, FP32, "aten::pow")
+            doubled = self._temporary(numel, FP32, "aten::mul")
+            dx = self._temporary(numel, FP32, "aten::mul")
+            del doubled, power, spread
+            return (dx,)
+
+        return self._record(out, [x], [x, out.detach()], backward)
+
+    def _scale_rows(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.mul_broadcast(x, scale)
+
+    def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
+        """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
+        out = self._like(x, "aten::mul")
+        columns, itemsize = weight.numel, weight.itemsize
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            numel = gradients[0].numel
+            dx = self._temporary(numel, FP32, "aten::mul")
+            whole = self._temporary(numel, FP32, "aten::mul")
+            dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
+            del whole
+            if itemsize != FP32:
+                dw = self.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
+            return dx, dw
+
+        return self._record(out, [x, weight], [x, weight], backward)
+
+    def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+        """aten::native_layer_norm: saves the input, mean and rstd."""
+        return self._fused_norm(x, weight, bias)
+
+    def _fused_norm(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+        """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
+        rows, columns = x.numel // weight.numel, weight.numel
+        out = self._like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
+        # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
+        size = x.itemsize if self.kernels.name == "cpu" else FP32
+        statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            dx = self._temporary(numel, itemsize, "aten::native_layer_norm_backward")
+            dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
+            if bias is None:
+                return dx, dw
+            db = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
+            return dx, dw, db
+
+        inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
+        return self._record(out, inputs, [x, weight, *statistics], backward)
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, rows: int) -> Tensor:
+        """aten::_scaled_dot_product_flash_attention_for_cpu and its CUDA siblings: saves q, k, v, out, logsumexp."""
+        out = self._saved_output(q.numel, q.itemsize, "aten::scaled_dot_product_attention")
+        logsumexp = self._saved_output(rows * heads, FP32, "aten::scaled_dot_product_attention")
+        sizes = q.numel, k.numel, v.numel
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            itemsize = gradients[0].itemsize
+            return tuple(self._temporary(n, itemsize, "aten::scaled_dot_product_attention_backward") for n in sizes)
+
+        return self._record(out, [q, k, v], [q, k, v, out.detach(), logsumexp], backward)
+
+    # -- loss --------------------------------------------------------------------------------------------------
+
+    def log_softmax(self, x: Tensor) -> Tensor:
+        """aten::_log_softmax: saves its result."""
+        out = self._like(x, "aten::_log_softmax")
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(numel, itemsize, "aten::_log_softmax_backward_data"),)
+
+        return self._record(out, [x], [out.detach()], backward)
+
+    def nll_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
+        out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+        total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(numel, itemsize, "aten::nll_loss_backward"),)
+
+        return self._record(out, [x], [x, targets, total_weight], backward)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """aten::div of a scalar by a number."""
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(1, gradients[0].itemsize, "aten::div"),)
+
+        return self._record(self._like(x, "aten::div"), [x], [], backward)

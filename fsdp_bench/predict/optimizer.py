@@ -1,0 +1,74 @@
+"""The optimizers of train/optimizer.py: their states, and what a step allocates for a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.predict.events import Category
+from fsdp_bench.predict.tape import Storage, Tape
+from fsdp_bench.spec.setup import OptimizerKind
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tensor that the optimizer updates: a parameter's shard, or a flat parameter's."""
+
+    numel: int
+    itemsize: int
+    block: int
+    """The block that it belongs to; -1 for the root's."""
+
+
+STEP_BYTES = 4
+"""``state["step"]``, an fp32 scalar: on the host unless the optimizer is fused (torch/optim/adamw.py)."""
+
+
+def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: bool) -> list[Storage]:
+    """Allocate the states: two moments a parameter for AdamW, nothing for SGD without momentum."""
+    if kind is OptimizerKind.SGD:
+        return []
+    held = []
+    category = Category.OPTIMIZER_STATE
+    for shard in marked(tape, "load", shards):
+        if steps_on_device or kind is OptimizerKind.ADAMW_FUSED:
+            held.append(tape.storage(STEP_BYTES, "step", category))
+        held += [tape.storage(shard.numel * shard.itemsize, name, category) for name in ("exp_avg", "exp_avg_sq")]
+    return held
+
+
+def marked(tape: Tape, phase: str, shards: list[Shard]):  # type: ignore[no-untyped-def]
+    """Yield shards, marking where each block's begin."""
+    block = -1
+    tape.mark(phase)
+    for shard in shards:
+        if shard.block != block:
+            block = shard.block
+            tape.mark(phase, block)
+        yield shard
+    tape.mark(phase)
+
+
+def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: bool) -> None:
+    """One optimizer step."""
+    if kind is OptimizerKind.ADAMW_FOREACH:
+        if steps_on_device:
+            tape.storage(STEP_BYTES, "aten::lift_fresh", Category.TEMPORARY)
+        held = [
+            tape.storage(shard.numel * shard.itemsize, "aten::_foreach_sqrt", Category.TEMPORARY)
+            for shard in marked(tape, "optimizer", shards)
+        ]
+        held.reverse()
+        for shard in marked(tape, "optimizer", shards[::-1]):
+            del held[0]
+    elif kind is OptimizerKind.ADAMW_FOR_LOOP:
+        _for_loop(tape, shards)
+
+
+def _for_loop(tape: Tape, shards: list[Shard]) -> None:
+    """_single_tensor_adamw: sqrt, then a quotient that lives until the next parameter's is made."""
+    denominator = None
+    for shard in marked(tape, "optimizer", shards):
+        root = tape.storage(shard.numel * shard.itemsize, "aten::sqrt", Category.TEMPORARY)
+        denominator = tape.storage(shard.numel * shard.itemsize, "aten::div", Category.TEMPORARY)
+        del root
+    del denominator

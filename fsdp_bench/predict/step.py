@@ -1,0 +1,95 @@
+"""One training step of rank 0, as train/step.py runs it, recorded as events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.predict import optimizer
+from fsdp_bench.predict.events import Category, Event
+from fsdp_bench.predict.fsdp1 import Fsdp1
+from fsdp_bench.predict.fsdp2 import Fsdp2
+from fsdp_bench.predict.ledger import FP32, Kernels, Operators
+from fsdp_bench.predict.loss import loss
+from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
+from fsdp_bench.predict.transformer import INT64, Transformer
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import Api, TrainSetup, Wrap
+
+
+class Simulation:
+    """A model, its wrapper and its optimizer on one tape."""
+
+    def __init__(self, shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> None:
+        self.setup = setup
+        self.tape = Tape()
+        self.op = Operators(self.tape, kernels)
+        self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
+        self.model = Transformer(self.op, shape, num_blocks)
+        self.sizes = Sizes.of(setup.precision)
+        self.on_host = kernels.name == "cpu"
+        units = list(self.model.blocks) if setup.wrap is Wrap.BLOCK else []
+        wrap: Any = Fsdp1 if setup.api is Api.FSDP1 else Fsdp2
+        self.wrapper: Any = wrap(self.tape, self.engine, self.model, units, setup, self.sizes, self.on_host)
+        self.resident: list[Storage] = []
+
+    def load(self) -> None:
+        """Allocate what stays: parameters and optimizer states."""
+        tape = self.tape
+        for shard in optimizer.marked(tape, "load", self.wrapper.parameters()):
+            self.resident.append(tape.storage(shard.numel * shard.itemsize, "shard", Category.PARAMETERS))
+        self.shards = self.wrapper.shards(self.model)
+        self.resident += optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
+
+    def step(self) -> None:
+        """train/step.py, train_step."""
+        setup, tape = self.setup, self.tape
+        tokens_numel = setup.micro_batch_size * (setup.sequence_length + 1)
+        count = setup.gradient_accumulation_steps
+        given = [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(count)] if self.on_host else []
+        total = tape.tensor(1, FP32, "aten::zeros")
+        for index in range(count):
+            is_last = index == count - 1
+            self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
+            tokens = given[index] if self.on_host else tape.tensor(tokens_numel, INT64, "tokens")
+            share = self.forward_backward(tokens)
+            del tokens, share
+        tape.mark("optimizer")
+        self.optimizer_step()
+        del total, given
+        tape.mark("end")
+
+    def forward_backward(self, tokens: Tensor) -> Tensor:
+        """train/step.py, _forward_backward."""
+        setup, tape = self.setup, self.tape
+        batch, length = setup.micro_batch_size, setup.sequence_length
+        if batch > 1:
+            inputs = tape.tensor(batch * length, INT64, "aten::clone")
+            targets = tape.tensor(batch * length, INT64, "aten::clone")
+        else:
+            inputs, targets = tokens.view(length), tokens.view(length)
+        tape.mark("forward")
+        logits: Any = self.model(inputs, length)
+        tape.mark("loss")
+        out = self.op.divide(loss(self.op, setup.loss, logits, targets))
+        del logits
+        tape.mark("backward")
+        ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
+        self.engine.run(out, ones)
+        del ones
+        return out.detach()
+
+    def optimizer_step(self) -> None:
+        """train/step.py, _optimizer_step."""
+        optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+        self.wrapper.zero_grad()
+
+
+def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event]:
+    """Return the events of one step in the steady state."""
+    simulation = Simulation(shape, setup, kernels, num_blocks)
+    simulation.load()
+    simulation.step()
+    first = len(simulation.tape.events)
+    simulation.step()
+    return list(simulation.tape.events[first:])

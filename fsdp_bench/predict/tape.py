@@ -1,0 +1,238 @@
+"""PyTorch's lifetimes without PyTorch: storages, tensors, the autograd graph and its engine, recording events.
+
+A tensor here has a size and no data. Who holds it decides how long it lives, exactly as in torch: Python's own
+reference counts free a storage when its last tensor, saved variable or gradient buffer is gone (CPython only). So
+the model and the wrappers are written as torch's code is written, and the order of allocations and frees follows.
+
+The engine is that of torch/csrc/autograd/engine.cpp: of the nodes whose gradients are all there, the one that was
+created last runs first (ReadyQueue), except gradient accumulators, which run at once (AccumulateGrad's
+sequence number is the largest). A node's gradients are released after it ran, then what it saved (evaluate_function),
+then its outputs are handed on, where a second gradient for the same input is added (input_buffer.cpp).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsdp_bench.predict.events import Category, Event, Kind, Stream
+
+_ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
+
+
+class Tape:
+    """Records the events of one rank."""
+
+    __slots__ = ("category", "events", "grad_enabled", "hooks", "next_number", "next_sequence")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.category = Category.ACTIVATIONS
+        """What storages hold that say nothing else."""
+        self.grad_enabled = True
+        self.hooks: list[Any] = []
+        """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
+        self.next_number = 0
+        self.next_sequence = 0
+
+    def mark(self, phase: str, number: int = -1) -> None:
+        """Begin a phase, or, with a number, that block's part of it."""
+        self.events.append(Event(Kind.MARK, number, 0, Category.TEMPORARY, _COMPUTE, phase))
+
+    def storage(
+        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream = _COMPUTE
+    ) -> Storage:
+        """Allocate."""
+        return Storage(self, num_bytes, label, category or self.category, stream)
+
+    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
+        """Allocate a tensor that needs no gradient."""
+        return Tensor(Storage(self, numel * itemsize, label, category or self.category, _COMPUTE), numel, itemsize)
+
+
+class Storage:
+    """Bytes on the device, from its creation until its last reference is gone."""
+
+    __slots__ = ("category", "num_bytes", "number", "stream", "tape")
+
+    def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
+        self.tape = tape
+        self.num_bytes = num_bytes
+        self.category = category
+        self.stream = stream
+        self.number = tape.next_number
+        tape.next_number += 1
+        tape.events.append(Event(_ALLOCATE, self.number, num_bytes, category, stream, label))
+
+    def __del__(self) -> None:
+        self.tape.events.append(Event(_FREE, self.number, self.num_bytes, self.category, self.stream, ""))
+
+
+class Tensor:
+    """A size, a storage, and the node that made it when a gradient is needed."""
+
+    __slots__ = ("is_view", "itemsize", "node", "numel", "output", "storage")
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        numel: int,
+        itemsize: int,
+        node: Node | None = None,
+        output: int = 0,
+        is_view: bool = False,
+    ) -> None:
+        self.storage = storage
+        """None for parameters: whoever shards them owns their bytes."""
+        self.numel = numel
+        self.itemsize = itemsize
+        self.node = node
+        self.output = output
+        self.is_view = is_view
+
+    def detach(self) -> Tensor:
+        """Return the same storage without its history."""
+        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True)
+
+    def view(self, numel: int | None = None) -> Tensor:
+        """Return a view, of a part where ``numel`` says so."""
+        return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)
+
+
+Gradients = Sequence[Tensor | None]
+Backward = Callable[[list[Tensor], list[Tensor]], Gradients]
+"""Called with what the node saved and with its gradients; returns a gradient for each edge."""
+
+
+class Node:
+    """One operator in the graph."""
+
+    __slots__ = ("backward", "buffer", "edges", "pre_hooks", "saved", "sequence", "waiting")
+
+    def __init__(
+        self,
+        tape: Tape,
+        backward: Backward,
+        inputs: Sequence[Tensor | None],
+        saved: Sequence[Tensor],
+        num_outputs: int = 1,
+    ) -> None:
+        self.sequence = tape.next_sequence
+        tape.next_sequence += 1
+        self.backward: Backward | None = backward
+        self.edges = [(None, 0) if t is None else (t.node, t.output) for t in inputs]
+        if tape.hooks:
+            hooks = tape.hooks[-1]
+            self.saved: Any = [(hooks, hooks.pack(t)) for t in saved]
+        else:
+            self.saved = list(saved)
+        self.buffer: list[Tensor | None] = [None] * num_outputs
+        self.waiting = 0
+        self.pre_hooks: list[Callable[[], None]] | None = None
+        """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
+
+    def before(self, hook: Callable[[], None]) -> None:
+        """Call ``hook`` when the gradients of the outputs are known."""
+        self.pre_hooks = [*(self.pre_hooks or ()), hook]
+
+
+LEAF = 1 << 62
+"""The sequence number of accumulators (UINT64_MAX in torch), larger than any other."""
+
+
+class Leaf(Node):
+    """AccumulateGrad: where the gradient of a parameter ends."""
+
+    __slots__ = ("accumulate",)
+
+    def __init__(self, tape: Tape, accumulate: Callable[[Tensor], None]) -> None:
+        super().__init__(tape, self._never, (), ())
+        self.sequence = LEAF
+        self.accumulate = accumulate
+
+    @staticmethod
+    def _never(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        raise AssertionError("an accumulator is run by the engine itself")
+
+
+class Engine:
+    """Runs one backward pass."""
+
+    def __init__(self, tape: Tape, accumulates_in_place: bool) -> None:
+        self.tape = tape
+        self.accumulates_in_place = accumulates_in_place
+        self.callbacks: list[Callable[[], None]] = []
+        """Called when all gradients are computed (Variable._execution_engine.queue_callback)."""
+        self._ready: list[tuple[int, int, Node]] = []
+        self._pushed = 0
+
+    def run(self, root: Tensor, gradient: Tensor) -> None:
+        """Compute all gradients below ``root``."""
+        assert root.node is not None
+        self._count(root.node)
+        tape, node = self.tape, root.node
+        grad_enabled, tape.grad_enabled = tape.grad_enabled, False
+        node.buffer[root.output] = gradient
+        del gradient, root
+        self._push(node)
+        while self._ready:
+            node = heapq.heappop(self._ready)[2]
+            if node.pre_hooks:
+                for hook in node.pre_hooks:
+                    hook()
+            if node.sequence == LEAF:
+                gradients, node.buffer = node.buffer, [None]
+                node.accumulate(gradients.pop())  # type: ignore[attr-defined, arg-type]
+            else:
+                self._evaluate(node)
+        del node
+        for callback in self.callbacks:
+            callback()
+        self.callbacks.clear()
+        tape.grad_enabled = grad_enabled
+
+    def _push(self, node: Node) -> None:
+        self._pushed += 1
+        heapq.heappush(self._ready, (-node.sequence, self._pushed, node))
+
+    def _count(self, root: Node) -> None:
+        """Count for each node the gradients that it waits for (Engine::compute_dependencies)."""
+        seen, stack = {root}, [root]
+        while stack:
+            for node, _ in stack.pop().edges:
+                if node is not None:
+                    node.waiting += 1
+                    if node not in seen:
+                        seen.add(node)
+                        stack.append(node)
+
+    def _evaluate(self, node: Node) -> None:
+        assert node.backward is not None, "the graph was freed"
+        gradients, node.buffer = node.buffer, []
+        backward, saved = node.backward, node.saved
+        node.backward = node.saved = None
+        unpacked = [hooks.unpack(t) for hooks, t in saved] if saved and type(saved[0]) is tuple else saved
+        outputs = list(backward(unpacked, gradients))  # type: ignore[arg-type]
+        gradients.clear()
+        del unpacked, saved, backward
+        for (target, slot), position in zip(node.edges, range(len(outputs)), strict=True):
+            if target is None:
+                continue
+            gradient, outputs[position] = outputs[position], None
+            if gradient is not None:
+                self._add(target.buffer, slot, gradient)
+                del gradient
+            target.waiting -= 1
+            if not target.waiting:
+                self._push(target)
+
+    def _add(self, buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
+        """InputBuffer::add: keep a first gradient; add a second one, in place where nobody else can see it."""
+        first = buffer[slot]
+        if first is None:
+            buffer[slot] = gradient
+        elif self.accumulates_in_place and not gradient.is_view:
+            buffer[slot] = gradient
+        elif not (self.accumulates_in_place and not first.is_view):
+            buffer[slot] = self.tape.tensor(first.numel, first.itemsize, "aten::add", Category.TEMPORARY)
