@@ -32,6 +32,8 @@ class OutOfMemory:
 
     phase: str
     """Label of the last MARK before it."""
+    unit: int
+    """Number of that MARK: the block that ran."""
     label: str
     """Label of the allocation that failed."""
     num_bytes: int
@@ -282,16 +284,16 @@ def replay(
         streams_keep_pace=streams_keep_pace,
     )
     allocate, free = allocator.allocate, allocator.free
-    phase = ""
+    phase, unit = "", -1
     for event in events:
         kind = event.kind
         if kind == Kind.ALLOCATE:
             if not allocate(event.number, event.num_bytes, event.stream):
-                return allocator.reading(OutOfMemory(phase, event.label, event.num_bytes))
+                return allocator.reading(OutOfMemory(phase, unit, event.label, event.num_bytes))
         elif kind == Kind.FREE:
             free(event.number)
         elif kind == Kind.MARK:
-            phase = event.label
+            phase, unit = event.label, event.number
         else:
             _synchronisation(allocator, event)
     return allocator.reading()

@@ -66,7 +66,9 @@ class FlatParamHandle:
         """The padded unsharded flat parameter; under NO_SHARD its copy in the compute dtype."""
         self.grad: Tensor | None = None
         """flat_param.grad: unsharded in backward, the shard between steps."""
+        self.grad_dtype = ""
         self.saved_grad_shard: Tensor | None = None
+        self.shows_gradients = False
         self.prefetched = False
         self.needs_pre_forward_unshard = False
         self.needs_pre_backward_unshard = False
@@ -80,8 +82,18 @@ class FlatParamHandle:
 
     # -- parameters --------------------------------------------------------------------------------------------
 
-    def unshard(self) -> None:
-        """_unshard: the shard in the compute dtype, the rate limiter, the all-gather."""
+    def unshard(self, in_forward: bool) -> None:
+        """_unshard: the shard in the compute dtype, the rate limiter, the all-gather, and in forward the views.
+
+        Views are nodes of the graph. A forward prefetch makes them before the running unit's operators, so that in
+        backward, where younger nodes go first, this unit's flat gradient is concatenated only after the whole
+        backward of the unit before it: forward_prefetch holds one unit's gradients more.
+        """
+        self._gather()
+        if in_forward:
+            self._use_unsharded_views()
+
+    def _gather(self) -> None:
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
         if self.full_param is not None:
             return
@@ -118,10 +130,9 @@ class FlatParamHandle:
         if self.is_root:
             wrapper.root_pre_forward()
         if not self.prefetched:
-            self.unshard()
+            self.unshard(in_forward=True)
         self.needs_pre_forward_unshard = False
         wrapper.prefetch_forward(self)
-        self._use_unsharded_views()
         out = forward(*inputs)
         self.post_forward_index = len(wrapper.post_forward_order)
         wrapper.post_forward_order.append(self)
@@ -151,8 +162,8 @@ class FlatParamHandle:
 
     def _accumulate(self, gradient: Tensor) -> None:
         if self.grad is None:
-            self.grad = gradient
-        del gradient
+            self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
+        # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
     def pre_backward(self) -> None:
@@ -163,7 +174,7 @@ class FlatParamHandle:
         if self.is_root:
             wrapper.queue_final_callback()
         if self.needs_pre_backward_unshard and not self.prefetched:
-            self.unshard()
+            self.unshard(in_forward=False)
         self.needs_pre_backward_unshard = False
         if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
             wrapper.prefetch_backward(self)
@@ -185,15 +196,32 @@ class FlatParamHandle:
         if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
             wrapper.prefetch_backward(self)
         if not wrapper.reduces_gradients:
+            self._use_unsharded_grad_views()
             return
-        computed = self.grad
-        if self.sizes.reduces_in_other_dtype:
+        computed, precision = self.grad, wrapper.setup.precision
+        if self.grad_dtype != precision.reduce:
             self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)")
         if wrapper.is_sharded:
             self._reduce_sharded()
-        elif self.sizes.casts_back:
-            self.grad = self._reduction(self.layout.numel, self.sizes.store, "_cast_grad_to_param_dtype")
+        else:
+            if self.sizes.casts_back:
+                self.grad = self._reduction(self.layout.numel, self.sizes.store, "_cast_grad_to_param_dtype")
+            self.grad_dtype = precision.store
         del computed
+
+    def _use_unsharded_grad_views(self) -> None:
+        """Under no_sync each parameter shows its part of the unsharded gradient.
+
+        A parameter whose shape or dtype is another gets a gradient like itself first, which is dropped at once.
+        """
+        if not self.wrapper.setup.use_orig_params or self.shows_gradients:
+            return
+        self.shows_gradients = True
+        for index, weight in enumerate(self.weights):
+            held = self.layout.in_first_shard(index, weight)
+            same_shape = held == weight.numel and (weight.rest == 1 or not self.wrapper.is_sharded)
+            if held and not (same_shape and not self.sizes.casts):
+                self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)
 
     def _reduction(self, numel: int, itemsize: int, label: str) -> Tensor:
         storage = self.tape.storage(
@@ -317,6 +345,7 @@ class Fsdp1:
         for handle in self.handles:
             if self.zeroed:
                 handle.grad = None
+                handle.shows_gradients = False
         self.zeroed = False
         self.post_forward_order.clear()
         if self.setup.forward_prefetch:
@@ -334,7 +363,7 @@ class Fsdp1:
             if index < len(self.handles):
                 target = self.handles[index]
                 if target.needs_pre_forward_unshard and not target.prefetched:
-                    target.unshard()
+                    target.unshard(in_forward=True)
                     target.prefetched = True
 
     def prefetch_backward(self, current: FlatParamHandle) -> None:
@@ -342,7 +371,7 @@ class Fsdp1:
         if current.post_forward_index > 0:
             target = self.post_forward_order[current.post_forward_index - 1]
             if target.needs_pre_backward_unshard and not target.prefetched:
-                target.unshard()
+                target.unshard(in_forward=False)
                 target.prefetched = True
 
     def queue_final_callback(self) -> None:
