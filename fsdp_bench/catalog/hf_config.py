@@ -1,0 +1,111 @@
+"""Reads a Hugging Face config.json: llama, mistral and gpt2 exactly, everything else refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
+from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import ModelShape
+
+_NAMES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "head_dim",
+    "attention_bias",
+    "mlp_bias",
+)
+_OPTIONAL = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "attention_bias", "mlp_bias"}
+
+_GPT2_NAMES = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "n_positions",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""transformers/models/gpt2/configuration_gpt2.py, GPT2Config.attribute_map and its own names."""
+
+_ACTIVATIONS = {
+    "llama": ("hidden_act", ("silu",)),
+    "mistral": ("hidden_act", ("silu",)),
+    "gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")),
+}
+_MISTRAL_KEY_VALUE_HEADS = 8
+"""MistralConfig's default where the file has none; LlamaConfig's is as many as attention heads."""
+
+
+def read_hf_config(path: Path) -> ModelShape:
+    """Read a config.json. A sliding window has no parameters and is not modelled: attention counts as causal.
+
+    Raises:
+        SpecError: naming the file, what is wrong and what is allowed.
+    """
+    config = _load(path)
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise SpecError(f"{path}: model_type {model_type!r} is not built here; one of {', '.join(FAMILIES)}")
+    try:
+        _refuse_variants(config)
+        fields = _gpt2_fields(config) if model_type == "gpt2" else _llama_fields(config)
+        name = config.get("_name_or_path") or path.resolve().parent.name
+        entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
+        return from_builtins(entry, ModelEntry).shape()
+    except ValueError as error:  # SpecError and msgspec.ValidationError
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SpecError(f"{path}: is not a Hugging Face config.json: not an object")
+    return config
+
+
+def _refuse_variants(config: dict[str, Any]) -> None:
+    """Refuse what changes the modules without changing the sizes."""
+    field, known = _ACTIVATIONS[config["model_type"]]
+    if config.get(field, known[0]) not in known:
+        raise SpecError(f"{field} {config[field]!r} is not built here; one of {', '.join(known)}")
+    for field in ("add_cross_attention", "quantization_config", "is_encoder_decoder"):
+        if config.get(field):
+            raise SpecError(f"{field} is set, which is not built here")
+
+
+def _llama_fields(config: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: config[name] for name in _NAMES if config.get(name) is not None}
+    _require(fields, {name: name for name in _NAMES})
+    if config["model_type"] == "mistral" and "num_key_value_heads" not in config:
+        fields["num_key_value_heads"] = _MISTRAL_KEY_VALUE_HEADS
+    return fields
+
+
+def _gpt2_fields(config: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: config[own] for name, own in _GPT2_NAMES.items() if config.get(own) is not None}
+    fields.setdefault("tie_word_embeddings", True)  # PretrainedConfig's default, which GPT-2's files leave out
+    if isinstance(fields.get("hidden_size"), int):
+        fields.setdefault("intermediate_size", 4 * fields["hidden_size"])  # GPT2MLP: n_inner is null
+    _require(fields, _GPT2_NAMES)
+    return fields
+
+
+def _require(fields: dict[str, Any], own_names: dict[str, str]) -> None:
+    missing = [own for name, own in own_names.items() if name not in fields and name not in _OPTIONAL]
+    if missing:
+        raise SpecError(f"has no {', '.join(missing)}")

@@ -1,0 +1,91 @@
+"""A published model as data: Hugging Face's config names, and whether ModelShape can express it exactly."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Source
+from fsdp_bench.spec.model import Family, ModelShape
+
+FAMILIES = {"llama": Family.LLAMA, "mistral": Family.LLAMA, "gpt2": Family.GPT2}
+"""Hugging Face's model_type, and the family that builds the same modules."""
+
+_MINDED_FAMILIES = {
+    "qwen2": "Qwen 2.5 adds biases to the query, key and value projections, which the llama family here has not",
+    "qwen3": "Qwen 3 normalises queries and keys (q_norm, k_norm), which the llama family here does not",
+    "t5": "T5 is an encoder-decoder; only decoders are built here",
+}
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. All sizes are counts of elements, named as in Hugging Face's config.json."""
+
+    name: str
+    family: str
+    """Hugging Face's model_type: llama, mistral, gpt2, qwen2, qwen3, t5, or any other."""
+    num_hidden_layers: int
+    """Of the encoder, where there is one."""
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    source: Source
+    num_key_value_heads: int | None = None
+    """Absent: as many as attention heads."""
+    max_position_embeddings: int | None = None
+    tie_word_embeddings: bool = False
+    head_dim: int | None = None
+    """Absent: hidden_size / num_attention_heads."""
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    num_decoder_layers: int | None = None
+    """Of an encoder-decoder."""
+    num_parameters: int | None = None
+    """As published; what the code computes is ``shape().num_parameters``. A tied head counts once."""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def unsupported_because(self) -> str | None:
+        """Why ModelShape cannot express this model exactly, or None when it can."""
+        if self.family not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            return _MINDED_FAMILIES.get(self.family, f"the family {self.family} is not built here; {known} are")
+        is_llama = FAMILIES[self.family] is Family.LLAMA
+        if self.head_dim is not None and self.head_dim * self.num_attention_heads != self.hidden_size:
+            return (
+                f"its heads are {self.head_dim} wide, not hidden_size / num_attention_heads = "
+                f"{self.hidden_size / self.num_attention_heads:g}"
+            )
+        if is_llama and (self.attention_bias or self.mlp_bias):
+            return "it has biases in its projections, which the llama family here has not"
+        if self.max_position_embeddings is None:
+            return "its max_position_embeddings is not given"
+        return None
+
+    @property
+    def supported(self) -> bool:
+        """Whether ModelShape can express this model exactly."""
+        return self.unsupported_because is None
+
+    def shape(self) -> ModelShape:
+        """Return the dimensions that predictions and measurements work on.
+
+        Raises:
+            SpecError: when ModelShape cannot express the model, with the reason.
+        """
+        if (reason := self.unsupported_because) is not None:
+            raise SpecError(f"model: {self.name} is known as data only: {reason}")
+        assert self.max_position_embeddings is not None
+        return ModelShape(
+            name=self.name,
+            family=FAMILIES[self.family],
+            num_hidden_layers=self.num_hidden_layers,
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_position_embeddings,
+            tie_word_embeddings=self.tie_word_embeddings,
+        )

@@ -1,0 +1,83 @@
+"""Reads TOML files of the catalogue's format: [[gpu]], [[server]] and [[model]], the built-in ones and a user's."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.hardware import Gpu, Server
+
+TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry}
+
+_LINKS = ("intra_node", "host_link", "inter_node")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the tables of a user's file; an entry without a source gets the file and its date.
+
+    Raises:
+        SpecError: naming the file, what is wrong and what is allowed.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        day = date.fromtimestamp(path.stat().st_mtime).isoformat()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: is not TOML: {error}") from None
+    for kind, entries in tables.items():
+        if kind not in TABLES:
+            raise SpecError(f"{path}: [{kind}] is not allowed; [[gpu]], [[server]], [[model]]{nearest(kind, TABLES)}")
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise SpecError(f"{path}: {kind}: write each as a table [[{kind}]]")
+        for entry in entries:
+            source = {"title": str(path), "date": day}
+            for holder in (entry, *(entry[link] for link in _LINKS if isinstance(entry.get(link), dict))):
+                holder.setdefault("source", source)
+    return tables
+
+
+def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tuple[T, ...]:
+    """Turn tables into entries, strictly; a name must be unique among names and aliases.
+
+    Raises:
+        SpecError: naming the file, the entry, what is wrong and what is allowed.
+    """
+    read = tuple(_read_entry(entry, kind, f"{where} number {i}") for i, entry in enumerate(entries, 1))
+    seen: set[str] = set()
+    for entry in read:
+        for name in names_of(entry):
+            if name in seen:
+                raise SpecError(f"{where}: the name {name!r} is taken twice")
+            seen.add(name)
+    return read
+
+
+def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
+    """Return the lower-case names that an entry answers to."""
+    return tuple(name.lower() for name in (getattr(entry, "name"), *getattr(entry, "aliases", ())))  # noqa: B009
+
+
+def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
+    if isinstance(entry.get("name"), str):
+        where = f"{where.rsplit(' number', 1)[0]} {entry['name']!r}"
+    fields = kind.__struct_fields__
+    for key in entry:
+        if key not in fields:
+            raise SpecError(
+                f"{where}: the key {key!r} is not allowed; one of {', '.join(fields)}{nearest(key, fields)}"
+            )
+    try:
+        return from_builtins(entry, kind)
+    except ValueError as error:  # SpecError and msgspec.ValidationError
+        cause = error.__cause__ if isinstance(error.__cause__, SpecError) else error
+        raise SpecError(f"{where}: {str(cause).replace('Object', 'it', 1).replace(' - at `$', ' - at `', 1)}") from None
