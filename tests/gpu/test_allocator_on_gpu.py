@@ -1,0 +1,105 @@
+"""The caching allocator's replay against the caching allocator. Skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from fsdp_bench.predict.allocator import CachingAllocator
+from fsdp_bench.sweep.machine import probe_machine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
+
+MIB = 1 << 20
+CARD_BYTES = 1024 * MIB
+
+REAL = """
+import json, sys
+import torch
+
+actions, card_bytes = json.load(sys.stdin)
+if card_bytes is not None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((card_bytes + 512) / total)
+streams = [torch.cuda.default_stream(), torch.cuda.Stream()]
+live, readings = {}, []
+for action, tensor, num_bytes, stream in actions:
+    torch.cuda.synchronize()
+    if action == "allocate":
+        with torch.cuda.stream(streams[stream]):
+            live[tensor] = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    elif action == "record_stream":
+        live[tensor].record_stream(streams[stream])
+    else:
+        del live[tensor]
+    stats = torch.cuda.memory_stats()
+    readings.append(
+        [stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"], stats["num_alloc_retries"]]
+    )
+print(json.dumps(readings))
+"""
+
+
+def random_actions(seed: int, limit_bytes: int) -> list[tuple[str, int, int, int]]:
+    """Allocations of all kinds of sizes, uses on the other stream and frees, with at most ``limit_bytes`` alive."""
+    generator = random.Random(seed)
+    actions: list[tuple[str, int, int, int]] = []
+    live: dict[int, int] = {}
+    for index in range(600):
+        num_bytes = generator.randrange(1, generator.choice([4096, 2 * MIB, 12 * MIB, 90 * MIB]))
+        if live and (generator.random() < 0.45 or sum(live.values()) + num_bytes > limit_bytes):
+            tensor = generator.choice(list(live))
+            if generator.random() < 0.2:
+                actions.append(("record_stream", tensor, 0, generator.randrange(2)))
+            actions.append(("free", tensor, 0, 0))
+            del live[tensor]
+        else:
+            actions.append(("allocate", index, num_bytes, generator.randrange(2)))
+            live[index] = num_bytes
+    return actions
+
+
+def replayed(
+    actions: list[tuple[str, int, int, int]], card_bytes: int | None, expandable: bool
+) -> list[tuple[int, int, int]]:
+    """After each action: allocated, reserved, retries. The GPU is idle at each, so events happen at once."""
+    allocator = CachingAllocator(card_bytes, expandable_segments=expandable, host_runs_ahead=False)
+    readings = []
+    for action, tensor, num_bytes, stream in actions:
+        if action == "allocate":
+            assert allocator.allocate(tensor, num_bytes, stream)
+        elif action == "record_stream":
+            allocator.record_stream(tensor, stream)
+        else:
+            allocator.free(tensor)
+        readings.append((allocator.allocated_bytes, allocator.reserved_bytes, allocator.num_alloc_retries))
+    return readings
+
+
+@pytest.mark.parametrize("seed", [5, 6, 10])  # on the full card each of these needs a retry
+@pytest.mark.parametrize(
+    ("card_bytes", "expandable"),
+    [(None, False), (CARD_BYTES, False), (None, True)],
+    ids=["fixed", "full", "expandable"],
+)
+def test_every_allocation_reads_as_on_the_device(card_bytes: int | None, expandable: bool, seed: int) -> None:
+    """With a limit, only fixed segments: torch compares it with another size than it maps when segments expand."""
+    actions = random_actions(seed, limit_bytes=CARD_BYTES // 2)
+    done = subprocess.run(
+        [sys.executable, "-c", REAL],
+        input=json.dumps([actions, card_bytes]),
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    real = [tuple(reading) for reading in json.loads(done.stdout)]
+    for action, device, replay in zip(actions, real, replayed(actions, card_bytes, expandable), strict=True):
+        assert device == replay, action
