@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def _built_in(file: str, kind: str) -> list[dict[str, Any]]:
-    text = files("fsdp_bench.catalog").joinpath(file).read_text(encoding="utf-8")
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     entries: list[dict[str, Any]] = tomllib.loads(text)[kind]
     return entries
 

@@ -15,6 +15,8 @@ VERBS = {
     "sweep": "Run a sweep; the same command resumes it.",
     "chart": "Draw the charts of results.",
     "report": "Print the table of results.",
+    "servers": "Print the catalogue's servers and GPUs, with sources.",
+    "models": "Print the catalogue's models, with sources.",
     "doctor": "Tell what this machine has and what a sweep will use.",
 }
 """One file a verb in cli/; loaded only when it is called, so that --help stays fast."""

@@ -1,0 +1,84 @@
+"""``fsdp-bench models [NAME]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.catalog.loader import load_user_catalog
+from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, source_facts
+from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.units import format_count
+
+
+@click.command("models")
+@click.argument("name", required=False)
+@click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(name: str | None, file: Path | None, as_json: bool) -> int:
+    """Print the catalogue's models, or with a NAME one of them with its source and exact parameter count."""
+    catalog = load_user_catalog(file)
+    entries = catalog.models() if name is None else (catalog.model(name),)
+    if as_json:
+        document = [_document(entry) for entry in entries]
+        sys.stdout.write(to_json({"models": document} if name is None else document[0]).decode())
+    elif name is None:
+        header = ("model", "family", "parameters", "layers", "hidden", "heads / kv", "positions", "can be planned")
+        print(columns(header, [_row(entry) for entry in entries]))
+    else:
+        print_facts(_facts(entries[0]))
+    return 0
+
+
+def _document(entry: ModelEntry) -> dict[str, Any]:
+    """The entry's fields, the published count under a name that says so, and what follows from them."""
+    fields = to_builtins(entry)
+    fields["published_num_parameters"] = fields.pop("num_parameters")
+    fields["num_parameters"] = entry.shape().num_parameters if entry.supported else None
+    return {**fields, "supported": entry.supported, "unsupported_because": entry.unsupported_because}
+
+
+def _row(entry: ModelEntry) -> tuple[str, ...]:
+    layers = str(entry.num_hidden_layers)
+    if entry.num_decoder_layers is not None:
+        layers += f" + {entry.num_decoder_layers}"
+    count = entry.shape().num_parameters if entry.supported else entry.num_parameters
+    return (
+        entry.name,
+        entry.family,
+        known(count, format_count),
+        layers,
+        str(entry.hidden_size),
+        f"{entry.num_attention_heads} / {entry.num_key_value_heads or entry.num_attention_heads}",
+        known(entry.max_position_embeddings, str),
+        "yes" if entry.supported else "no: data only",
+    )
+
+
+def _facts(entry: ModelEntry) -> list[Fact]:
+    facts: list[Fact] = [
+        ("model", entry.name),
+        ("also called", ", ".join(entry.aliases) or "-"),
+        ("family", entry.family),
+    ]
+    facts += _parameters(entry)
+    skipped = ("name", "aliases", "family", "num_parameters", "source")
+    for field in entry.__struct_fields__:
+        value = getattr(entry, field)
+        if field not in skipped and value is not None:
+            facts.append((field, str(value).lower() if isinstance(value, bool) else str(value)))
+    if entry.max_position_embeddings is None:
+        facts.append(("max_position_embeddings", UNKNOWN))
+    return [*facts, *source_facts(entry.source)]
+
+
+def _parameters(entry: ModelEntry) -> list[Fact]:
+    published = known(entry.num_parameters, lambda count: f"{count:,}")
+    if not entry.supported:
+        return [("parameters", f"{published} (published)"), ("can be planned", f"no: {entry.unsupported_because}")]
+    exact = entry.shape().num_parameters
+    return [("parameters", f"{exact:,} (computed from the sizes); published {published}"), ("can be planned", "yes")]

@@ -1,0 +1,134 @@
+"""``fsdp-bench servers [NAME]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fsdp_bench.catalog.loader import Catalog, load_user_catalog
+from fsdp_bench.catalog.user_file import names_of
+from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
+from fsdp_bench.spec.units import format_gib
+
+_SERVER_HEADER = ("server", "provider", "GPUs", "inside, per GPU", "between nodes, per node", "host memory", "CPUs")
+_GPU_HEADER = ("GPU", "usable memory", "bf16 dense peak", "memory bandwidth", "native bf16")
+
+
+@click.command("servers")
+@click.argument("name", required=False)
+@click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, bytes per second, FLOP/s.")
+def command(name: str | None, file: Path | None, as_json: bool) -> int:
+    """Print the catalogue's servers and GPUs, or with a NAME one of them with its sources."""
+    catalog = load_user_catalog(file)
+    if name is None:
+        _list(catalog, as_json)
+        return 0
+    entry = _find(catalog, name)
+    if as_json:
+        sys.stdout.write(to_json(entry).decode())
+    else:
+        print_facts(_server_facts(entry, catalog) if isinstance(entry, Server) else _gpu_facts(entry))
+    return 0
+
+
+def _find(catalog: Catalog, name: str) -> Server | Gpu:
+    """A server of that name or alias, else a GPU."""
+    entries: dict[str, Server | Gpu] = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
+    entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
+    if name.lower() not in entries:
+        close = nearest(name.lower(), entries)
+        raise SpecError(f"name: {name!r} is neither a server nor a GPU of the catalogue{close}")
+    return entries[name.lower()]
+
+
+def _list(catalog: Catalog, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(to_json({"servers": catalog.servers(), "gpus": catalog.gpus()}).decode())
+        return
+    print(columns(_SERVER_HEADER, [_server_row(entry) for entry in catalog.servers()]))
+    print()
+    print(columns(_GPU_HEADER, [_gpu_row(entry) for entry in catalog.gpus()]))
+
+
+def _server_row(entry: Server) -> tuple[str, ...]:
+    return (
+        entry.name,
+        entry.provider,
+        f"{entry.gpus_per_node} x {entry.gpu}",
+        _link(entry.intra_node),
+        _link(entry.inter_node),
+        known(entry.host_memory_bytes, format_gib),
+        _processors(entry),
+    )
+
+
+def _gpu_row(entry: Gpu) -> tuple[str, ...]:
+    return (
+        entry.name,
+        known(entry.usable_memory_bytes, format_gib),
+        _peak(entry, "bf16"),
+        rate(entry.memory_bandwidth_bytes_per_second),
+        "yes" if entry.native_bf16 else "no",
+    )
+
+
+def _link(link: Interconnect | Network | None) -> str:
+    if link is None:
+        return UNKNOWN
+    return f"{link.generation or link.kind.value} {rate(link.bandwidth_bytes_per_second)}"
+
+
+def _processors(entry: Server) -> str:
+    if entry.num_vcpus is not None:
+        return f"{entry.num_vcpus} vCPUs"
+    return known(entry.num_cores, lambda cores: f"{cores} cores")
+
+
+def _peak(entry: Gpu, dtype: str) -> str:
+    return known(entry.dense_flops_per_second.get(dtype), lambda peak: f"{peak / 1e12:.1f} TFLOP/s")
+
+
+def _server_facts(entry: Server, catalog: Catalog) -> list[Fact]:
+    facts: list[Fact] = [
+        ("server", entry.name),
+        ("also called", ", ".join(entry.aliases) or "-"),
+        ("provider", entry.provider),
+        ("GPUs", f"{entry.gpus_per_node} x {entry.gpu}"),
+        ("host memory", known(entry.host_memory_bytes, format_gib)),
+        ("vCPUs", known(entry.num_vcpus, str)),
+        ("cores", known(entry.num_cores, str)),
+        *source_facts(entry.source),
+        *_link_facts("GPU to GPU", "per GPU and direction", entry.intra_node),
+        *_link_facts("GPU to host", "per GPU and direction", entry.host_link),
+        *_link_facts("between nodes", "per node and direction", entry.inter_node),
+    ]
+    return facts + _gpu_facts(catalog.gpu(entry.gpu))
+
+
+def _link_facts(name: str, unit: str, link: Interconnect | Network | None) -> list[Fact]:
+    if link is None:
+        return [(name, UNKNOWN)]
+    nics = f", interfaces: {known(link.num_nics, str)}" if isinstance(link, Network) else ""
+    text = f"{link.kind.value}, {link.generation or UNKNOWN}{nics}, {rate(link.bandwidth_bytes_per_second)} {unit}"
+    return [(name, text), *source_facts(link.source)]
+
+
+def _gpu_facts(entry: Gpu) -> list[Fact]:
+    facts: list[Fact] = [
+        ("GPU", entry.name),
+        ("reported as", ", ".join(entry.product_names) or UNKNOWN),
+        ("memory, as sold", f"{entry.memory_gib:g} GB"),
+        ("memory, NVML total", known(entry.nvml_total_bytes, format_gib)),
+        ("memory bandwidth", rate(entry.memory_bandwidth_bytes_per_second)),
+        ("native bf16", "yes" if entry.native_bf16 else "no"),
+        *((f"dense peak, {dtype}", _peak(entry, dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32")),
+        *source_facts(entry.source),
+        ("usable by a process", known(entry.usable_memory_bytes, format_gib)),
+    ]
+    return facts + (source_facts(entry.usable_memory_source) if entry.usable_memory_source else [])
