@@ -7,6 +7,7 @@ One method an operator of torch, as the dispatcher sees it; the docstring names 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
@@ -35,6 +36,10 @@ class Kernels:
 CPU = Kernels("cpu", fused_norms=False, fp32_expands_keys=False, observed=True)
 CUDA_OBSERVED = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=True)
 CUDA = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=False)
+
+
+Saved = Any
+"""What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
 
 
 class Parameter(Tensor):
@@ -73,7 +78,7 @@ class Operators:
         """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
         out = self._like(x, "aten::add")
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             both = gradients[0].view()
             return both, both
 
@@ -86,22 +91,27 @@ class Operators:
             return self._record(out, [x], [y], self._mul_backward_one)
         return self._record(out, [x, y], [x, y], self._mul_backward_two)
 
-    def _mul_backward_one(self, _saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+    def _mul_backward_one(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
+        _opened = saved.copy()
         return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul"),)
 
-    def _mul_backward_two(self, _saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+    def _mul_backward_two(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
         numel, itemsize = gradients[0].numel, gradients[0].itemsize
+        _opened = saved.copy()
         return self._temporary(numel, itemsize, "aten::mul"), self._temporary(numel, itemsize, "aten::mul")
 
     def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
         out = self._like(x, "aten::mul")
+        small = y.numel
 
-        def backward(saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel, itemsize = gradients[0].numel, gradients[0].itemsize
-            dx = self._temporary(numel, itemsize, "aten::mul")
+            opened = saved.copy()
             whole = self._temporary(numel, itemsize, "aten::mul")
-            dy = self._temporary(saved[1].numel, itemsize, "aten::sum")
+            dx = self._temporary(numel, itemsize, "aten::mul")
+            del opened
+            dy = self._temporary(small, itemsize, "aten::sum")
             del whole
             return dx, dy
 
@@ -110,7 +120,7 @@ class Operators:
     def neg(self, x: Tensor) -> Tensor:
         """aten::neg (NegBackward0)."""
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg"),)
 
         return self._record(self._like(x, "aten::neg"), [x], [], backward)
@@ -120,7 +130,7 @@ class Operators:
         out = self._like(x, "aten::cat", x.numel + y.numel)
         numels = x.numel, y.numel
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return gradients[0].view(numels[0]), gradients[0].view(numels[1])
 
         return self._record(out, [x, y], [], backward)
@@ -131,7 +141,7 @@ class Operators:
         if not self.tape.grad_enabled or x.node is None:
             return [x.view(numel) for _ in range(parts)]
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             return (self._temporary(numel * parts, itemsize, "aten::cat"),)
 
         node = Node(self.tape, backward, [x], [], parts)
@@ -143,7 +153,7 @@ class Operators:
             return x
         before = x.itemsize
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return (self._temporary(gradients[0].numel, before, "aten::_to_copy"),)
 
         return self._record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
@@ -151,7 +161,8 @@ class Operators:
     def silu(self, x: Tensor) -> Tensor:
         """aten::silu (SiluBackward0 saves the input)."""
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
             return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward"),)
 
         return self._record(self._like(x, "aten::silu"), [x], [x], backward)
@@ -159,7 +170,8 @@ class Operators:
     def gelu(self, x: Tensor) -> Tensor:
         """aten::gelu (GeluBackward0 saves the input)."""
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
             return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward"),)
 
         return self._record(self._like(x, "aten::gelu"), [x], [x], backward)
@@ -178,16 +190,20 @@ class Operators:
         rows, itemsize = x.numel // in_features, x.itemsize
         needs_dx = x.node is not None
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def weight_gradient() -> Tensor:
+            return self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            dw = weight_gradient() if bias is None else None  # mat2's before self's; for addmm after mat1's
             dx = None
-            if bias is None:
-                dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
             if needs_dx:
                 dx = self._temporary(rows * in_features, itemsize, "aten::mm")
                 dx.is_view = True
             if bias is None:
                 return dx, dw
-            dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+            dw = weight_gradient()
+            del opened
             return self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS), dx, dw
 
         inputs = [x, weight] if bias is None else [bias, x, weight]
@@ -200,14 +216,18 @@ class Operators:
 
     def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
         """Allocate an output that selective checkpointing keeps, or take the one that it kept."""
-        return self.tape.tensor(numel, itemsize, label)
+        kept = self.tape.kept
+        if kept is None:
+            return self.tape.tensor(numel, itemsize, label)
+        out: Tensor = kept.output(lambda: self.tape.tensor(numel, itemsize, label))
+        return out
 
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
         """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
         numel, itemsize = weight.numel, weight.itemsize
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             return (self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS),)
 
         return self._record(out, [weight], [indices], backward)
@@ -217,7 +237,7 @@ class Operators:
         out = self._like(x, "aten::add")
         numel = positions.numel
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             summed = self._temporary(numel, gradients[0].itemsize, "aten::sum")
             return gradients[0].view(), summed
 
@@ -232,10 +252,9 @@ class Operators:
         rows = x.numel // weight.numel
         upcast = self.to(x, FP32)
         scale = self._reciprocal_root(upcast, rows)
-        normalized = self._scale_rows(upcast, scale)
-        del upcast, scale
+        normalized = self.mul_broadcast(upcast, scale)
         out = self._scale_columns(normalized, weight)
-        del normalized
+        del normalized, upcast
         return self.to(out, x.itemsize)
 
     def _reciprocal_root(self, x: Tensor, rows: int) -> Tensor:
@@ -246,12 +265,14 @@ class Operators:
         del mean, squares
         numel = x.numel
 
-        def backward(saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
             powers = self._temporary(rows, FP32, "aten::pow")
             scaled = self._temporary(rows, FP32, "aten::mul")
             to_mean = self._temporary(rows, FP32, "aten::mul")
             del scaled, powers
             gradients.clear()
+            opened.pop()
             saved.pop()
             spread = self._temporary(numel, FP32, "aten::div")
             del to_mean
@@ -263,18 +284,17 @@ class Operators:
 
         return self._record(out, [x], [x, out.detach()], backward)
 
-    def _scale_rows(self, x: Tensor, scale: Tensor) -> Tensor:
-        return self.mul_broadcast(x, scale)
-
     def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
         """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
         out = self._like(x, "aten::mul")
         columns, itemsize = weight.numel, weight.itemsize
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel = gradients[0].numel
-            dx = self._temporary(numel, FP32, "aten::mul")
+            opened = saved.copy()
             whole = self._temporary(numel, FP32, "aten::mul")
+            dx = self._temporary(numel, FP32, "aten::mul")
+            del opened
             dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
             del whole
             if itemsize != FP32:
@@ -296,7 +316,8 @@ class Operators:
         statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
             dx = self._temporary(numel, itemsize, "aten::native_layer_norm_backward")
             dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
             if bias is None:
@@ -315,8 +336,9 @@ class Operators:
         logsumexp = self._saved_output(rows * heads, FP32, "aten::scaled_dot_product_attention")
         sizes = q.numel, k.numel, v.numel
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             itemsize = gradients[0].itemsize
+            _opened = saved.copy()
             return tuple(self._temporary(n, itemsize, "aten::scaled_dot_product_attention_backward") for n in sizes)
 
         return self._record(out, [q, k, v], [q, k, v, out.detach(), logsumexp], backward)
@@ -328,7 +350,7 @@ class Operators:
         out = self._like(x, "aten::_log_softmax")
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             return (self._temporary(numel, itemsize, "aten::_log_softmax_backward_data"),)
 
         return self._record(out, [x], [out.detach()], backward)
@@ -339,7 +361,7 @@ class Operators:
         total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             return (self._temporary(numel, itemsize, "aten::nll_loss_backward"),)
 
         return self._record(out, [x], [x, targets, total_weight], backward)
@@ -347,7 +369,7 @@ class Operators:
     def divide(self, x: Tensor) -> Tensor:
         """aten::div of a scalar by a number."""
 
-        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> Gradients:
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return (self._temporary(1, gradients[0].itemsize, "aten::div"),)
 
         return self._record(self._like(x, "aten::div"), [x], [], backward)

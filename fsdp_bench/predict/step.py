@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsdp_bench.predict import optimizer
+from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
@@ -14,7 +15,7 @@ from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import INT64, Transformer
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup, Wrap
 
 
 class Simulation:
@@ -29,6 +30,9 @@ class Simulation:
         self.sizes = Sizes.of(setup.precision)
         self.on_host = kernels.name == "cpu"
         units = list(self.model.blocks) if setup.wrap is Wrap.BLOCK else []
+        if setup.checkpointing is not Checkpointing.NONE:
+            for block in self.model.blocks:
+                block.around = checkpointed(self.tape, setup.checkpointing)
         wrap: Any = Fsdp1 if setup.api is Api.FSDP1 else Fsdp2
         self.wrapper: Any = wrap(self.tape, self.engine, self.model, units, setup, self.sizes, self.on_host)
         self.resident: list[Storage] = []

@@ -24,7 +24,7 @@ _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 class Tape:
     """Records the events of one rank."""
 
-    __slots__ = ("category", "events", "grad_enabled", "hooks", "next_number", "next_sequence")
+    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -33,6 +33,8 @@ class Tape:
         self.grad_enabled = True
         self.hooks: list[Any] = []
         """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
+        self.kept: Any = None
+        """Where selective checkpointing keeps outputs of costly operators: see checkpoint.py."""
         self.next_number = 0
         self.next_sequence = 0
 
@@ -101,8 +103,30 @@ class Tensor:
 
 
 Gradients = Sequence[Tensor | None]
-Backward = Callable[[list[Tensor], list[Tensor]], Gradients]
-"""Called with what the node saved and with its gradients; returns a gradient for each edge."""
+Backward = Callable[[Any, list[Tensor]], Gradients]
+"""Called with what the node saved (a list, or Packed) and with its gradients; returns a gradient for each edge."""
+
+
+class Packed:
+    """What a node saved under hooks: opened all at once, for the only time.
+
+    Generated backward functions open their saved variables first and hold them until they return
+    (torch/csrc/autograd/generated/Functions.cpp). Gradients are summed to a smaller shape after that
+    (validate_outputs in engine.cpp).
+    """
+
+    __slots__ = ("hooks", "packed")
+
+    def __init__(self, hooks: Any, saved: Sequence[Tensor]) -> None:
+        self.hooks = hooks
+        self.packed = [hooks.pack(tensor) for tensor in saved]
+
+    def copy(self) -> list[Tensor]:
+        """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
+        return [self.hooks.unpack(tensor) for tensor in self.packed]
+
+    def pop(self) -> None:
+        """Nothing to release: what was opened is held by nobody else."""
 
 
 class Node:
@@ -122,9 +146,8 @@ class Node:
         tape.next_sequence += 1
         self.backward: Backward | None = backward
         self.edges = [(None, 0) if t is None else (t.node, t.output) for t in inputs]
-        if tape.hooks:
-            hooks = tape.hooks[-1]
-            self.saved: Any = [(hooks, hooks.pack(t)) for t in saved]
+        if saved and tape.hooks:
+            self.saved: Any = Packed(tape.hooks[-1], saved)
         else:
             self.saved = list(saved)
         self.buffer: list[Tensor | None] = [None] * num_outputs
@@ -212,10 +235,9 @@ class Engine:
         gradients, node.buffer = node.buffer, []
         backward, saved = node.backward, node.saved
         node.backward = node.saved = None
-        unpacked = [hooks.unpack(t) for hooks, t in saved] if saved and type(saved[0]) is tuple else saved
-        outputs = list(backward(unpacked, gradients))  # type: ignore[arg-type]
+        outputs = list(backward(saved, gradients))  # type: ignore[arg-type]
         gradients.clear()
-        del unpacked, saved, backward
+        del saved, backward
         for (target, slot), position in zip(node.edges, range(len(outputs)), strict=True):
             if target is None:
                 continue
