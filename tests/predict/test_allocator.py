@@ -12,7 +12,7 @@ The rules (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), named
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -222,6 +222,18 @@ class TestDeferredFrees:
         assert allocator.active_bytes == 20 * MIB
         assert self.reserved_after_another(allocator) == 20
 
+    def test_an_older_event_takes_nothing_back(self) -> None:
+        allocator = allocator_with(20, 20)
+        for tensor in range(2):
+            allocator.record_stream(tensor, SIDE)
+            allocator.free(tensor)
+            allocator.record_event(tensor, SIDE)
+        allocator.host_wait(1)
+        allocator.host_wait(0)
+        allocator.allocate(2, 20 * MIB)
+        allocator.allocate(3, 20 * MIB)
+        assert allocator.reserved_bytes == 40 * MIB
+
     def test_all_streams_that_use_it_must_be_past_it(self) -> None:
         allocator = self.freed_while_used(SIDE, THIRD)
         allocator.record_event(0, SIDE)
@@ -284,6 +296,13 @@ class TestAFullCard:
         assert allocator.allocate(1, 20 * MIB)
         assert allocator.reserved_bytes == 40 * MIB
 
+    @pytest.mark.parametrize("freed", [0, 1])
+    def test_a_segment_with_one_free_end_is_not_returned(self, freed: int) -> None:
+        allocator = allocator_with(6, 6)
+        allocator.free(freed)
+        allocator.empty_cache()
+        assert allocator.reserved_bytes == 20 * MIB
+
     def test_the_last_byte_of_the_card_can_be_had(self) -> None:
         assert allocator_with(30, 10, card_mib=40).num_alloc_retries == 0
 
@@ -328,6 +347,29 @@ class TestExpandableSegments:
         allocator.allocate(3, 9 * MIB)
         allocator.allocate(4, 10 * MIB)
         assert allocator.reserved_bytes == 60 * MIB
+
+    def test_of_equal_blocks_the_lowest_is_taken(self) -> None:
+        """Two holes of 10 that cannot expand, and a free end that is larger."""
+        allocator = allocator_with(10, 10, 10, 10, 10, expandable=True)
+        second = address(allocator, 1)
+        allocator.free(3)
+        allocator.free(1)
+        allocator.allocate(5, 10 * MIB)
+        assert address(allocator, 5) == second
+
+    @pytest.mark.parametrize("order", list(permutations(range(3))))
+    def test_unmapped_pages_become_one_gap(self, order: tuple[int, ...]) -> None:
+        """unmap_block merges what it unmaps with the gaps beside it: 60 before the fourth page, the rest behind."""
+        allocator = allocator_with(20, 20, 20, 20, expandable=True)
+        for tensor in order:
+            allocator.free(tensor)
+            allocator.empty_cache()
+        (chain,) = segments_of(allocator)
+        assert [(block.size, block.is_mapped) for block in chain[:2]] == [(60 * MIB, False), (20 * MIB, True)]
+        assert allocator.reserved_bytes == 20 * MIB
+        allocator.free(3)
+        allocator.empty_cache()
+        assert allocator.reserved_bytes == 0
 
     def test_a_retry_unmaps_empty_pages_only_and_grows_again_from_the_gap(self) -> None:
         """10 and 40 in three pages; the 40 freed: the second and third page are empty, the first is not."""
@@ -484,6 +526,7 @@ def segments_of(allocator: CachingAllocator) -> list[list[Block]]:
     return list(found.values())
 
 
+@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_allocated_is_within_active_is_within_reserved(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -502,6 +545,7 @@ def test_allocated_is_within_active_is_within_reserved(
     assert (allocator.num_alloc_retries, allocator.num_ooms) == (0, 0)
 
 
+@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_blocks_tile_their_segments_and_no_two_free_ones_touch(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -521,6 +565,7 @@ def test_blocks_tile_their_segments_and_no_two_free_ones_touch(
             assert block.is_mapped or after.is_mapped
 
 
+@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -534,6 +579,7 @@ def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     assert (allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes) == (0, 0, 0)
 
 
+@settings(deadline=None)
 @given(STEPS, st.booleans(), st.booleans())
 def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
     steps: list[tuple[int, int, int]], expandable: bool, ahead: bool
@@ -548,6 +594,7 @@ def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
         assert short.peak_reserved_bytes < peak
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_more_deferral_never_means_fewer_active_bytes(steps: list[tuple[int, int, int]]) -> None:
     """With expandable segments, where a block is never larger than its request rounded up."""
@@ -625,7 +672,7 @@ class Plain:
             blocks[:] = merged
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(STEPS, st.one_of(st.none(), st.integers(0, 200)))
 def test_it_agrees_with_a_plain_search_at_every_event(steps: list[tuple[int, int, int]], card_mib: int | None) -> None:
     card_bytes = None if card_mib is None else card_mib * MIB
@@ -641,3 +688,125 @@ def test_it_agrees_with_a_plain_search_at_every_event(steps: list[tuple[int, int
             plain.free(event.number)
         assert (allocator.allocated_bytes, allocator.reserved_bytes) == (plain.allocated, plain.reserved)
         assert allocator.num_alloc_retries == plain.retries
+
+
+class PlainExpandable:
+    """The rules for one pool of expandable segments once more: a list of (size, content) over endless addresses.
+
+    Content is a tensor's number, FREE or GAP (not mapped). The list is rebuilt at every step.
+    """
+
+    FREE, GAP = -1, -2
+
+    def __init__(self, page: int) -> None:
+        self.page = page
+        self.blocks: list[tuple[int, int]] = [(1 << 45, self.GAP)]
+
+    def bytes_of(self, *excluded: int) -> int:
+        return sum(size for size, content in self.blocks if content not in excluded)
+
+    def allocate(self, tensor: int, size: int) -> None:
+        start = self.start_in_free_block(size)
+        if start is None:
+            start = self.start_of_run(size)
+        self.rewrite(start, start + size, tensor)
+
+    def with_addresses(self) -> list[tuple[int, int, int]]:
+        found, address = [], 0
+        for size, content in self.blocks:
+            found.append((address, size, content))
+            address += size
+        return found
+
+    def start_in_free_block(self, size: int) -> int | None:
+        blocks = self.with_addresses()
+        fits = []
+        for (address, length, content), (_, after, next_content) in pairwise(blocks):
+            if content == self.FREE and length >= size:
+                fits.append((length, address, length + (after if next_content == self.GAP else 0)))
+        fits.sort()
+        while len(fits) > 1 and fits[1][2] < fits[0][2]:
+            del fits[0]
+        return fits[0][1] if fits else None
+
+    def start_of_run(self, size: int) -> int:
+        blocks = self.with_addresses()
+        for index, (_, _, content) in enumerate(blocks):
+            if content != self.GAP:
+                continue
+            first = index - 1 if index and blocks[index - 1][2] == self.FREE else index
+            run = 0
+            for _, length, inside in blocks[first:]:
+                if inside >= 0:
+                    break
+                run += length
+            if run >= size:
+                return blocks[first][0]
+        raise AssertionError("the addresses do not end")
+
+    def rewrite(self, start: int, end: int, tensor: int) -> None:
+        """The tensor at [start, end); gaps that it reaches into are mapped up to the end of the last page."""
+        pieces: list[tuple[int, int]] = []
+        for low, size, content in self.with_addresses():
+            high = low + size
+            if high <= start or low >= end:
+                pieces.append((size, content))
+                continue
+            pieces += [(start - low, content), (min(high, end) - max(low, start), tensor)]
+            if content == self.GAP and high > end:
+                mapped = -(-(end - low) // self.page) * self.page
+                pieces += [(low + mapped - end, self.FREE), (high - low - mapped, self.GAP)]
+            else:
+                pieces.append((high - end, content))
+        self.blocks = self.merged(pieces)
+
+    def free(self, tensor: int) -> None:
+        self.blocks = self.merged(
+            [(size, self.FREE if content == tensor else content) for size, content in self.blocks]
+        )
+
+    def empty_cache(self) -> None:
+        pieces: list[tuple[int, int]] = []
+        for low, size, content in self.with_addresses():
+            begin, end = -(-low // self.page) * self.page, (low + size) // self.page * self.page
+            if content == self.FREE and begin < end:
+                pieces += [(begin - low, self.FREE), (end - begin, self.GAP), (low + size - end, self.FREE)]
+            else:
+                pieces.append((size, content))
+        self.blocks = self.merged(pieces)
+
+    @staticmethod
+    def merged(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        result: list[tuple[int, int]] = []
+        for size, content in pieces:
+            if size > 0 and result and result[-1][1] == content:
+                result[-1] = (result[-1][0] + size, content)
+            elif size > 0:
+                result.append((size, content))
+        return result
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), SIZES), max_size=60))
+def test_expandable_segments_agree_with_a_plain_list_at_every_step(steps: list[tuple[int, int]]) -> None:
+    allocator = CachingAllocator(expandable_segments=True)
+    pools = {True: PlainExpandable(2 * MIB), False: PlainExpandable(20 * MIB)}
+    live: list[tuple[int, bool]] = []
+    for index, (choice, num_bytes) in enumerate(steps):
+        if choice == 0:
+            allocator.empty_cache()
+            for plain in pools.values():
+                plain.empty_cache()
+        elif choice < 6 or not live:
+            size = max(1, -(-num_bytes // 512)) * 512
+            allocator.allocate(index, size)
+            pools[size <= MIB].allocate(index, size)
+            live.append((index, size <= MIB))
+        else:
+            tensor, is_small = live.pop(num_bytes % len(live))
+            allocator.free(tensor)
+            pools[is_small].free(tensor)
+        assert allocator.reserved_bytes == sum(plain.bytes_of(PlainExpandable.GAP) for plain in pools.values())
+        assert allocator.allocated_bytes == sum(
+            plain.bytes_of(PlainExpandable.GAP, PlainExpandable.FREE) for plain in pools.values()
+        )
