@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
+from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
@@ -63,7 +64,7 @@ def read_hf_config(path: Path) -> ModelShape:
         entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
         return from_builtins(entry, ModelEntry).shape()
     except ValueError as error:  # SpecError and msgspec.ValidationError
-        raise SpecError(f"{path}: {error}") from None
+        raise SpecError(f"{path}: {explain(error)}") from None
 
 
 def _load(path: Path) -> dict[str, Any]:

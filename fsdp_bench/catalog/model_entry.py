@@ -19,7 +19,11 @@ _MINDED_FAMILIES = {
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. All sizes are counts of elements, named as in Hugging Face's config.json."""
+    """One model. All sizes are counts of elements, named as in Hugging Face's config.json.
+
+    Raises:
+        SpecError: when a size is not positive, or the sizes do not divide as attention needs.
+    """
 
     name: str
     family: str
@@ -44,6 +48,14 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_parameters: int | None = None
     """As published; what the code computes is ``shape().num_parameters``. A tied head counts once."""
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise SpecError(f"{field}: {value} is not allowed; a positive number")
+        if self.supported:
+            self.shape()
 
     @property
     def unsupported_because(self) -> str | None:

@@ -12,11 +12,16 @@ import msgspec
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError, nearest
-from fsdp_bench.spec.hardware import Gpu, Server
+from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
 
 TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry}
 
-_LINKS = ("intra_node", "host_link", "inter_node")
+_LINKS: dict[str, type[msgspec.Struct]] = {
+    "intra_node": Interconnect,
+    "host_link": Interconnect,
+    "inter_node": Network,
+}
+_NESTED = {**_LINKS, "source": Source, "usable_memory_source": Source}
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -67,17 +72,32 @@ def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
     return tuple(name.lower() for name in (getattr(entry, "name"), *getattr(entry, "aliases", ())))  # noqa: B009
 
 
+def explain(error: ValueError) -> str:
+    """Say in our words what msgspec, or a check of our own inside it, found wrong."""
+    if isinstance(error.__cause__, SpecError):
+        return str(error.__cause__)
+    message = str(error).replace("Object missing required field", "has no", 1)
+    return message.replace(" - at `$.", " - at `", 1).replace(" - at `$`", "", 1)
+
+
 def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
     if isinstance(entry.get("name"), str):
         where = f"{where.rsplit(' number', 1)[0]} {entry['name']!r}"
-    fields = kind.__struct_fields__
-    for key in entry:
-        if key not in fields:
-            raise SpecError(
-                f"{where}: the key {key!r} is not allowed; one of {', '.join(fields)}{nearest(key, fields)}"
-            )
     try:
+        _check_words(entry, kind, "")
         return from_builtins(entry, kind)
     except ValueError as error:  # SpecError and msgspec.ValidationError
-        cause = error.__cause__ if isinstance(error.__cause__, SpecError) else error
-        raise SpecError(f"{where}: {str(cause).replace('Object', 'it', 1).replace(' - at `$', ' - at `', 1)}") from None
+        raise SpecError(f"{where}: {explain(error)}") from None
+
+
+def _check_words(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
+    """Check keys and vocabularies before msgspec does: it knows neither the nearest word nor other spellings."""
+    fields = kind.__struct_fields__
+    for key, value in table.items():
+        if key not in fields:
+            allowed = f"one of {', '.join(fields)}{nearest(key, fields)}"
+            raise SpecError(f"the key {path + key!r} is not allowed; {allowed}")
+        if key in _NESTED and isinstance(value, dict):
+            _check_words(value, _NESTED[key], f"{path}{key}.")
+    if kind in (Interconnect, Network) and "kind" in table:
+        table["kind"] = LinkKind(table["kind"]).value

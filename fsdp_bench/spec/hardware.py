@@ -9,6 +9,14 @@ import msgspec
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
 
+_PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+
+
+def _check_positive(field: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise SpecError(f"{field}: {value} is not allowed; a positive number, or leave it out when it is unknown")
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a fact was read."""
 
@@ -41,6 +49,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     depend on the CUDA version and on the communicators."""
     usable_memory_source: Source | None = None
 
+    def __post_init__(self) -> None:
+        for dtype, peak in self.dense_flops_per_second.items():
+            if dtype not in _PEAK_DTYPES:
+                raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
+            _check_positive(f"dense_flops_per_second.{dtype}", peak)
+        for field in ("memory_gib", "memory_bandwidth_bytes_per_second", "nvml_total_bytes", "usable_memory_bytes"):
+            _check_positive(field, getattr(self, field))
+
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Dense peak for ``fp32``, ``bf16`` or ``fp16``, or None when it is not documented.
 
@@ -50,8 +66,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Raises:
             SpecError: for a dtype that is not one of those.
         """
-        if dtype not in ("fp32", "bf16", "fp16", "tf32"):
-            raise SpecError(f"dtype: {dtype!r} is not allowed; one of fp32, tf32, bf16, fp16")
+        if dtype not in _PEAK_DTYPES:
+            raise not_allowed("dtype", dtype, _PEAK_DTYPES)
         return self.dense_flops_per_second.get(dtype)
 
 
@@ -90,6 +106,9 @@ class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bandwidth_bytes_per_second: float | None = None
     """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
 
+    def __post_init__(self) -> None:
+        _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
+
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What joins one node to the other nodes."""
@@ -101,6 +120,10 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Network interfaces that carry the GPUs' traffic; those for storage and management are not counted."""
     bandwidth_bytes_per_second: float | None = None
     """Nominal, per node and per direction: of all those interfaces together, as sold (3200 Gbps = 400e9)."""
+
+    def __post_init__(self) -> None:
+        _check_positive("num_nics", self.num_nics)
+        _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,9 +151,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for field in ("gpus_per_node", "host_memory_bytes", "num_vcpus", "num_cores"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise SpecError(f"{field}: {value} is not allowed; 1 or more (server {self.name})")
+            _check_positive(field, getattr(self, field))
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

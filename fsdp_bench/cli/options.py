@@ -1,0 +1,180 @@
+"""The options that describe a setup, the same for predict, dry-run, max-size and plan.
+
+@click.command("predict", cls=SetupCommand)
+@setup_options()
+def command(words: SetupWords) -> int:
+    model, setup, hardware = read_setup(words)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True)
+class SetupWords:
+    """What a user wrote, before it is read: None where an option was not given. One field an option."""
+
+    model: str | None = None
+    hf_config: Path | None = None
+    params: str | None = None
+    family: str | None = None
+    server: str | None = None
+    gpu: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    world_size: int | None = None
+    catalog: Path | None = None
+    strategy: str | None = None
+    api: str | None = None
+    shard_size: int | None = None
+    offload: str | None = None
+    precision: str | None = None
+    checkpointing: str | None = None
+    optimizer: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    accumulate: int | None = None
+    sync_every_micro_batch: bool | None = None
+    max_grad_norm: float | None = None
+    loss: str | None = None
+    compile: bool | None = None
+    wrap: str | None = None
+    min_num_params: str | None = None
+    backward_prefetch: str | None = None
+    forward_prefetch: bool | None = None
+    limit_all_gathers: bool | None = None
+    use_orig_params: bool | None = None
+
+
+class SetupCommand(click.Command):
+    """A command whose help prints the setup's options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the command's own options first, then one section a group."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "group", "Options"), []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class _Option(click.Option):
+    """An option that knows its group in the help."""
+
+    def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
+        super().__init__(declarations, **attributes)
+        self.group = group
+
+
+_COUNT = click.IntRange(min=1)
+_FILE = click.Path(path_type=Path)
+
+_MODEL = {
+    "--model NAME": "A model of the catalogue (fsdp-bench models).",
+    "--hf-config FILE": "A Hugging Face config.json of type llama, mistral or gpt2.",
+    "--params 7B": "The nearest size on the ladder, 10M to 1T.",
+}
+_FAMILY = {"--family llama|gpt2": "Family of the ladder; llama by default."}
+_HARDWARE = {
+    "--server NAME": "A server of the catalogue (fsdp-bench servers).",
+    "--gpu NAME": "Only a GPU; links and host memory are then unknown.",
+    "--nodes N": "Servers; 1 by default.",
+    "--gpus-per-node N": "GPUs used on each; by default all of the server's.",
+    "--world-size N": "GPUs in total, instead of --nodes.",
+    "--catalog FILE": "A TOML file that adds to the catalogue or overrides it.",
+}
+_SHARDING = {
+    "--strategy NAME": "FULL_SHARD (zero3), SHARD_GRAD_OP (zero2), NO_SHARD (ddp), HYBRID_SHARD (hsdp), "
+    "_HYBRID_SHARD_ZERO2, or 1 to 5.",
+    "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard.",
+    "--shard-size N": "GPUs that share one copy under a hybrid strategy; by default a node's when there are several.",
+    "--offload none|params": "Parameters, gradients and optimizer in host memory.",
+}
+_STEP = {
+    "--precision NAME": "fp32, bf16-mixed, bf16-mixed-bf16-reduce, fp16-mixed, bf16-true, or STORED/COMPUTE/REDUCE.",
+    "--checkpointing MODE": "none, selective or full.",
+    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop or sgd.",
+    "--batch N": "Sequences per GPU in one forward pass.",
+    "--seq N": "Tokens in a sequence.",
+    "--accumulate N": "Micro-batches in one optimizer step.",
+    "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last.",
+    "--max-grad-norm X": "Clip gradients to this norm.",
+    "--loss plain|chunked|compiled": "How the cross-entropy is computed.",
+    "--compile": "Compile the blocks with torch.compile.",
+}
+_WRAPPING = {
+    "--wrap block|size|none": "What becomes an FSDP unit.",
+    "--min-num-params 100M": "Smallest unit, with --wrap size.",
+    "--backward-prefetch MODE": "BACKWARD_PRE (pre), BACKWARD_POST (post) or none.",
+    "--forward-prefetch": "Gather the next unit early in forward, too.",
+    "--limit-all-gathers/--no-limit-all-gathers": "FSDP1's rate limiter; on by default.",
+    "--use-orig-params/--no-use-orig-params": "FSDP1's original parameters; on by default.",
+}
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"), _COUNT),
+    **dict.fromkeys(("hf_config", "catalog"), _FILE),
+    "max_grad_norm": float,
+}
+
+
+def setup_options(
+    *, model: bool = True, lists: Collection[str] = (), defaults: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add the options that describe a setup; the command gets what was written as its argument ``words``.
+
+    Args:
+        model: whether the command takes a model; else only the ladder's ``--family``.
+        lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
+            checkpointing and optimizer.
+        defaults: what an option is when it is not given, where that is not TrainSetup's own default.
+    """
+    sections = {
+        "Model": {**(_MODEL if model else {}), **_FAMILY},
+        "Hardware": _HARDWARE,
+        "Sharding": _SHARDING,
+        "Training step": _STEP,
+        "Wrapping": _WRAPPING,
+    }
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def call(**values: Any) -> int:
+            words = {field.name: values.pop(field.name) for field in fields(SetupWords) if field.name in values}
+            return function(words=SetupWords(**words), **values)
+
+        decorated: Callable[..., int] = call
+        for group, texts in reversed(sections.items()):
+            for form, text in reversed(texts.items()):
+                decorated = _option(form, text, group, lists, defaults or {})(decorated)
+        return decorated
+
+    return decorate
+
+
+def _option(
+    form: str, text: str, group: str, lists: Collection[str], defaults: Mapping[str, str]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Build one option from how it is written: ``--seq N``, ``--compile``, ``--this/--that``."""
+    declaration, _, metavar = form.partition(" ")
+    name = declaration.partition("/")[0].strip("-").replace("-", "_")
+    if name in lists:
+        text += " Several by comma, or all."
+    if name in defaults:
+        text += f" Default: {defaults[name]}."
+    attributes: dict[str, Any] = {"group": group, "help": text, "default": defaults.get(name)}
+    if metavar:
+        attributes |= {"metavar": metavar, "type": _TYPES.get(name, str)}
+    else:
+        attributes |= {"is_flag": True, "type": bool}
+    return click.option(declaration, name, cls=_Option, **attributes)
