@@ -21,7 +21,7 @@ _LINKS: dict[str, type[msgspec.Struct]] = {
     "host_link": Interconnect,
     "inter_node": Network,
 }
-_NESTED = {**_LINKS, "source": Source, "usable_memory_source": Source}
+_NESTED: dict[str, type[msgspec.Struct]] = {**_LINKS, "source": Source, "usable_memory_source": Source}
 
 T = TypeVar("T", bound=msgspec.Struct)
 

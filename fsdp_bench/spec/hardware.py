@@ -8,7 +8,6 @@ import msgspec
 
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
-
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 

@@ -1,0 +1,111 @@
+"""A user's catalogue: it adds, it overrides, and what is wrong in it is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.catalog.loader import BUILT_IN, load_user_catalog
+from fsdp_bench.spec.errors import SpecError
+
+SERVER = """
+[[server]]
+name = "basement"
+provider = "ours"
+gpu = "RTX-4090"
+gpus_per_node = 4
+"""
+MODEL = """
+[[model]]
+name = "tiny"
+family = "llama"
+num_hidden_layers = 2
+hidden_size = 64
+num_attention_heads = 4
+intermediate_size = 128
+vocab_size = 100
+max_position_embeddings = 128
+"""
+GPU = """
+[[gpu]]
+name = "rtx-4090"
+product_names = ["NVIDIA GeForce RTX 4090"]
+memory_gib = 48
+native_bf16 = true
+dense_flops_per_second = { bf16 = 160e12 }
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write_text(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write_text
+
+
+def test_without_a_file_it_is_the_built_in_catalogue() -> None:
+    assert load_user_catalog(None) is BUILT_IN
+
+
+def test_entries_are_added_with_the_file_as_their_source(write: Callable[[str], Path]) -> None:
+    path = write(SERVER + '[server.intra_node]\nkind = "PCIe"\n' + MODEL)
+    catalog = load_user_catalog(path)
+    mine = catalog.server("Basement")
+    assert mine.source.title == str(path)
+    assert mine.intra_node is not None
+    assert mine.intra_node.source.title == str(path)
+    assert mine.intra_node.bandwidth_bytes_per_second is None
+    assert catalog.model("tiny").shape().num_hidden_layers == 2
+    assert len(catalog.servers()) == len(BUILT_IN.servers()) + 1
+    assert catalog.server("p5.48xlarge") is BUILT_IN.server("p5.48xlarge")
+
+
+def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[str], Path]) -> None:
+    catalog = load_user_catalog(write(GPU + SERVER))
+    assert catalog.gpu("RTX-4090").memory_gib == 48
+    assert len(catalog.gpus()) == len(BUILT_IN.gpus())
+    assert BUILT_IN.gpu("RTX-4090").memory_gib == 24
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x = [", "is not TOML"),
+        ("[[servr]]\nname = 'x'", "[servr] is not allowed; [[gpu]], [[server]], [[model]] (did you mean 'server'?)"),
+        ("[server]\nname = 'x'", "server: write each as a table [[server]]"),
+        (SERVER + "gpu_count = 4", "[[server]] 'basement': the key 'gpu_count' is not allowed; one of name,"),
+        (SERVER.replace("gpus_per_node", "gpus_per_nod"), "(did you mean 'gpus_per_node'?)"),
+        (SERVER.replace("gpus_per_node = 4", ""), "[[server]] 'basement': has no `gpus_per_node`"),
+        (SERVER.replace("4\n", "'4'\n"), "Expected `int`, got `str` - at `gpus_per_node`"),
+        (SERVER.replace("= 4\n", "= 0\n"), "gpus_per_node: 0 is not allowed; a positive number"),
+        (SERVER.replace("RTX-4090", "RTX-409"), "gpu: 'RTX-409' is not in the catalogue (did you mean 'rtx-4090'?)"),
+        (SERVER.replace('"basement"', "7"), "[[server]] number 1: Expected `str`, got `int` - at `name`"),
+        (SERVER + SERVER, "[[server]]: the name 'basement' is taken twice"),
+        (SERVER + '[server.intra_node]\nkind = "pci"', "kind: 'pci' is not allowed; one of nvswitch,"),
+        (SERVER + '[server.inter_node]\nkind = "efa"\nbandwith = 1.0', "the key 'inter_node.bandwith' is not allowed"),
+        (SERVER + '[server.inter_node]\nkind = "efa"\nnum_nics = -1', "num_nics: -1 is not allowed"),
+        (MODEL.replace("= 4\n", "= 5\n"), "[[model]] 'tiny': hidden_size: 64 is not a multiple of"),
+        (MODEL.replace("= 2\n", "= -2\n"), "num_hidden_layers: -2 is not allowed; a positive number"),
+        (GPU.replace("bf16 = 160e12", "bf17 = 1.0"), "dense_flops_per_second: 'bf17' is not allowed; one of fp32,"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:
+    path = write(text)
+    with pytest.raises(SpecError) as caught:
+        load_user_catalog(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert part in message
+    assert "\n" not in message
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        load_user_catalog(tmp_path / "none.toml")
+    with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+        load_user_catalog(tmp_path)

@@ -1,0 +1,264 @@
+"""The options that describe a setup: what they mean, what they refuse, and how light they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.setups import PRECISIONS, read_model, read_setup, read_setups
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import (
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+
+
+def parse(*arguments: str, **options: Any) -> SetupWords:
+    """Run a command with the options, as click does, and return what it was given."""
+    given: list[SetupWords] = []
+
+    @click.command(cls=SetupCommand)
+    @setup_options(**options)
+    @click.option("--json", "as_json", is_flag=True)
+    def command(words: SetupWords, as_json: bool) -> int:
+        given.append(words)
+        return 0
+
+    command.main(list(arguments), standalone_mode=False)
+    return given[0]
+
+
+def test_without_options_a_setup_is_train_setups_own() -> None:
+    model, setup, hardware = read_setup(parse("--params", "7B"))
+    assert setup == TrainSetup()
+    assert hardware is None
+    # The ladder's nearest to 7B: 33 layers of 4096 (tests/spec/test_model.py holds the ladder).
+    assert model.hidden_size == 4096
+
+
+def test_every_option_reaches_its_field() -> None:
+    words = parse(
+        *("--model", "llama-3.1-8b", "--server", "p5.48xlarge", "--nodes", "2", "--strategy", "_hybrid_shard_zero2"),
+        *("--api", "fsdp1", "--shard-size", "4", "--offload", "params", "--precision", "bf16/bf16/fp32"),
+        *("--checkpointing", "full", "--optimizer", "adamw-fused", "--batch", "2", "--seq", "4096"),
+        *("--accumulate", "3", "--no-sync", "--max-grad-norm", "1.5", "--loss", "chunked", "--compile"),
+        *("--wrap", "size", "--min-num-params", "50M", "--backward-prefetch", "post", "--forward-prefetch"),
+        *("--no-limit-all-gathers", "--use-orig-params"),
+    )
+    _, setup, hardware = read_setup(words)
+    assert setup == TrainSetup(
+        strategy=ShardingStrategy.HYBRID_SHARD_ZERO2,
+        world_size=16,
+        shard_size=4,
+        offload=Offload.PARAMS,
+        precision=Precision("bf16", "bf16", "fp32"),
+        checkpointing=Checkpointing.FULL,
+        optimizer=OptimizerKind.ADAMW_FUSED,
+        micro_batch_size=2,
+        sequence_length=4096,
+        gradient_accumulation_steps=3,
+        sync_every_micro_batch=False,
+        max_grad_norm=1.5,
+        loss=Loss.CHUNKED,
+        compile=True,
+        wrap=Wrap.SIZE,
+        min_num_params=50_000_000,
+        backward_prefetch=BackwardPrefetch.BACKWARD_POST,
+        forward_prefetch=True,
+        limit_all_gathers=False,
+    )
+    assert isinstance(hardware, Cluster)
+    assert (hardware.num_nodes, hardware.gpus_per_node, hardware.gpu.name) == (2, 8, "H100-SXM")
+
+
+@pytest.mark.parametrize(
+    ("alias", "strategy"),
+    [("zero3", "FULL_SHARD"), ("zero2", "SHARD_GRAD_OP"), ("DDP", "NO_SHARD"), ("hsdp", "HYBRID_SHARD"), ("5", None)],
+)
+def test_strategies_are_read_by_their_aliases(alias: str, strategy: str | None) -> None:
+    words = parse("--params", "1B", "--world-size", "8", "--strategy", alias)
+    assert read_setup(words)[1].strategy.value == (strategy or "_HYBRID_SHARD_ZERO2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world_size", "nodes", "gpus_per_node"),
+    [
+        ("--server p5.48xlarge", 8, 1, 8),
+        ("--server p5.48xlarge --nodes 4", 32, 4, 8),
+        ("--server p5.48xlarge --gpus-per-node 2", 2, 1, 2),
+        ("--server p5.48xlarge --nodes 2 --gpus-per-node 4", 8, 2, 4),
+        ("--server p5.48xlarge --world-size 64", 64, 8, 8),
+        ("--server p5.48xlarge --world-size 4", 4, 1, 4),
+        ("--server p5.48xlarge --world-size 8 --gpus-per-node 2", 8, 4, 2),
+    ],
+)
+def test_servers_and_nodes_make_a_world(arguments: str, world_size: int, nodes: int, gpus_per_node: int) -> None:
+    _, setup, hardware = read_setup(parse("--params", "1B", *arguments.split()))
+    assert isinstance(hardware, Cluster)
+    assert setup.world_size == hardware.world_size == world_size
+    assert (hardware.num_nodes, hardware.gpus_per_node) == (nodes, gpus_per_node)
+
+
+def test_a_gpu_alone_has_a_world_too() -> None:
+    _, setup, hardware = read_setup(parse("--params", "1B", "--gpu", "b200", "--nodes", "2", "--gpus-per-node", "8"))
+    assert isinstance(hardware, Gpu)
+    assert hardware.name == "B200"
+    assert setup.world_size == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shard_size"),
+    [
+        ("--server p5.48xlarge --nodes 4", 8),
+        ("--server p5.48xlarge --nodes 4 --gpus-per-node 2", 2),
+        ("--server p5.48xlarge --world-size 16", 8),
+        ("--gpu h100-sxm --nodes 2 --gpus-per-node 4", 4),
+        ("--server p5.48xlarge", None),  # one node: TrainSetup's own, half of the world
+        ("--world-size 16", None),  # how many nodes is unknown
+        ("--server p5.48xlarge --nodes 4 --shard-size 16", 16),
+    ],
+)
+def test_a_hybrid_strategy_shards_inside_a_node_when_there_are_several(arguments: str, shard_size: int | None) -> None:
+    _, setup, _ = read_setup(parse("--params", "1B", "--strategy", "hsdp", *arguments.split()))
+    assert setup.shard_size == shard_size
+
+
+def test_a_model_comes_from_the_catalogue_a_config_file_or_the_ladder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    path.write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, **sizes}))
+    assert read_model(parse("--hf-config", str(path))).num_hidden_layers == 2
+    assert read_model(parse("--model", "GPT2-XL")).num_parameters == 1_557_611_200
+    # gpt2 on the ladder has as many learned positions as a longer sequence needs.
+    ladder = read_model(parse("--params", "124M", "--family", "gpt2", "--seq", "2048"))
+    assert ladder.max_position_embeddings == 2048
+
+
+def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[server]]\nname = "basement"\nprovider = "ours"\ngpu = "RTX-4090"\ngpus_per_node = 2\n')
+    _, setup, hardware = read_setup(parse("--params", "1B", "--catalog", str(path), "--server", "basement"))
+    assert setup.world_size == 2
+    assert isinstance(hardware, Cluster)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("", "no model is named; --model NAME, --hf-config FILE or --params 7B"),
+        ("--params 7B --model gpt2", "--model and --params each name a model; keep one"),
+        ("--model qwen3-8b", "Qwen3-8B is known as data only: Qwen 3 normalises"),
+        ("--model lama-3.1-8b", "did you mean 'llama-3.1-8b'"),
+        ("--model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
+        ("--model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),
+        ("--params 7", "params: 7 is off the ladder"),
+        ("--params 7B --family bert", "family: 'bert' is not allowed; one of llama, gpt2"),
+        ("--params 7B --server p5 --gpu b200", "--server and --gpu each name the GPU; keep one"),
+        ("--params 7B --server p5.48xl", "did you mean 'p5.48xlarge'"),
+        ("--params 7B --world-size 8 --nodes 2", "--world-size and --nodes each say how many GPUs; keep one"),
+        ("--params 7B --nodes 2", "nodes: without --server, --gpus-per-node is needed too"),
+        ("--params 7B --server p5.48xlarge --world-size 12", "world-size: 12 is not allowed; a multiple of the 8 GPUs"),
+        ("--params 7B --server p5.48xlarge --gpus-per-node 9", "gpus-per-node: 9 is not allowed; p5.48xlarge has 8"),
+        ("--params 7B --strategy nope", "strategy: 'nope' is not allowed; one of FULL_SHARD,"),
+        ("--params 7B --strategy all", "strategy: 'all' is several values; one is allowed here"),
+        ("--params 7B --strategy zero2,zero3", "strategy: 'zero2,zero3' is several values"),
+        ("--params 7B --precision fp12", "precision: 'fp12' is not allowed"),
+        ("--params 7B --shard-size 2", "shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one"),
+        ("--params 7B --max-grad-norm -1", "max_grad_norm: -1.0 is not allowed"),
+        ("--params 7B --strategy hsdp", "HYBRID_SHARD needs at least 2 groups of at least 2 ranks"),
+        ("--params 7B --api fsdp2 --no-limit-all-gathers", "fsdp2 has no rate limiter to turn off"),
+        ("--params 7B --api fsdp2 --strategy ddp --offload params", "has no CPU offload; api fsdp1 has"),
+    ],
+)
+def test_what_is_not_allowed_or_cannot_run_is_one_line(arguments: str, part: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_setup(parse(*arguments.split()))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_are_checked_by_their_option() -> None:
+    with pytest.raises(click.BadParameter, match="0 is not in the range x>=1"):
+        parse("--batch", "0")
+
+
+LISTS = ("strategy", "precision", "offload", "checkpointing")
+
+
+def test_a_command_that_asks_for_lists_crosses_them() -> None:
+    words = parse(
+        *("--server", "p5.48xlarge", "--nodes", "2", "--strategy", "zero3,hsdp,zero3", "--precision", "all"),
+        model=False,
+        lists=LISTS,
+        defaults={"checkpointing": "none,full"},
+    )
+    setups, hardware = read_setups(words)
+    assert isinstance(hardware, Cluster)
+    assert len(setups) == 2 * 5 * 2  # a strategy given twice counts once
+    assert {(setup.strategy.value, setup.shard_size) for setup in setups} == {("FULL_SHARD", None), ("HYBRID_SHARD", 8)}
+    assert {setup.precision.name for setup in setups} == set(PRECISIONS)
+
+
+def test_all_of_everything_is_there_also_what_cannot_run() -> None:
+    everything = dict.fromkeys(LISTS, "all")
+    setups, _ = read_setups(parse("--world-size", "8", "--api", "fsdp2", model=False, lists=LISTS, defaults=everything))
+    assert len(setups) == 5 * 5 * 2 * 3  # strategies, precisions, offload, checkpointing modes
+    reasons = {impossible(setup, "cuda") for setup in setups}
+    assert None in reasons
+    assert any(reason and "no CPU offload" in reason for reason in reasons)
+
+
+def test_all_precisions_are_the_named_ones() -> None:
+    from fsdp_bench.spec import setup
+
+    assert set(PRECISIONS) == set(setup._NAMED_PRECISIONS)
+
+
+def test_a_command_without_a_model_has_only_the_family() -> None:
+    with pytest.raises(click.NoSuchOption):
+        parse("--params", "7B", model=False)
+    assert parse("--family", "gpt2", model=False).family == "gpt2"
+
+
+def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
+    @click.command(cls=SetupCommand)
+    @setup_options(lists=("strategy",), defaults={"strategy": "all"})
+    def command(words: SetupWords) -> int:
+        return 0
+
+    text = CliRunner().invoke(command, ["--help"], terminal_width=120).output
+    places = [
+        text.index(title) for title in ("Options:", "Model:", "Hardware:", "Sharding:", "Training step:", "Wrapping:")
+    ]
+    assert places == sorted(places)
+    assert " ".join(text.split()).count("Several by comma, or all. Default: all.") == 1
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_reading_a_setup_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from fsdp_bench.cli.options import SetupWords\n"
+        "from fsdp_bench.cli.setups import read_setup\n"
+        "read_setup(SetupWords(model='llama-3.1-8b', server='p5.48xlarge'))\n"
+        "print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,107 @@
+"""The verbs that print the catalogue: tables, single entries with sources, JSON, one-line errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.catalog.loader import gpus, models, servers
+from tests.conftest import run_command
+
+
+def test_servers_lists_every_server_and_every_gpu() -> None:
+    done = run_command("servers")
+    assert done.returncode == 0
+    for entry in (*servers(), *gpus()):
+        assert any(line.split("  ")[0] == entry.name for line in done.stdout.splitlines()), entry.name
+    assert "unknown" in done.stdout
+
+
+def test_a_server_is_shown_with_its_links_its_gpu_and_their_sources() -> None:
+    done = run_command("servers", "DGX B200")
+    assert done.returncode == 0
+    for part in ("host memory               unknown", "nvswitch, NVLink 5, 900 GB/s per GPU and direction"):
+        assert part in done.stdout
+    for part in (
+        "infiniband, NDR, interfaces: 8, 400 GB/s per node and direction",
+        "GPU to host               unknown",
+    ):
+        assert part in done.stdout
+    for part in ("(2024-03-18)", "NVIDIA HGX B200 datasheet (2024-03)", "usable by a process"):
+        assert part in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_a_gpu_is_shown_by_its_own_name() -> None:
+    done = run_command("servers", "mi300x")
+    assert done.returncode == 0
+    assert "AMD Instinct MI300X" in done.stdout
+    assert "host memory" not in done.stdout
+
+
+def test_servers_as_json_is_one_document_with_units_in_its_names() -> None:
+    document = json.loads(run_command("servers", "--json").stdout)
+    assert len(document["servers"]) == len(servers())
+    assert len(document["gpus"]) == len(gpus())
+    p5 = json.loads(run_command("servers", "p5.48xlarge", "--json").stdout)
+    assert p5["inter_node"]["bandwidth_bytes_per_second"] == 400e9  # 3200 Gbps
+    assert p5["host_memory_bytes"] == 2048 * 2**30
+    assert p5["source"]["date"]
+
+
+def test_models_lists_every_model_and_says_which_are_data_only() -> None:
+    done = run_command("models")
+    assert done.returncode == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    for entry in models():
+        assert lines[entry.name].endswith("yes" if entry.supported else "no: data only")
+
+
+def test_a_model_is_shown_with_its_exact_count() -> None:
+    done = run_command("models", "meta-llama/llama-3.1-8b")
+    assert done.returncode == 0
+    # Published: safetensors metadata of meta-llama/Llama-3.1-8B.
+    assert "8,030,261,248 (computed from the sizes); published 8,030,261,248" in done.stdout
+    assert "(2024-07-23)" in done.stdout
+    refused = run_command("models", "qwen3-8b").stdout
+    assert "8,190,735,360 (published)" in refused
+    assert "no: Qwen 3 normalises queries and keys" in refused
+
+
+def test_models_as_json_holds_the_reason_too() -> None:
+    document = json.loads(run_command("models", "--json").stdout)
+    by_name = {entry["name"]: entry for entry in document["models"]}
+    assert by_name["gpt2"]["num_parameters"] == by_name["gpt2"]["published_num_parameters"] == 124_439_808
+    assert by_name["t5-base"]["num_parameters"] is None
+    assert "encoder-decoder" in by_name["t5-base"]["unsupported_because"]
+
+
+def test_a_users_catalogue_is_printed_with_the_built_in_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[server]]\nname = "basement"\nprovider = "ours"\ngpu = "RTX-4090"\ngpus_per_node = 2\n')
+    done = run_command("servers", "basement", "--catalog", path)
+    assert done.returncode == 0
+    assert "2 x RTX-4090" in done.stdout
+    assert "basement" in run_command("servers", "--catalog", path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (
+            ("servers", "h100-smx"),
+            "'h100-smx' is neither a server nor a GPU of the catalogue (did you mean 'h100-sxm'?)",
+        ),
+        (("models", "llama-3.1-9b"), "did you mean 'llama-3.1-8b'"),
+        (("models", "--catalog", "none.toml"), "none.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str) -> None:
+    done = run_command(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("fsdp-bench: ")
+    assert part in line
