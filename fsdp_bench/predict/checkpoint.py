@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from fsdp_bench.predict.tape import Tape, Tensor
+from fsdp_bench.predict.ledger import Operators
+from fsdp_bench.predict.tape import Tensor
 from fsdp_bench.spec.setup import Checkpointing
 
 
@@ -62,8 +63,9 @@ class _Kept:
 class _Frame:
     """_CheckpointFrame and _checkpoint_hook: one call of one checkpointed block."""
 
-    def __init__(self, tape: Tape, forward: Callable[..., Any], inputs: tuple[Any, ...], kept: _Kept | None) -> None:
-        self.tape = tape
+    def __init__(self, op: Operators, forward: Callable[..., Any], inputs: tuple[Any, ...], kept: _Kept | None) -> None:
+        self.op = op
+        self.autocast = op.autocast
         self.forward = forward
         self.inputs = inputs
         self.kept = kept
@@ -88,7 +90,8 @@ class _Frame:
         return tensor
 
     def _recompute(self) -> None:
-        tape = self.tape
+        op, tape = self.op, self.op.tape
+        op.autocast = self.autocast
         grad_enabled, tape.grad_enabled = tape.grad_enabled, True
         kept, tape.kept = tape.kept, self.kept
         if self.kept is not None:
@@ -102,6 +105,8 @@ class _Frame:
             tape.hooks.pop()
             tape.kept = kept
             tape.grad_enabled = grad_enabled
+            op.autocast = None
+            op.casts.clear()
 
 
 class _Recomputation:
@@ -130,13 +135,14 @@ class _Recomputation:
         return tensor
 
 
-def checkpointed(tape: Tape, kind: Checkpointing) -> Callable[..., Any]:
+def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
     """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT."""
 
     def around(forward: Callable[..., Any], *inputs: Any) -> Any:
+        tape = op.tape
         if not tape.grad_enabled:
             return forward(*inputs)
-        frame = _Frame(tape, forward, inputs, _Kept() if kind is Checkpointing.SELECTIVE else None)
+        frame = _Frame(op, forward, inputs, _Kept() if kind is Checkpointing.SELECTIVE else None)
         outer, tape.kept = tape.kept, frame.kept
         tape.hooks.append(frame)
         try:

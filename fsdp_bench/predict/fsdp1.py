@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
-from fsdp_bench.predict.ledger import Parameter
+from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
@@ -261,7 +261,7 @@ class Fsdp1:
 
     def __init__(
         self,
-        tape: Tape,
+        op: Operators,
         engine: Engine,
         model: Module,
         units: list[Module],
@@ -269,7 +269,7 @@ class Fsdp1:
         sizes: Sizes,
         on_host: bool,
     ) -> None:
-        self.tape = tape
+        self.tape = op.tape
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
@@ -308,6 +308,10 @@ class Fsdp1:
     def parameters(self) -> list[Shard]:
         """Return the storages of this rank's parameters: one a unit."""
         return [Shard(h.layout.shard_numel, self.sizes.store, h.weights[0].block) for h in self.handles]
+
+    def buckets(self) -> list[Shard]:
+        """Return what stays for reductions: nothing."""
+        return []
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Stream
-from fsdp_bench.predict.ledger import Parameter
+from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
@@ -247,7 +247,7 @@ class Fsdp2:
 
     def __init__(
         self,
-        tape: Tape,
+        op: Operators,
         engine: Engine,
         model: Module,
         units: list[Module],
@@ -255,7 +255,7 @@ class Fsdp2:
         sizes: Sizes,
         on_host: bool,
     ) -> None:
-        self.tape = tape
+        self.tape = op.tape
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
@@ -295,6 +295,10 @@ class Fsdp2:
             for group in self.groups
             for param in group.params
         ]
+
+    def buckets(self) -> list[Shard]:
+        """Return what stays for reductions: nothing."""
+        return []
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""

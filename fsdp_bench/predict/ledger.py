@@ -6,6 +6,7 @@ One method an operator of torch, as the dispatcher sees it; the docstring names 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,10 @@ class Operators:
     def __init__(self, tape: Tape, kernels: Kernels) -> None:
         self.tape = tape
         self.kernels = kernels
+        self.autocast: int | None = None
+        """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
+        self.casts: dict[int, Tensor] = {}
+        """autocast's cache of weights."""
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -76,24 +81,35 @@ class Operators:
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
-        out = self._like(x, "aten::add")
+        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::add")
+        itemsizes = x.itemsize, y.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             both = gradients[0].view()
-            return both, both
+            return self._as_input(both, itemsizes[0]), self._as_input(both, itemsizes[1])
 
         return self._record(out, [x, y], [], backward)
 
+    def _as_input(self, gradient: Tensor, itemsize: int) -> Tensor:
+        """Return a gradient in its input's dtype (validate_outputs in engine.cpp)."""
+        if gradient.itemsize == itemsize:
+            return gradient
+        return self._temporary(gradient.numel, itemsize, "aten::_to_copy")
+
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
-        out = self._like(x, "aten::mul")
-        if y.node is None:
-            return self._record(out, [x], [y], self._mul_backward_one)
-        return self._record(out, [x, y], [x, y], self._mul_backward_two)
+        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::mul")
+        if y.node is not None:
+            return self._record(out, [x, y], [x, y], self._mul_backward_two)
+        itemsize = x.itemsize
 
-    def _mul_backward_one(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
-        _opened = saved.copy()
-        return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul"),)
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            product = self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
+            del opened
+            return (self._as_input(product, itemsize),)
+
+        return self._record(out, [x], [y], backward)
 
     def _mul_backward_two(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
         numel, itemsize = gradients[0].numel, gradients[0].itemsize
@@ -135,26 +151,26 @@ class Operators:
 
         return self._record(out, [x, y], [], backward)
 
-    def split(self, x: Tensor, parts: int) -> list[Tensor]:
+    def split(self, x: Tensor, numels: Sequence[int]) -> list[Tensor]:
         """aten::split into views; their gradients are concatenated (SplitBackward0)."""
-        numel, itemsize = x.numel // parts, x.itemsize
+        numel, itemsize = x.numel, x.itemsize
         if not self.tape.grad_enabled or x.node is None:
-            return [x.view(numel) for _ in range(parts)]
+            return [x.view(part) for part in numels]
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(numel * parts, itemsize, "aten::cat"),)
+            return (self._temporary(numel, itemsize, "aten::cat"),)
 
-        node = Node(self.tape, backward, [x], [], parts)
-        return [Tensor(x.storage, numel, itemsize, node, index, True) for index in range(parts)]
+        node = Node(self.tape, backward, [x], [], len(numels))
+        return [Tensor(x.storage, part, itemsize, node, index, True) for index, part in enumerate(numels)]
 
-    def to(self, x: Tensor, itemsize: int) -> Tensor:
+    def to(self, x: Tensor, itemsize: int, gradient: Category = Category.TEMPORARY) -> Tensor:
         """aten::_to_copy, or nothing when it is that dtype already (ToCopyBackward0)."""
         if x.itemsize == itemsize:
             return x
         before = x.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(gradients[0].numel, before, "aten::_to_copy"),)
+            return (self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient),)
 
         return self._record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
 
@@ -178,7 +194,7 @@ class Operators:
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
-    def linear(self, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
 
         What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
@@ -187,6 +203,10 @@ class Operators:
         """
         in_features = weight.in_features
         out_features = weight.numel // in_features
+        if self.autocast is not None:
+            bias = None if bias is None else self._cast_weight(bias)
+            weight = self._cast_weight(weight)
+            x = self.to(x, self.autocast)
         rows, itemsize = x.numel // in_features, x.itemsize
         needs_dx = x.node is not None
 
@@ -213,6 +233,16 @@ class Operators:
         out = self._saved_output(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
         out.node = node
         return out
+
+    def _cast_weight(self, weight: Tensor) -> Tensor:
+        """cached_cast (aten/native/autocast_mode.cpp): a leaf's copy is made once and kept while autocast is on."""
+        assert self.autocast is not None
+        if weight.itemsize == self.autocast:
+            return weight
+        cached = self.casts.get(id(weight))
+        if cached is None:
+            cached = self.casts[id(weight)] = self.to(weight, self.autocast, Category.GRADIENTS)
+        return cached
 
     def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
         """Allocate an output that selective checkpointing keeps, or take the one that it kept."""
@@ -350,8 +380,9 @@ class Operators:
         out = self._like(x, "aten::_log_softmax")
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(numel, itemsize, "aten::_log_softmax_backward_data"),)
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
+            return (self.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
 
         return self._record(out, [x], [out.detach()], backward)
 
@@ -361,8 +392,9 @@ class Operators:
         total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(numel, itemsize, "aten::nll_loss_backward"),)
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
+            return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
         return self._record(out, [x], [x, targets, total_weight], backward)
 

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.ledger import FP32, Operators
 from fsdp_bench.predict.tape import Tensor
-from fsdp_bench.spec.setup import Loss
+from fsdp_bench.spec.setup import Checkpointing, Loss
+
+NUM_CHUNKS = 8
+"""train/loss.py, NUM_CHUNKS."""
 
 
 def loss(op: Operators, kind: Loss, logits: Tensor, targets: Tensor) -> Tensor:
     """Logits and targets to the mean loss, a scalar."""
     op.tape.category = Category.LOGITS
-    out = plain(op, logits, targets)
+    out = chunked(op, logits, targets) if kind is Loss.CHUNKED else plain(op, logits, targets)
     op.tape.category = Category.ACTIVATIONS
     return out
 
 
 def plain(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     """train/loss.py, plain: F.cross_entropy on fp32 logits."""
+    return cross_entropy(op, op.to(logits, FP32), targets)
+
+
+def chunked(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    """train/loss.py, chunked: a checkpointed sum over each of up to eight runs of tokens."""
+    tokens = targets.numel
+    vocab_size = logits.numel // tokens
+    rows = [min(-(-tokens // NUM_CHUNKS), tokens - first) for first in range(0, tokens, -(-tokens // NUM_CHUNKS))]
+    parts = op.split(logits, [count * vocab_size for count in rows])
+    chunk_sum = checkpointed(op, Checkpointing.FULL)
+    total = op.tape.tensor(1, FP32, "aten::new_zeros")
+    for part, count in zip(parts, rows, strict=True):
+        total = op.add(total, chunk_sum(partial(_chunk_sum, op), part, targets.view(count)))
+    return op.divide(total)
+
+
+def _chunk_sum(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(op, op.to(logits, FP32), targets)
 
 

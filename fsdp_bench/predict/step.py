@@ -6,6 +6,7 @@ from typing import Any
 
 from fsdp_bench.predict import optimizer
 from fsdp_bench.predict.checkpoint import checkpointed
+from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
@@ -15,7 +16,7 @@ from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import INT64, Transformer
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
 
 
 class Simulation:
@@ -32,9 +33,8 @@ class Simulation:
         units = list(self.model.blocks) if setup.wrap is Wrap.BLOCK else []
         if setup.checkpointing is not Checkpointing.NONE:
             for block in self.model.blocks:
-                block.around = checkpointed(self.tape, setup.checkpointing)
-        wrap: Any = Fsdp1 if setup.api is Api.FSDP1 else Fsdp2
-        self.wrapper: Any = wrap(self.tape, self.engine, self.model, units, setup, self.sizes, self.on_host)
+                block.around = checkpointed(self.op, setup.checkpointing)
+        self.wrapper: Any = _wrapper(setup)(self.op, self.engine, self.model, units, setup, self.sizes, self.on_host)
         self.resident: list[Storage] = []
 
     def load(self) -> None:
@@ -42,6 +42,8 @@ class Simulation:
         tape = self.tape
         for shard in optimizer.marked(tape, "load", self.wrapper.parameters()):
             self.resident.append(tape.storage(shard.numel * shard.itemsize, "shard", Category.PARAMETERS))
+        for bucket in optimizer.marked(tape, "load", self.wrapper.buckets()):
+            self.resident.append(tape.storage(bucket.numel * bucket.itemsize, "bucket", Category.REDUCTION_BUFFERS))
         self.shards = self.wrapper.shards(self.model)
         self.resident += optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
 
@@ -87,6 +89,12 @@ class Simulation:
         """train/step.py, _optimizer_step."""
         optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
         self.wrapper.zero_grad()
+
+
+def _wrapper(setup: TrainSetup) -> Any:
+    if setup.api is Api.FSDP1:
+        return Fsdp1
+    return Ddp if setup.strategy is ShardingStrategy.NO_SHARD else Fsdp2
 
 
 def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event]:

@@ -128,7 +128,7 @@ class LayerNorm(Module):
 
 def rotate(op: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """train/transformer.py, rotate: x * cos + cat(-second, first) * sin."""
-    first, second = op.split(x, 2)
+    first, second = op.split(x, (x.numel // 2,) * 2)
     return op.add(op.mul(x, cos), op.mul(op.cat(op.neg(second), first), sin))
 
 
@@ -226,7 +226,7 @@ class GPT2Block(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
         op = self.op
-        q, k, v = op.split(self.c_attn(self.ln_1(x)), 3)
+        q, k, v = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
         x = op.add(x, self.c_proj(op.attention(q, k, v, self.heads, 1, x.numel // self.hidden_size)))
         return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
 

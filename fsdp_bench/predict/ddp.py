@@ -1,0 +1,81 @@
+"""DistributedDataParallel, as torch 2.13 issues it: torch/nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp.
+
+Everything is on every rank. Gradients are copied into buckets, which stay, and from them after their all-reduce.
+Mixed precision is autocast around forward (train/wrap_ddp.py): parameters, gradients and the residual stream stay
+in fp32, matrix products run on copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsdp_bench.predict.ledger import Operators, Parameter
+from fsdp_bench.predict.optimizer import Shard
+from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.tape import Engine, Leaf, Tensor
+from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.spec.setup import TrainSetup
+
+
+class _Gradient:
+    """One parameter's gradient: the first is taken, further ones are added in place."""
+
+    def __init__(self, op: Operators, weight: Weight, itemsize: int) -> None:
+        self.value: Tensor | None = None
+        weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest)
+        weight.seen.node = Leaf(op.tape, self._accumulate)
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.value is None:
+            self.value = gradient
+
+
+class Ddp:
+    """One replica."""
+
+    def __init__(
+        self,
+        op: Operators,
+        engine: Engine,
+        model: Module,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+    ) -> None:
+        self.op = op
+        self.model = model
+        self.sizes = sizes
+        self.reduces_gradients = True
+        self.weights = model.all_weights()
+        self.gradients = [_Gradient(op, weight, sizes.store) for weight in self.weights]
+        if sizes.casts:
+            self._autocast = sizes.compute
+            model.around = self.around
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """torch.autocast around the model's forward."""
+        op = self.op
+        op.autocast = self._autocast
+        out = forward(*inputs)
+        op.autocast = None
+        op.casts.clear()
+        return out
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates: everything."""
+        return [Shard(weight.numel, self.sizes.store, weight.block) for weight in self.weights]
+
+    def parameters(self) -> list[Shard]:
+        """Return the parameters' storages."""
+        return self.shards(self.model)
+
+    def buckets(self) -> list[Shard]:
+        """Return the gradient buckets (Reducer::initialize_buckets): as many bytes as the parameters have."""
+        return self.shards(self.model)
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad(set_to_none=True)."""
+        for gradient in self.gradients:
+            gradient.value = None
