@@ -114,8 +114,10 @@ def _server_facts(entry: Server, catalog: Catalog) -> list[Fact]:
 def _link_facts(name: str, unit: str, link: Interconnect | Network | None) -> list[Fact]:
     if link is None:
         return [(name, UNKNOWN)]
-    nics = f", interfaces: {known(link.num_nics, str)}" if isinstance(link, Network) else ""
-    text = f"{link.kind.value}, {link.generation or UNKNOWN}{nics}, {rate(link.bandwidth_bytes_per_second)} {unit}"
+    more = f", interfaces: {known(link.num_nics, str)}" if isinstance(link, Network) else ""
+    text = f"{link.kind.value}, {link.generation or UNKNOWN}{more}, {rate(link.bandwidth_bytes_per_second)} {unit}"
+    if isinstance(link, Interconnect) and link.gpus_per_uplink is not None:
+        text += f", GPUs on one uplink: {link.gpus_per_uplink}"
     return [(name, text), *source_facts(link.source)]
 
 

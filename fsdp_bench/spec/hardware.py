@@ -104,8 +104,12 @@ class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """For people: ``NVLink 4``, ``PCIe 4.0 x16``."""
     bandwidth_bytes_per_second: float | None = None
     """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
+    gpus_per_uplink: int | None = None
+    """Of a host link: GPUs that share one uplink of that bandwidth, so that together they reach it once. Absent where
+    nobody documents the wiring."""
 
     def __post_init__(self) -> None:
+        _check_positive("gpus_per_uplink", self.gpus_per_uplink)
         _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
 
 

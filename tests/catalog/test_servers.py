@@ -93,6 +93,12 @@ def test_links_are_per_direction() -> None:
         assert link.bandwidth_bytes_per_second == both_directions / 2
 
 
+def test_a_host_link_says_how_many_gpus_share_it() -> None:
+    """AWS's and Azure's own NCCL topology files: two GPUs behind each uplink of p4d and ND A100 v4, one in p5."""
+    shared = {name: server(name).host_link for name in ("p4d.24xlarge", "ND-A100-v4", "p5.48xlarge", "g5.48xlarge")}
+    assert [link and link.gpus_per_uplink for link in shared.values()] == [2, 2, 1, None]
+
+
 def test_networks_are_per_node_in_bytes() -> None:
     """Sold in bits per second: p4d 400 Gbps, p5 3200 Gbps, ND H100 v5 3.2 Tbps (their product pages)."""
     for name, gbps in {"p4d.24xlarge": 400, "p5.48xlarge": 3200, "ND-H100-v5": 3200, "ND-A100-v4": 1600}.items():
@@ -103,7 +109,7 @@ def test_networks_are_per_node_in_bytes() -> None:
 
 def test_a_value_that_nobody_documents_is_absent() -> None:
     assert server("DGX-B200").host_memory_bytes is None
-    assert gpu("H100-SXM-96GB").usable_memory_bytes is None
+    assert gpu("GH200-96GB").usable_memory_bytes is None
 
 
 def test_a_misspelt_server_is_answered_with_the_nearest() -> None:
