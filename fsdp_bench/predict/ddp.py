@@ -75,6 +75,9 @@ class Ddp:
         """Return the gradient buckets (Reducer::initialize_buckets): as many bytes as the parameters have."""
         return self.shards(self.model)
 
+    def after_a_step(self) -> None:
+        """Be as a step leaves it: nothing is kept."""
+
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
         for gradient in self.gradients:

@@ -313,6 +313,15 @@ class Fsdp1:
         """Return what stays for reductions: nothing."""
         return []
 
+    def after_a_step(self) -> None:
+        """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
+        if self.setup.use_orig_params:
+            for handle in self.handles:
+                numel = handle.layout.shard_numel
+                handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)
+                handle.grad_dtype = self.setup.precision.store
+            self.zeroed = True
+
     def zero_grad(self) -> None:
         """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
         self.zeroed = True

@@ -300,6 +300,9 @@ class Fsdp2:
         """Return what stays for reductions: nothing."""
         return []
 
+    def after_a_step(self) -> None:
+        """Be as a step leaves it: nothing is kept."""
+
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
         for group in self.groups:

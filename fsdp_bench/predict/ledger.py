@@ -208,19 +208,19 @@ class Operators:
             weight = self._cast_weight(weight)
             x = self.to(x, self.autocast)
         rows, itemsize = x.numel // in_features, x.itemsize
-        needs_dx = x.node is not None
+        needs_dx, needs_db = x.node is not None, bias is not None  # no tensor: the graph would hold it
 
         def weight_gradient() -> Tensor:
             return self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            dw = weight_gradient() if bias is None else None  # mat2's before self's; for addmm after mat1's
+            dw = None if needs_db else weight_gradient()  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
                 dx = self._temporary(rows * in_features, itemsize, "aten::mm")
                 dx.is_view = True
-            if bias is None:
+            if not needs_db:
                 return dx, dw
             dw = weight_gradient()
             del opened

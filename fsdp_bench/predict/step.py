@@ -6,6 +6,7 @@ from typing import Any
 
 from fsdp_bench.predict import optimizer
 from fsdp_bench.predict.checkpoint import checkpointed
+from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1
 from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
@@ -13,6 +14,7 @@ from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.ledger import FP32, Kernels, Operators
 from fsdp_bench.predict.loss import loss
 from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import INT64, Transformer
 from fsdp_bench.spec.model import ModelShape
@@ -23,7 +25,9 @@ class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
 
     def __init__(self, shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> None:
+        self.shape = shape
         self.setup = setup
+        self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
         self.tape = Tape()
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
@@ -36,6 +40,7 @@ class Simulation:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper: Any = _wrapper(setup)(self.op, self.engine, self.model, units, setup, self.sizes, self.on_host)
         self.resident: list[Storage] = []
+        self.scaler: Scaler | None = None
 
     def load(self) -> None:
         """Allocate what stays: parameters and optimizer states."""
@@ -46,6 +51,11 @@ class Simulation:
             self.resident.append(tape.storage(bucket.numel * bucket.itemsize, "bucket", Category.REDUCTION_BUFFERS))
         self.shards = self.wrapper.shards(self.model)
         self.resident += optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
+        if self.setup.precision.needs_grad_scaler:
+            self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors)
+        if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
+            self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
+        self.wrapper.after_a_step()
 
     def step(self) -> None:
         """train/step.py, train_step."""
@@ -80,15 +90,32 @@ class Simulation:
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits
         tape.mark("backward")
+        scaled = self.scaler.scale(out) if self.scaler is not None else out
         ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
-        self.engine.run(out, ones)
+        self.engine.run(scaled, ones)
         del ones
         return out.detach()
 
     def optimizer_step(self) -> None:
         """train/step.py, _optimizer_step."""
+        if self.scaler is not None:
+            self.scaler.unscale()
+        if self.setup.max_grad_norm is not None:
+            self._clip()
         optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+        if self.scaler is not None:
+            self.scaler.update()
         self.wrapper.zero_grad()
+
+    def _clip(self) -> None:
+        """train/step.py, clip_gradients, with as many gradients as the whole model has."""
+        simulated = sum(shard.block >= 0 for shard in self.shards)
+        count = len(self.shards) - simulated
+        count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
+        if self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD:
+            clip_sharded_fsdp1(self.tape, count, self.sizes.store)
+        else:
+            clip_gradients(self.tape, count, self.sizes.store, self.has_dtensors)
 
 
 def _wrapper(setup: TrainSetup) -> Any:
@@ -101,7 +128,6 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
     """Return the events of one step in the steady state."""
     simulation = Simulation(shape, setup, kernels, num_blocks)
     simulation.load()
-    simulation.step()
     first = len(simulation.tape.events)
     simulation.step()
     return list(simulation.tape.events[first:])

@@ -356,6 +356,11 @@ def _option_impossible(setup: TrainSetup) -> str | None:
     if setup.api is Api.FSDP1:
         if setup.compile and not setup.use_orig_params:
             return "compiling under FSDP1 needs use_orig_params = true"
+        if setup.optimizer is OptimizerKind.ADAMW_FUSED and setup.precision.needs_grad_scaler:
+            return (
+                "torch's ShardedGradScaler (fp16 under fsdp1) fails with a fused optimizer: its overflow flag has the"
+                " wrong shape; use adamw-foreach, or fsdp2"
+            )
         return None
     if setup.strategy is ShardingStrategy.NO_SHARD and setup.forward_prefetch:
         return "DistributedDataParallel (NO_SHARD under fsdp2) gathers nothing, so forward_prefetch means nothing"

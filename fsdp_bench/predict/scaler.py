@@ -1,0 +1,52 @@
+"""The gradient scaler of fp16: torch/amp/grad_scaler.py and torch/distributed/fsdp/sharded_grad_scaler.py."""
+
+from __future__ import annotations
+
+from fsdp_bench.predict.clipping import Scratch
+from fsdp_bench.predict.events import Category
+from fsdp_bench.predict.ledger import FP32, Operators
+from fsdp_bench.predict.tape import Storage, Tensor
+
+_FP64 = 8
+
+
+class Scaler:
+    """Scales the loss; after backward looks for overflows in the gradients."""
+
+    def __init__(self, op: Operators, api_is_fsdp1: bool, has_dtensors: bool) -> None:
+        self._op = op
+        self._is_sharded = api_is_fsdp1
+        self._has_dtensors = has_dtensors
+        self._scale = op.tape.tensor(1, FP32, "_scale", Category.TEMPORARY)
+        self._growth_tracker = op.tape.storage(4, "_growth_tracker", Category.TEMPORARY)
+        self._found_inf: Storage | None = None
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """GradScaler.scale."""
+        return self._op.mul(loss, self._scale)
+
+    def unscale(self) -> None:
+        """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""
+        tape = self._op.tape
+        scratch = Scratch(tape)
+        scratch.hold("aten::double", _FP64)
+        scratch.hold("aten::reciprocal", _FP64)
+        scratch.drop("aten::double")
+        scratch.hold("aten::float", FP32)
+        scratch.drop("aten::reciprocal")
+        scratch.hold("aten::full", FP32)
+        self._found_inf = tape.storage(FP32, "found_inf", Category.TEMPORARY)
+        scratch.hold("found_inf copy", FP32)
+        if self._has_dtensors:  # found_inf_reduce_handler
+            scratch.hold("all_reduce", FP32)
+            scratch.hold("wait_tensor", FP32)
+            scratch.drop("all_reduce", "wait_tensor")
+        scratch.drop("found_inf copy", "aten::full", "aten::float")
+
+    def update(self) -> None:
+        """GradScaler.update."""
+        if self._is_sharded:  # ShardedGradScaler.update: (growth_tracker + 1) == growth_interval
+            growth = self._op.tape.storage(4, "aten::add", Category.TEMPORARY)
+            self._op.tape.storage(1, "aten::eq", Category.TEMPORARY)
+            del growth
+        self._found_inf = None
