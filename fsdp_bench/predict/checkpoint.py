@@ -105,8 +105,8 @@ class _Frame:
             tape.hooks.pop()
             tape.kept = kept
             tape.grad_enabled = grad_enabled
-            op.autocast = None
-            op.casts.clear()
+            if self.autocast is not None:
+                op.end_autocast(in_one_block=True)
 
 
 class _Recomputation:

@@ -23,7 +23,7 @@ class _Gradient:
 
     def __init__(self, op: Operators, weight: Weight, itemsize: int) -> None:
         self.value: Tensor | None = None
-        weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest)
+        weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest, weight.block)
         weight.seen.node = Leaf(op.tape, self._accumulate)
 
     def _accumulate(self, gradient: Tensor) -> None:
@@ -59,8 +59,7 @@ class Ddp:
         op = self.op
         op.autocast = self._autocast
         out = forward(*inputs)
-        op.autocast = None
-        op.casts.clear()
+        op.end_autocast()
         return out
 
     def shards(self, model: Module) -> list[Shard]:
@@ -80,5 +79,8 @@ class Ddp:
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        for gradient in self.gradients:
+        tape = self.op.tape
+        for weight, gradient in zip(self.weights, self.gradients, strict=True):
+            tape.mark_block(weight.block)
             gradient.value = None
+        tape.mark_block(-1)

@@ -6,7 +6,7 @@ one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
@@ -134,8 +134,9 @@ class FlatParamHandle:
         self.needs_pre_forward_unshard = False
         wrapper.prefetch_forward(self)
         out = forward(*inputs)
-        self.post_forward_index = len(wrapper.post_forward_order)
-        wrapper.post_forward_order.append(self)
+        if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
+            self.post_forward_index = len(wrapper.post_forward_order)
+            wrapper.post_forward_order.append(self)
         self.reshard(wrapper.setup.strategy.reshards_after_forward and not self.is_root)
         if out.node is not None:
             self.needs_pre_backward_unshard = True
@@ -252,6 +253,7 @@ class FlatParamHandle:
         self.ran_pre_backward = False
         self.needs_pre_backward_unshard = False
         self.prefetched = False
+        self.post_forward_index = -1
         if self.wrapper.reduces_gradients and self.wrapper.is_sharded:
             self.grad, self.saved_grad_shard = self.saved_grad_shard, None
 
@@ -316,7 +318,7 @@ class Fsdp1:
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
         if self.setup.use_orig_params:
-            for handle in self.handles:
+            for handle in self._by_block():
                 numel = handle.layout.shard_numel
                 handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)
                 handle.grad_dtype = self.setup.precision.store
@@ -326,8 +328,15 @@ class Fsdp1:
         """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
         self.zeroed = True
         if not self.setup.use_orig_params:
-            for handle in self.handles:
+            for handle in self._by_block():
                 handle.grad = None
+
+    def _by_block(self) -> Iterator[FlatParamHandle]:
+        """Yield the units, marking whose turn it is."""
+        for handle in self.handles:
+            self.tape.mark_block(handle.weights[0].block)
+            yield handle
+        self.tape.mark_block(-1)
 
     # -- the rate limiter --------------------------------------------------------------------------------------
 
@@ -355,12 +364,11 @@ class Fsdp1:
 
     def root_pre_forward(self) -> None:
         """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed)."""
-        for handle in self.handles:
-            if self.zeroed:
+        if self.zeroed:
+            for handle in self._by_block():
                 handle.grad = None
                 handle.shows_gradients = False
         self.zeroed = False
-        self.post_forward_order.clear()
         if self.setup.forward_prefetch:
             for handle in self.handles:
                 handle.needs_pre_forward_unshard = True
@@ -394,8 +402,9 @@ class Fsdp1:
             self.engine.callbacks.append(self._final_callback)
 
     def _final_callback(self) -> None:
-        for handle in self.handles:
+        for handle in self._by_block():
             handle.finalize()
+        self.post_forward_order.clear()
         self._callback_queued = False
 
 

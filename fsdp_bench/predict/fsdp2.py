@@ -6,7 +6,7 @@ one all-gather and its gradients reduced by one reduce-scatter. Names are torch'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Stream
@@ -59,6 +59,7 @@ class ParamGroup:
         self.all_reduce_state: Storage | None = None
         self.post_forward_index = -1
         self.post_backward_ran = False
+        self.in_pre_backward = False
 
     # -- parameters --------------------------------------------------------------------------------------------
 
@@ -134,20 +135,25 @@ class ParamGroup:
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """FSDPState._pre_forward, the module, FSDPState._post_forward."""
-        wrapper = self.wrapper
+        wrapper, recomputes = self.wrapper, self.wrapper.engine.is_running
+        if self.in_pre_backward:  # recomputed by checkpointing around this unit
+            self.unshard()
+            self.wait_for_unshard(in_forward=False)
+            return forward(*inputs)
         self.unshard()
         self.wait_for_unshard(in_forward=True)
         inputs = self._register_post_backward(inputs)
         for group in wrapper.forward_prefetch.get(self, ()):
             group.unshard()
         out = forward(*inputs)
-        if self.reshards_after_forward:
-            self.reshard()
-        self.post_forward_index = len(wrapper.post_forward_order)
-        wrapper.post_forward_order.append(self)
+        if not recomputes:
+            if self.reshards_after_forward:
+                self.reshard()
+            self.post_forward_index = len(wrapper.post_forward_order)
+            wrapper.post_forward_order.append(self)
         if out.node is not None:
             out.node.before(self.pre_backward)
-        if self is wrapper.root:
+        if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
             wrapper.all_gather_state = None
         return out
 
@@ -173,6 +179,7 @@ class ParamGroup:
         """Gather, and then the unit that ran before this one in forward (BACKWARD_PRE)."""
         wrapper = self.wrapper
         wrapper.queue_final_callback()
+        self.in_pre_backward = True
         self.unshard()
         self.wait_for_unshard(in_forward=False)
         if wrapper.setup.backward_prefetch is BackwardPrefetch.NONE and self is not wrapper.root:
@@ -183,6 +190,7 @@ class ParamGroup:
     def post_backward(self) -> None:
         """Free the parameters, reduce the gradients."""
         self.post_backward_ran = True
+        self.in_pre_backward = False
         for param in self.params:
             if param.accumulated_grad is not None and param.grad is not None:
                 param.grad = None  # unsharded_accumulated_grad += grad
@@ -305,8 +313,15 @@ class Fsdp2:
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        for group in self.groups:
+        for group in self._by_block():
             group.gradient = None
+
+    def _by_block(self) -> Iterator[ParamGroup]:
+        """Yield the units, marking whose turn it is."""
+        for group in self.groups:
+            self.tape.mark_block(group.params[0].weight.block)
+            yield group
+        self.tape.mark_block(-1)
 
     def gather_streams(self) -> tuple[Stream, Stream]:
         """FSDPCommContext.get_all_gather_streams."""
@@ -319,10 +334,10 @@ class Fsdp2:
             self.engine.callbacks.append(self._final_callback)
 
     def _final_callback(self) -> None:
-        for group in self.groups:
+        for group in self._by_block():
             if not group.post_backward_ran:
                 group.post_backward()
-            group.post_backward_ran = False
+            group.post_backward_ran = group.in_pre_backward = False
             group.all_reduce_state = None
             group.all_gather_result = None
         self.post_forward_order.clear()

@@ -46,11 +46,12 @@ Saved = Any
 class Parameter(Tensor):
     """A weight as the operators see it: whoever shards the model owns its bytes and its accumulator."""
 
-    __slots__ = ("in_features", "name")
+    __slots__ = ("block", "in_features", "name")
 
-    def __init__(self, name: str, numel: int, itemsize: int, in_features: int = 0) -> None:
+    def __init__(self, name: str, numel: int, itemsize: int, in_features: int = 0, block: int = -1) -> None:
         super().__init__(None, numel, itemsize)
         self.name = name
+        self.block = block
         self.in_features = in_features
 
 
@@ -62,7 +63,7 @@ class Operators:
         self.kernels = kernels
         self.autocast: int | None = None
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
-        self.casts: dict[int, Tensor] = {}
+        self._casts: dict[Parameter, Tensor] = {}
         """autocast's cache of weights."""
 
     # -- elementwise -------------------------------------------------------------------------------------------
@@ -234,14 +235,24 @@ class Operators:
         out.node = node
         return out
 
-    def _cast_weight(self, weight: Tensor) -> Tensor:
+    def end_autocast(self, in_one_block: bool = False) -> None:
+        """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""
+        self.autocast = None
+        for weight in list(self._casts):
+            if not in_one_block:
+                self.tape.mark_block(weight.block)
+            del self._casts[weight]
+        if not in_one_block:
+            self.tape.mark_block(-1)
+
+    def _cast_weight(self, weight: Any) -> Tensor:
         """cached_cast (aten/native/autocast_mode.cpp): a leaf's copy is made once and kept while autocast is on."""
         assert self.autocast is not None
         if weight.itemsize == self.autocast:
             return weight
-        cached = self.casts.get(id(weight))
+        cached = self._casts.get(weight)
         if cached is None:
-            cached = self.casts[id(weight)] = self.to(weight, self.autocast, Category.GRADIENTS)
+            cached = self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
         return cached
 
     def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fsdp_bench.predict import optimizer
@@ -13,12 +14,18 @@ from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.ledger import FP32, Kernels, Operators
 from fsdp_bench.predict.loss import loss
+from fsdp_bench.predict.memory import SIMULATED_BLOCKS
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import INT64, Transformer
+from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
+
+
+_MICRO_BATCHES = 3
+"""Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
 
 
 class Simulation:
@@ -34,7 +41,8 @@ class Simulation:
         self.model = Transformer(self.op, shape, num_blocks)
         self.sizes = Sizes.of(setup.precision)
         self.on_host = kernels.name == "cpu"
-        units = list(self.model.blocks) if setup.wrap is Wrap.BLOCK else []
+        units = choose_units(self.model, setup)
+        self.is_stretchable = blocks_are_alike(self.model, units, setup)
         if setup.checkpointing is not Checkpointing.NONE:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
@@ -61,9 +69,9 @@ class Simulation:
         """train/step.py, train_step."""
         setup, tape = self.setup, self.tape
         tokens_numel = setup.micro_batch_size * (setup.sequence_length + 1)
-        count = setup.gradient_accumulation_steps
-        given = [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(count)] if self.on_host else []
+        given = [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(setup.gradient_accumulation_steps)] if self.on_host else []
         total = tape.tensor(1, FP32, "aten::zeros")
+        count = min(setup.gradient_accumulation_steps, _MICRO_BATCHES)
         for index in range(count):
             is_last = index == count - 1
             self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
@@ -124,10 +132,24 @@ def _wrapper(setup: TrainSetup) -> Any:
     return Ddp if setup.strategy is ShardingStrategy.NO_SHARD else Fsdp2
 
 
-def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event]:
-    """Return the events of one step in the steady state."""
-    simulation = Simulation(shape, setup, kernels, num_blocks)
+@dataclass(frozen=True)
+class Step:
+    """One step's events, and how many blocks the stretched one stands for besides itself."""
+
+    events: list[Event]
+    extra_blocks: int
+
+
+def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int = SIMULATED_BLOCKS) -> Step:
+    """Return the events of loading and of one step in the steady state.
+
+    At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
+    """
+    blocks = min(num_blocks, shape.num_hidden_layers)
+    simulation = Simulation(shape, setup, kernels, blocks)
+    if blocks < shape.num_hidden_layers and not simulation.is_stretchable:
+        blocks = shape.num_hidden_layers
+        simulation = Simulation(shape, setup, kernels, blocks)
     simulation.load()
-    first = len(simulation.tape.events)
     simulation.step()
-    return list(simulation.tape.events[first:])
+    return Step(list(simulation.tape.events), shape.num_hidden_layers - blocks)

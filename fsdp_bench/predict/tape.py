@@ -24,7 +24,7 @@ _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 class Tape:
     """Records the events of one rank."""
 
-    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence")
+    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence", "phase")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -35,12 +35,18 @@ class Tape:
         """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
         self.kept: Any = None
         """Where selective checkpointing keeps outputs of costly operators: see checkpoint.py."""
+        self.phase = "load"
         self.next_number = 0
         self.next_sequence = 0
 
-    def mark(self, phase: str, number: int = -1) -> None:
+    def mark(self, phase: str, block: int = -1) -> None:
         """Begin a phase, or, with a number, that block's part of it."""
-        self.events.append(Event(Kind.MARK, number, 0, Category.TEMPORARY, _COMPUTE, phase))
+        self.phase = phase
+        self.events.append(Event(Kind.MARK, block, 0, Category.TEMPORARY, _COMPUTE, phase))
+
+    def mark_block(self, block: int) -> None:
+        """Begin a block's part of the phase that runs; -1 ends it."""
+        self.mark(self.phase, block)
 
     def storage(
         self, num_bytes: int, label: str, category: Category | None = None, stream: Stream = _COMPUTE
@@ -185,6 +191,8 @@ class Engine:
     def __init__(self, tape: Tape, accumulates_in_place: bool) -> None:
         self.tape = tape
         self.accumulates_in_place = accumulates_in_place
+        self.is_running = False
+        """Whether a backward pass runs (torch._C._current_graph_task_id)."""
         self.callbacks: list[Callable[[], None]] = []
         """Called when all gradients are computed (Variable._execution_engine.queue_callback)."""
         self._ready: list[tuple[int, int, Node]] = []
@@ -193,6 +201,7 @@ class Engine:
     def run(self, root: Tensor, gradient: Tensor) -> None:
         """Compute all gradients below ``root``."""
         assert root.node is not None
+        self.is_running = True
         self._count(root.node)
         tape, node = self.tape, root.node
         grad_enabled, tape.grad_enabled = tape.grad_enabled, False
@@ -214,6 +223,7 @@ class Engine:
             callback()
         self.callbacks.clear()
         tape.grad_enabled = grad_enabled
+        self.is_running = False
 
     def _push(self, node: Node) -> None:
         self._pushed += 1

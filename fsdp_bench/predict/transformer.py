@@ -231,6 +231,10 @@ class GPT2Block(Module):
         return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
 
 
+class ModuleList(Module):
+    """nn.ModuleList."""
+
+
 class Transformer(Module):
     """train/transformer.py, Llama and GPT2. ``num_blocks`` may be fewer than the shape has: see memory.py."""
 
@@ -245,11 +249,19 @@ class Transformer(Module):
         if not llama:
             self.positions = self.child(Embedding(op, shape.max_position_embeddings, shape.hidden_size))
         make = LlamaBlock if llama else GPT2Block
-        self.blocks: list[Module] = [self.child(make(op, shape)) for _ in range(num_blocks)]
+        self.block_list = self.child(ModuleList(op))
+        self.blocks: list[Module] = [self.block_list.child(make(op, shape)) for _ in range(num_blocks)]
         for index, block in enumerate(self.blocks):
             for weight in block.all_weights():
                 weight.block = index
         self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
+
+    def numel_of(self, module: Module) -> int:
+        """Return the parameters of a subtree, with all the blocks that the shape has."""
+        numel = sum(weight.numel for weight in module.all_weights())
+        if module is self.block_list:
+            return numel // len(self.blocks) * self.shape.num_hidden_layers
+        return numel
 
     def head(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to logits."""

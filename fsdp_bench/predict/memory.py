@@ -1,0 +1,115 @@
+"""Replays a step's events: peak allocated by phase, and what the peak consists of.
+
+The middle blocks of a model all do the same. So a step is simulated with SIMULATED_BLOCKS blocks, and the events of
+one of them count as often as the whole model has more: exact, because what a block adds is the same each time, so
+that a peak within it lies in its first or in its last turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdp_bench.predict.events import Category, Event, Kind
+
+SIMULATED_BLOCKS = 4
+"""The first two and the last two: prefetching and deferred frees reach one block ahead and one back."""
+
+STRETCHED_BLOCK = 1
+"""The one of them that stands for all that are left out: its neighbours on both sides are simulated."""
+
+BREAKDOWN = tuple(category.value for category in Category)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where the most is allocated in one phase."""
+
+    num_bytes: int
+    event: int
+    """Index of the event that reaches it; -1 for the phase's beginning."""
+    turn: int
+    """How often the stretched block's part had been repeated before."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Peak allocated bytes of one step of one rank."""
+
+    phases: dict[str, Peak]
+    end_bytes: int
+    """What is left at the end of the events."""
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase with the highest peak; the first of equals."""
+        return max(self.phases, key=lambda phase: self.phases[phase].num_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated over all phases."""
+        return self.phases[self.peak_phase].num_bytes
+
+
+def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
+    """Follow the live bytes; the stretched block's parts run ``1 + extra_blocks`` times."""
+    phases: dict[str, Peak] = {}
+    live, phase = 0, "load"
+    for first, last, phase, block in _parts(events):
+        begin, top, top_event = live, live, first - 1
+        for index in range(first, last):
+            event = events[index]
+            if event[0] == 0:
+                live += event[2]
+                if live > top:
+                    top, top_event = live, index
+            elif event[0] == 1:
+                live -= event[2]
+        turn = 0
+        if block == STRETCHED_BLOCK and extra_blocks:
+            added = live - begin
+            live += extra_blocks * added
+            if added > 0:
+                top, turn = top + extra_blocks * added, extra_blocks
+        known = phases.get(phase)
+        if known is None or top > known.num_bytes:
+            phases[phase] = Peak(top, top_event, turn)
+    return Replay(phases, live)
+
+
+def _parts(events: Sequence[Event]) -> list[tuple[int, int, str, int]]:
+    """Cut at the marks: first and last event, phase and block of each part."""
+    mark = Kind.MARK
+    cuts = [index for index, event in enumerate(events) if event[0] == mark]
+    parts = [(0, cuts[0] if cuts else len(events), "load", -1)]
+    for position, index in enumerate(cuts):
+        last = cuts[position + 1] if position + 1 < len(cuts) else len(events)
+        parts.append((index + 1, last, events[index].label, events[index].number))
+    return parts
+
+
+def breakdown(events: Sequence[Event], peak: Peak, extra_blocks: int = 0) -> dict[str, int]:
+    """Return what is alive at a peak by category; the values add up to it."""
+    totals: dict[str, int] = dict.fromkeys(BREAKDOWN, 0)
+    for first, last, _, block in _parts(events):
+        reached = first <= peak.event + 1 <= last
+        end = peak.event + 1 if reached else last
+        whole_turns = 0
+        if block == STRETCHED_BLOCK and extra_blocks:
+            whole_turns = peak.turn if reached else 1 + extra_blocks
+        elif not reached:
+            whole_turns = 1
+        if whole_turns:
+            _add(totals, events[first:last], whole_turns)
+        if reached:
+            _add(totals, events[first:end], 1)
+            return totals
+    return totals
+
+
+def _add(totals: dict[str, int], events: Sequence[Event], times: int) -> None:
+    for event in events:
+        if event.kind == Kind.ALLOCATE:
+            totals[event.category.value] += times * event.num_bytes
+        elif event.kind == Kind.FREE:
+            totals[event.category.value] -= times * event.num_bytes
