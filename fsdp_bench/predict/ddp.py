@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.ledger import Operators, Parameter
-from fsdp_bench.predict.optimizer import Shard
+from fsdp_bench.predict.optimizer import Shard, marked
 from fsdp_bench.predict.precision import Sizes
-from fsdp_bench.predict.tape import Engine, Leaf, Tensor
+from fsdp_bench.predict.tape import Engine, Leaf, Storage, Tensor
 from fsdp_bench.predict.transformer import Module, Weight
 from fsdp_bench.spec.setup import TrainSetup
+
+
+_BROADCAST_BYTES = 250 * 1024**2
+"""torch/nn/parallel/distributed.py, broadcast_bucket_size."""
 
 
 class _Gradient:
@@ -66,13 +71,17 @@ class Ddp:
         """Return what the optimizer updates: everything."""
         return [Shard(weight.numel, self.sizes.store, weight.block) for weight in self.weights]
 
-    def parameters(self) -> list[Shard]:
-        """Return the parameters' storages."""
-        return self.shards(self.model)
-
-    def buckets(self) -> list[Shard]:
-        """Return the gradient buckets (Reducer::initialize_buckets): as many bytes as the parameters have."""
-        return self.shards(self.model)
+    def load(self) -> list[Storage]:
+        """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make the buckets."""
+        tape, itemsize = self.op.tape, self.sizes.store
+        held = []
+        for shard in marked(tape, "load", self.shards(self.model)):
+            held.append(tape.storage(shard.numel * itemsize, "to_empty", Category.PARAMETERS))
+        total = sum(shard.numel for shard in self.shards(self.model)) * itemsize
+        tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
+        for shard in marked(tape, "load", self.shards(self.model)):
+            held.append(tape.storage(shard.numel * itemsize, "bucket", Category.REDUCTION_BUFFERS))
+        return held
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: nothing is kept."""

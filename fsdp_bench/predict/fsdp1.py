@@ -14,7 +14,7 @@ from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
-from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.predict.transformer import Module, Weight, materialize
 from fsdp_bench.spec.setup import BackwardPrefetch, ShardingStrategy, TrainSetup
 
 _ALIGNMENT_BYTES = 16
@@ -79,6 +79,19 @@ class FlatParamHandle:
         self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
         for weight, seen in zip(weights, self.seen, strict=True):
             weight.seen = seen
+
+    def load(self) -> list[Storage]:
+        """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
+        tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
+        whole = [materialize(tape, weight, itemsize) for weight in self.weights]
+        flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
+        if not self.wrapper.is_sharded:
+            whole.clear()
+            return [flat]
+        shard = tape.storage(self.layout.shard_numel * itemsize, "aten::clone", category)
+        del flat
+        whole.clear()
+        return [] if self.wrapper.offload else [shard]
 
     # -- parameters --------------------------------------------------------------------------------------------
 
@@ -291,6 +304,7 @@ class Fsdp1:
             taken.update(map(id, weights))
             handles[id(unit)] = FlatParamHandle(self, weights, unit is model)
             unit.around = _outside(handles[id(unit)].around, unit.around)
+        self.wrapping_order = list(handles.values())
         self.handles = [handles[id(module)] for module in model.all_modules() if id(module) in handles]
 
     # -- what stays ----------------------------------------------------------------------------------------------
@@ -307,13 +321,12 @@ class Fsdp1:
         weights = [weight for weight in model.all_weights() if held[id(weight)]]
         return [Shard(held[id(weight)], self.sizes.store, weight.block) for weight in weights]
 
-    def parameters(self) -> list[Shard]:
-        """Return the storages of this rank's parameters: one a unit."""
-        return [Shard(h.layout.shard_numel, self.sizes.store, h.weights[0].block) for h in self.handles]
-
-    def buckets(self) -> list[Shard]:
-        """Return what stays for reductions: nothing."""
-        return []
+    def load(self) -> list[Storage]:
+        """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""
+        held = []
+        for handle in self._by_block(self.wrapping_order):
+            held += handle.load()
+        return held
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
@@ -331,9 +344,9 @@ class Fsdp1:
             for handle in self._by_block():
                 handle.grad = None
 
-    def _by_block(self) -> Iterator[FlatParamHandle]:
+    def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
         """Yield the units, marking whose turn it is."""
-        for handle in self.handles:
+        for handle in handles or self.handles:
             self.tape.mark_block(handle.weights[0].block)
             yield handle
         self.tape.mark_block(-1)

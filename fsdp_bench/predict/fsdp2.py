@@ -14,7 +14,7 @@ from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
-from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.predict.transformer import Module, Weight, fill
 from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
 
 
@@ -296,17 +296,23 @@ class Fsdp2:
         held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
         return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights() if held[id(w)]]
 
-    def parameters(self) -> list[Shard]:
-        """Return the storages of this rank's parameters: one a parameter, padded."""
-        return [
-            Shard(param.padded_shard_numel, self.sizes.store, param.weight.block)
-            for group in self.groups
-            for param in group.params
-        ]
-
-    def buckets(self) -> list[Shard]:
-        """Return what stays for reductions: nothing."""
-        return []
+    def load(self) -> list[Storage]:
+        """Allocate every shard, then fill it from one whole parameter at a time (train/wrap_fsdp2.py)."""
+        tape, itemsize = self.tape, self.sizes.store
+        held = []
+        for group in self._by_block():
+            for param in group.params:
+                if not self.moves_to_device:
+                    num_bytes = param.padded_shard_numel * itemsize
+                    held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
+        whole = shard = None
+        for group in self._by_block():
+            for param in group.params:
+                whole = tape.storage(param.weight.numel * itemsize, "aten::empty", Category.TEMPORARY)
+                fill(tape, param.weight)
+                shard = tape.storage(param.shard_numel * itemsize, "distribute_tensor", Category.TEMPORARY)
+        del whole, shard
+        return held
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: nothing is kept."""

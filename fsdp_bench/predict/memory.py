@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fsdp_bench.predict.events import Category, Event, Kind
 
-SIMULATED_BLOCKS = 4
-"""The first two and the last two: prefetching and deferred frees reach one block ahead and one back."""
+SIMULATED_BLOCKS = 3
+"""The first, the last, and the one between them: prefetching and deferred frees reach one block ahead and one back."""
 
 STRETCHED_BLOCK = 1
 """The one of them that stands for all that are left out: its neighbours on both sides are simulated."""

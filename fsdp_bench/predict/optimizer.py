@@ -29,7 +29,7 @@ def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device
         return []
     held = []
     category = Category.OPTIMIZER_STATE
-    for shard in marked(tape, "load", shards):
+    for shard in marked(tape, tape.phase, shards):
         if steps_on_device or kind is OptimizerKind.ADAMW_FUSED:
             held.append(tape.storage(STEP_BYTES, "step", category))
         held += [tape.storage(shard.numel * shard.itemsize, name, category) for name in ("exp_avg", "exp_avg_sq")]

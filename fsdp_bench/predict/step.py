@@ -24,6 +24,9 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
 
 
+BETWEEN_STEPS = "between steps"
+"""Not a phase of its own: where the simulation puts what earlier steps have left."""
+
 _MICRO_BATCHES = 3
 """Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
 
@@ -53,10 +56,9 @@ class Simulation:
     def load(self) -> None:
         """Allocate what stays: parameters and optimizer states."""
         tape = self.tape
-        for shard in optimizer.marked(tape, "load", self.wrapper.parameters()):
-            self.resident.append(tape.storage(shard.numel * shard.itemsize, "shard", Category.PARAMETERS))
-        for bucket in optimizer.marked(tape, "load", self.wrapper.buckets()):
-            self.resident.append(tape.storage(bucket.numel * bucket.itemsize, "bucket", Category.REDUCTION_BUFFERS))
+        tape.mark("load")
+        self.resident += self.wrapper.load()
+        tape.mark(BETWEEN_STEPS)
         self.shards = self.wrapper.shards(self.model)
         self.resident += optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
         if self.setup.precision.needs_grad_scaler:
@@ -81,7 +83,7 @@ class Simulation:
         tape.mark("optimizer")
         self.optimizer_step()
         del total, given
-        tape.mark("end")
+        tape.mark(BETWEEN_STEPS)
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.ledger import FP32, Operators, Parameter
-from fsdp_bench.predict.tape import Tensor
+from fsdp_bench.predict.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
 
 INT64 = 8
@@ -32,6 +32,19 @@ class Weight:
         self.block = -1
         """The block that it belongs to; -1 outside of blocks."""
         self.seen: Parameter = None  # type: ignore[assignment]  # a wrapper sets it before the first forward
+
+
+def materialize(tape: Tape, weight: Weight, itemsize: int) -> Storage:
+    """Allocate a whole weight and fill it."""
+    whole = tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS)
+    fill(tape, weight)
+    return whole
+
+
+def fill(tape: Tape, weight: Weight) -> None:
+    """train/transformer.py, initialize: a matrix is copied from random numbers in fp32."""
+    if weight.rest > 1:
+        tape.storage(weight.numel * FP32, "aten::normal_", Category.TEMPORARY)
 
 
 class Module:
