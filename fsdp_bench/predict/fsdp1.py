@@ -219,7 +219,8 @@ class FlatParamHandle:
             self._reduce_sharded()
         else:
             if self.sizes.casts_back:
-                self.grad = self._reduction(self.layout.numel, self.sizes.store, "_cast_grad_to_param_dtype")
+                numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
+                self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
             self.grad_dtype = precision.store
         del computed
 
@@ -237,10 +238,10 @@ class FlatParamHandle:
             if held and not (same_shape and not self.sizes.casts):
                 self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)
 
-    def _reduction(self, numel: int, itemsize: int, label: str) -> Tensor:
-        storage = self.tape.storage(
-            numel * itemsize, label, Category.REDUCTION_BUFFERS, Stream.REDUCE_SCATTER
-        )
+    def _reduction(
+        self, numel: int, itemsize: int, label: str, category: Category = Category.REDUCTION_BUFFERS
+    ) -> Tensor:
+        storage = self.tape.storage(numel * itemsize, label, category, Stream.REDUCE_SCATTER)
         return Tensor(storage, numel, itemsize)
 
     def _reduce_sharded(self) -> None:
@@ -249,15 +250,15 @@ class FlatParamHandle:
         padded = None
         if self.padded_numel != self.layout.numel:
             padded = self._reduction(self.padded_numel, self.sizes.reduce, "aten::constant_pad_nd")
-        shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output")
+        kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
+        first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
+        shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
         low_precision = None
         if self.sizes.casts_back:
             low_precision = shard
-            shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype")
+            shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype", kept)
         del low_precision
         if self.saved_grad_shard is None:
-            if shard.storage is not None:
-                shard.storage.category = Category.GRADIENTS
             self.saved_grad_shard = shard
         del shard, padded, unsharded
 
@@ -327,6 +328,10 @@ class Fsdp1:
         for handle in self._by_block(self.wrapping_order):
             held += handle.load()
         return held
+
+    def host_tensors(self) -> list[tuple[int, int]]:
+        """Return the sizes of the pinned tensors with offload (_local_shard, and _cpu_grad like it), and their blocks."""
+        return [(handle.layout.shard_numel, handle.weights[0].block) for handle in self.handles]
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""

@@ -234,17 +234,17 @@ class ParamGroup:
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
-        output = tape.storage(
-            self.shard_numel * sizes.reduce, "reduce_scatter output", Category.REDUCTION_BUFFERS, stream
-        )
+        stays = self.gradient is None and not wrapper.moves_to_device
+        kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
+        first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
+        output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
-            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", Category.GRADIENTS, stream)
+            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
         if wrapper.moves_to_device:
             pass  # the shard goes to the host, where it is added
         elif self.gradient is None:
-            output.category = Category.GRADIENTS
             self.gradient = output
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
@@ -313,6 +313,10 @@ class Fsdp2:
                 shard = tape.storage(param.shard_numel * itemsize, "distribute_tensor", Category.TEMPORARY)
         del whole, shard
         return held
+
+    def host_tensors(self) -> list[tuple[int, int]]:
+        """Return the sizes of the pinned tensors with offload (padded shards, and gradients like them), and their blocks."""
+        return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: nothing is kept."""

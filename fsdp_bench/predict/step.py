@@ -24,6 +24,9 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
 
 
+CUDA_BLOCK_BYTES = 512
+"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
+
 BETWEEN_STEPS = "between steps"
 """Not a phase of its own: where the simulation puts what earlier steps have left."""
 
@@ -38,7 +41,7 @@ class Simulation:
         self.shape = shape
         self.setup = setup
         self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-        self.tape = Tape()
+        self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
         self.model = Transformer(self.op, shape, num_blocks)

@@ -24,9 +24,11 @@ _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 class Tape:
     """Records the events of one rank."""
 
-    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence", "phase")
+    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence", "phase", "rounding")
 
-    def __init__(self) -> None:
+    def __init__(self, rounding: int = 1) -> None:
+        self.rounding = rounding
+        """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
         self.events: list[Event] = []
         self.category = Category.ACTIVATIONS
         """What storages hold that say nothing else."""
@@ -66,6 +68,8 @@ class Storage:
 
     def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
         self.tape = tape
+        if tape.rounding > 1:
+            num_bytes = -(-num_bytes // tape.rounding) * tape.rounding
         self.num_bytes = num_bytes
         self.category = category
         self.stream = stream

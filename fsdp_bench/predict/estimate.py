@@ -1,0 +1,139 @@
+"""The prediction: peak memory of one setup on one kind of GPU, where the peak is and what it consists of.
+
+``predict_memory`` replays the live bytes (milliseconds); ``estimate`` also replays the caching allocator on every
+block's events, which is what fits on a card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.predict.allocator import AllocatorReading, replay as replay_allocator
+from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.host import Build, HostMemory, host_memory
+from fsdp_bench.predict.ledger import CPU, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.predict.memory import Peak, breakdown, replay
+from fsdp_bench.predict.step import BETWEEN_STEPS, simulate
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cuda-observed": CUDA_OBSERVED}
+"""Kernel sets by name."""
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """Peak allocated bytes of rank 0 in one training step in the steady state."""
+
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_block: int | None
+    """The block whose part of the phase has the peak; None outside of blocks."""
+    peak_operator: str
+    """The operator or symbol of torch whose allocation reaches it."""
+    phases: dict[str, int]
+    """Peak by phase: load, forward, loss, backward, optimizer."""
+    breakdown_bytes: dict[str, int]
+    """What is alive at the peak; adds up to it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything that is predicted of one setup."""
+
+    model: ModelShape
+    setup: TrainSetup
+    cluster: Cluster | None
+    gpu: Gpu | None
+    memory: MemoryPrediction
+    allocator: AllocatorReading
+    """The caching allocator on this card; on a card without limit when its size is not known."""
+    host: HostMemory
+    for_eager: bool
+    """The setup compiles, and this is the prediction for eager."""
+
+    @property
+    def card_bytes(self) -> int | None:
+        """What a process can use of the card, or None when nobody documents it."""
+        return self.gpu.usable_memory_bytes if self.gpu else None
+
+    @property
+    def host_bytes(self) -> int | None:
+        """A node's memory, or None when it is not known."""
+        return self.cluster.server.host_memory_bytes if self.cluster else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
+        if self.card_bytes is None:
+            return None
+        fits_card = self.allocator.out_of_memory is None and self.allocator.num_alloc_retries == 0
+        if not fits_card or self.host.peak_bytes == 0:
+            return fits_card
+        return None if self.host_bytes is None else self.host.peak_bytes <= self.host_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the card has beyond the reserved peak, for the CUDA context and NCCL; negative when it does not fit."""
+        return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
+
+    @property
+    def memory_needed_bytes(self) -> int:
+        """Peak reserved, or peak allocated where the card was full before."""
+        return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
+
+
+def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> MemoryPrediction:
+    """Return the peak allocated bytes of rank 0."""
+    step = simulate(shape, setup, kernels)
+    replayed = replay(step.events, step.extra_blocks)
+    phase = replayed.peak_phase
+    peak = replayed.phases[phase]
+    return MemoryPrediction(
+        peak_allocated_bytes=peak.num_bytes,
+        peak_phase=phase,
+        peak_block=_block_at(step.events, peak, shape.num_hidden_layers - step.extra_blocks, step.extra_blocks),
+        peak_operator=step.events[peak.event].label,
+        phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
+        breakdown_bytes=breakdown(step.events, peak, step.extra_blocks),
+    )
+
+
+def _block_at(events: list[Event], peak: Peak, simulated: int, extra: int) -> int | None:
+    """Return the real number of the block in whose part an event lies."""
+    block = -1
+    for event in events[: peak.event + 1]:
+        if event.kind == Kind.MARK:
+            block = event.number
+    if block < 0:
+        return None
+    return block if block == 0 or simulated == 1 else block + (extra if block > 1 else peak.turn)
+
+
+def estimate(
+    shape: ModelShape,
+    setup: TrainSetup,
+    hardware: Cluster | Gpu | None = None,
+    kernels: Kernels = CUDA,
+    build: Build = Build.META,
+    expandable_segments: bool = False,
+) -> Estimate:
+    """Return everything that is predicted of one setup."""
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    every_block = simulate(shape, setup, kernels, num_blocks=shape.num_hidden_layers)
+    reading = replay_allocator(
+        every_block.events, gpu.usable_memory_bytes if gpu else None, expandable_segments=expandable_segments
+    )
+    ranks = cluster.gpus_per_node if cluster else setup.world_size
+    return Estimate(
+        model=shape,
+        setup=setup,
+        cluster=cluster,
+        gpu=gpu,
+        memory=predict_memory(shape, setup, kernels),
+        allocator=reading,
+        host=host_memory(shape, setup, ranks, build),
+        for_eager=setup.compiles,
+    )
