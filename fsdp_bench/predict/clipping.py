@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.ledger import FP32
+from fsdp_bench.predict.kernels import FP32
 from fsdp_bench.predict.tape import Storage, Tape
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.predict.step import Simulation
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, TrainSetup
@@ -69,8 +70,6 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
 
 def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    from fsdp_bench.predict.ledger import CUDA
-
     simulation = Simulation(shape, setup, CUDA, 1)
     wrapper, itemsize = simulation.wrapper, simulation.sizes.store
     blocks = shape.num_hidden_layers

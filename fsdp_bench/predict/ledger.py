@@ -7,36 +7,12 @@ One method an operator of torch, as the dispatcher sees it; the docstring names 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fsdp_bench.predict.events import Category
+from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace, flash_backward_workspace
 from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
 
-
-FP32 = 4
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Which implementations run.
-
-    ``observed`` is what a dispatch mode sees, such as part of a dry run and of a tracked CPU run: Python then holds
-    a reference to every gradient, so that the engine never adds in place (can_accumulate_inplace wants a use count
-    of one), and what operators allocate inside of themselves is not seen.
-    """
-
-    name: str
-    fused_norms: bool
-    """aten::_fused_rms_norm (CUDA) or RMSNorm from elementary operators (CPU)."""
-    fp32_expands_keys: bool
-    """Grouped keys and values are repeated for fp32 attention (train/transformer.py, attention)."""
-    observed: bool
-
-
-CPU = Kernels("cpu", fused_norms=False, fp32_expands_keys=False, observed=True)
-CUDA_OBSERVED = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=True)
-CUDA = Kernels("cuda", fused_norms=True, fp32_expands_keys=True, observed=False)
 
 
 Saved = Any
@@ -61,6 +37,8 @@ class Operators:
     def __init__(self, tape: Tape, kernels: Kernels) -> None:
         self.tape = tape
         self.kernels = kernels
+        self.batch = 1
+        """Sequences in the running micro-batch."""
         self.autocast: int | None = None
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
         self._casts: dict[Parameter, Tensor] = {}
@@ -266,9 +244,13 @@ class Operators:
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
         """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
-        numel, itemsize = weight.numel, weight.itemsize
+        numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
+        inside: list[int] = []
+        if not self.kernels.observed:
+            inside = embedding_backward_workspace(indices.numel, numel // width, width)
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _workspace = [self._temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
             return (self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS),)
 
         return self._record(out, [weight], [indices], backward)
@@ -288,7 +270,7 @@ class Operators:
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
         """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
-        if self.kernels.fused_norms:
+        if self.kernels.is_cuda:
             return self._fused_norm(x, weight, None)
         rows = x.numel // weight.numel
         upcast = self.to(x, FP32)
@@ -353,7 +335,7 @@ class Operators:
         rows, columns = x.numel // weight.numel, weight.numel
         out = self._like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
         # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
-        size = x.itemsize if self.kernels.name == "cpu" else FP32
+        size = FP32 if self.kernels.is_cuda else x.itemsize
         statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
         numel, itemsize = x.numel, x.itemsize
 
@@ -371,18 +353,47 @@ class Operators:
 
     # -- attention ---------------------------------------------------------------------------------------------
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, rows: int) -> Tensor:
-        """aten::_scaled_dot_product_flash_attention_for_cpu and its CUDA siblings: saves q, k, v, out, logsumexp."""
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, length: int) -> Tensor:
+        """aten::scaled_dot_product_attention: saves q, k, v, the output and the logarithm of each row's sum.
+
+        Flash attention on the CPU (any dtype) and on CUDA for 16 bits; on CUDA fp32 takes memory-efficient
+        attention, whose rows are rounded to 32 and which knows no grouped keys, so these are repeated first.
+        """
+        if self.kernels.is_cuda and q.itemsize == FP32:
+            if groups > 1:
+                k, v = self._repeat(k, groups), self._repeat(v, groups)
+                groups = 1
+            rounded, inside = -(-length // 32) * 32, []
+        else:
+            rounded, inside = length, self._flash_workspace(q, heads, groups, length)
         out = self._saved_output(q.numel, q.itemsize, "aten::scaled_dot_product_attention")
-        logsumexp = self._saved_output(rows * heads, FP32, "aten::scaled_dot_product_attention")
+        rows = self.batch * heads * rounded
+        logsumexp = self._saved_output(rows, FP32, "aten::scaled_dot_product_attention")
         sizes = q.numel, k.numel, v.numel
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             itemsize = gradients[0].itemsize
             _opened = saved.copy()
-            return tuple(self._temporary(n, itemsize, "aten::scaled_dot_product_attention_backward") for n in sizes)
+            results = [self._temporary(n, itemsize, "aten::scaled_dot_product_attention_backward") for n in sizes]
+            _workspace = [self._temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
+            return results
 
         return self._record(out, [q, k, v], [q, k, v, out.detach(), logsumexp], backward)
+
+    def _flash_workspace(self, q: Tensor, heads: int, groups: int, length: int) -> list[int]:
+        if self.kernels.observed:
+            return []
+        head_dim = q.numel // (self.batch * heads * length)
+        return flash_backward_workspace(self.batch, heads, groups, length, head_dim)
+
+    def _repeat(self, x: Tensor, times: int) -> Tensor:
+        """aten::repeat_interleave along the heads: expanded, then cloned; the gradient is summed over the copies."""
+        numel = x.numel
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            return (self._temporary(numel, gradients[0].itemsize, "aten::sum"),)
+
+        return self._record(self._like(x, "aten::clone", numel * times), [x], [], backward)
 
     # -- loss --------------------------------------------------------------------------------------------------
 

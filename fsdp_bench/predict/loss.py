@@ -6,7 +6,8 @@ from functools import partial
 
 from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.ledger import FP32, Operators
+from fsdp_bench.predict.kernels import FP32
+from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.tape import Tensor
 from fsdp_bench.spec.setup import Checkpointing, Loss
 

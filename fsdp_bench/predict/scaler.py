@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fsdp_bench.predict.clipping import Scratch
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.ledger import FP32, Operators
+from fsdp_bench.predict.kernels import FP32
+from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.tape import Storage, Tensor
 
 _FP64 = 8

@@ -12,13 +12,14 @@ from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
-from fsdp_bench.predict.ledger import FP32, Kernels, Operators
+from fsdp_bench.predict.kernels import FP32, INT64, Kernels
+from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
 from fsdp_bench.predict.memory import SIMULATED_BLOCKS
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
-from fsdp_bench.predict.transformer import INT64, Transformer
+from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
@@ -46,7 +47,7 @@ class Simulation:
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
         self.model = Transformer(self.op, shape, num_blocks)
         self.sizes = Sizes.of(setup.precision)
-        self.on_host = kernels.name == "cpu"
+        self.on_host = not kernels.is_cuda
         units = choose_units(self.model, setup)
         self.is_stretchable = blocks_are_alike(self.model, units, setup)
         if setup.checkpointing is not Checkpointing.NONE:
@@ -92,6 +93,7 @@ class Simulation:
         """train/step.py, _forward_backward."""
         setup, tape = self.setup, self.tape
         batch, length = setup.micro_batch_size, setup.sequence_length
+        self.op.batch = batch
         if batch > 1:
             inputs = tape.tensor(batch * length, INT64, "aten::clone")
             targets = tape.tensor(batch * length, INT64, "aten::clone")

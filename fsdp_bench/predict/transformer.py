@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.ledger import FP32, Operators, Parameter
+from fsdp_bench.predict.kernels import FP32, INT64
+from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
-
-INT64 = 8
 
 Call = Callable[..., Any]
 
@@ -171,9 +170,9 @@ class LlamaAttention(Module):
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
+        self.head_dim = shape.head_dim
         self.heads = shape.num_attention_heads
         self.groups = shape.num_attention_heads // shape.num_key_value_heads
-        self.hidden_size = shape.hidden_size
         self.q_proj = self.child(Linear(op, shape.hidden_size, shape.hidden_size))
         self.k_proj = self.child(Linear(op, shape.hidden_size, shape.kv_size))
         self.v_proj = self.child(Linear(op, shape.hidden_size, shape.kv_size))
@@ -185,9 +184,9 @@ class LlamaAttention(Module):
         q = rotate(op, self.q_proj(x), cos, sin)
         k = rotate(op, self.k_proj(x), cos, sin)
         v = self.v_proj(x)
-        tokens = x.numel // self.hidden_size
+        length = cos.numel // self.head_dim
         return self.o_proj(
-            op.attention(op.to(q, v.itemsize), op.to(k, v.itemsize), v, self.heads, self.groups, tokens)
+            op.attention(op.to(q, v.itemsize), op.to(k, v.itemsize), v, self.heads, self.groups, length)
         )
 
 
@@ -240,7 +239,7 @@ class GPT2Block(Module):
         """Tokens x hidden_size to the same."""
         op = self.op
         q, k, v = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
-        x = op.add(x, self.c_proj(op.attention(q, k, v, self.heads, 1, x.numel // self.hidden_size)))
+        x = op.add(x, self.c_proj(op.attention(q, k, v, self.heads, 1, x.numel // self.hidden_size // op.batch)))
         return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
 
 
