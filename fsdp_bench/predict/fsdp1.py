@@ -24,7 +24,7 @@ _ALIGNMENT_BYTES = 16
 class FlatLayout:
     """FlatParamHandle._init_flat_param_and_metadata: where each weight lies in the flat parameter."""
 
-    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int) -> None:
+    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int, padded_to: int) -> None:
         self.offsets: list[int] = []
         self.paddings: list[int] = []
         total = 0
@@ -34,7 +34,7 @@ class FlatLayout:
             self.offsets.append(total)
             total += weight.numel
         if aligned_numel:
-            total = self._pad(total, group_size)
+            total = self._pad(total, padded_to)
         self.numel = total
         self.shard_numel = -(-total // group_size)
 
@@ -59,7 +59,9 @@ class FlatParamHandle:
         self.is_root = is_root
         self.weights = weights
         aligned = _ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
-        self.layout = FlatLayout(weights, wrapper.group_size, aligned)
+        # Without sharding the process group is the whole world, to whose size the flat parameter is padded all the same.
+        padded_to = wrapper.group_size if wrapper.is_sharded else wrapper.setup.world_size
+        self.layout = FlatLayout(weights, wrapper.group_size, aligned, padded_to)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
