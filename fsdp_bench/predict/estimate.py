@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from fsdp_bench.predict.allocator import AllocatorReading, replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
-from fsdp_bench.predict.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.predict.memory import Peak, breakdown, replay
 from fsdp_bench.predict.step import BETWEEN_STEPS, simulate
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 
-KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cuda-observed": CUDA_OBSERVED}
+KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
 
 

@@ -255,6 +255,8 @@ class FlatParamHandle:
         kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
         shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
+        if self.wrapper.copies_messages:
+            self._reduction(self.padded_numel, self.sizes.reduce, "gloo's copy")
         low_precision = None
         if self.sizes.casts_back:
             low_precision = shard
@@ -291,7 +293,7 @@ class Fsdp1:
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
-        self.on_host = on_host
+        self.copies_messages = op.kernels.gloo
         self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"

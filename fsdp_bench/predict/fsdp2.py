@@ -238,6 +238,8 @@ class ParamGroup:
         kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
         output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
+        if wrapper.copies_messages and self.group_size > 1:
+            tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
@@ -269,6 +271,7 @@ class Fsdp2:
         self.sizes = sizes
         self.group_size = setup.shard_group_size
         self.offload = setup.offload.value == "params"
+        self.copies_messages = op.kernels.gloo
         self.moves_to_device = self.offload and not on_host
         self.all_reduces = setup.strategy.is_hybrid
         self.reduces_gradients = True

@@ -24,6 +24,10 @@ class Kernels:
     to every gradient, so that the engine never adds in place (can_accumulate_inplace wants a use count of one), and
     what operators allocate inside of themselves is not seen."""
 
+    gloo: bool = False
+    """Collectives by gloo, which reduces and scatters by an all-reduce on a copy of the whole message
+    (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base)."""
+
     @property
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/transformer.py, attention)."""
@@ -31,6 +35,7 @@ class Kernels:
 
 
 CPU = Kernels("cpu", observed=True)
+CPU_GLOO = Kernels("cpu", observed=True, gloo=True)
 CUDA_OBSERVED = Kernels("cuda", observed=True)
 CUDA = Kernels("cuda", observed=False)
 

@@ -61,6 +61,9 @@ class Simulation:
         """Allocate what stays: parameters and optimizer states."""
         tape = self.tape
         tape.mark("load")
+        if self.op.kernels.gloo and (self.has_dtensors or self.setup.strategy.is_hybrid):
+            ranks = tape.storage(4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY)  # a dry run's is elsewhere
+            self.resident.append(ranks)
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
         self.shards = self.wrapper.shards(self.model)
