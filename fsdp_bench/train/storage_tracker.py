@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -36,7 +36,7 @@ class StorageTracker(TorchDispatchMode):
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._resize: Callable[..., Any] | None = None
 
-    def __enter__(self) -> StorageTracker:
+    def __enter__(self) -> Self:
         self._resize = torch.UntypedStorage.resize_
         tracker, original = self, self._resize
 
@@ -70,6 +70,10 @@ class StorageTracker(TorchDispatchMode):
         """Start a new peak at what is live now."""
         self.peak_bytes = self.live_bytes
 
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's storage is followed. Not on meta: DTensor propagates shardings on fake "CPU" tensors."""
+        return tensor.untyped_storage().device.type == "cpu"
+
     def _count_all(self, values: Any) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -78,9 +82,9 @@ class StorageTracker(TorchDispatchMode):
                 self._count_all(value)
 
     def _count(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage.device.type != "cpu":  # meta too: DTensor propagates shardings on fake tensors "on the CPU"
+        if not self.counts(tensor):
             return
+        storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._sizes:
             self._sizes[key] = 0

@@ -142,7 +142,7 @@ def fsdp(
         setup=setup,
         units=tuple(units),
         device=device,
-        mesh=device_mesh or _hybrid_mesh(setup, device),
+        mesh=device_mesh or hybrid_mesh(setup, device),
         process_group=process_group,
         initialize=initialize,
         module_names={module: name for name, module in model.named_modules()},
@@ -191,7 +191,8 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _hybrid_mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
+def hybrid_mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
+    """Return the 2-D mesh (replicate, shard) of a hybrid strategy; None for others."""
     if not setup.strategy.is_hybrid:
         return None
     shard = setup.shard_group_size

@@ -42,7 +42,8 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
 def _materialize(model: nn.Module, plan: WrapPlan) -> None:
     initialize = plan.initializer_for(model)
     if initialize is None:
-        model.to(plan.device)
+        if any(parameter.device != plan.device for parameter in model.parameters()):
+            model.to(plan.device)
         return
     model.to_empty(device=plan.device)
     for name, parameter in plan.parameters():

@@ -1,0 +1,103 @@
+"""The dry run's question and answer: one setup in, the live bytes of one training step out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+KernelSet = Literal["cpu", "cuda"]
+"""Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
+
+CATEGORIES = (
+    "parameters",
+    "unsharded_parameters",
+    "gradients",
+    "reduction_buffers",
+    "optimizer_state",
+    "activations",
+    "logits",
+    "temporary",
+)
+"""What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
+
+
+class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A user's own model: a function that returns it together with a batch."""
+
+    function: str
+    """``pkg.mod:function``; returns (nn.Module, batch)."""
+    block: str | None = None
+    """``pkg.mod:Class``: the class of the model's blocks."""
+    folder: str = "."
+    """Where ``pkg`` is looked for first."""
+
+
+class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
+
+    Raises:
+        SpecError: when it names no model, or two.
+    """
+
+    setup: TrainSetup
+    model: ModelShape | None = None
+    module: UserModule | None = None
+    kernels: KernelSet = "cuda"
+    trace: str | None = None
+    """A file for every change of the live bytes in the measured step, with the operator that made it."""
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.module is None):
+            raise SpecError("a dry run needs a model's shape or a user's module, and not both")
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that are on the device when a step begins; the micro-batches of the step are in ``other``."""
+
+    parameters_bytes: int
+    optimizer_state_bytes: int
+    gradients_bytes: int
+    other_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them."""
+        return self.parameters_bytes + self.optimizer_state_bytes + self.gradients_bytes + self.other_bytes
+
+
+class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
+    """Live bytes of one warm training step of rank 0, tracked by storage. Tensors held no data."""
+
+    peak_allocated_bytes: int
+    """The largest of the step's phases."""
+    peak_phase: str
+    phases: dict[str, int]
+    """Peak by phase: forward, loss, backward, optimizer; over all micro-batches."""
+    load_bytes: int
+    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``, because users load differently."""
+    resident: Resident
+    breakdown_bytes: dict[str, int]
+    """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""
+    num_parameters: int
+    """Parameters of the whole model, before sharding; a tied one counts once."""
+    kernels: KernelSet
+    torch: str
+    """torch's version."""
+    seconds: float
+    """How long this dry run took, without the import of torch."""
+    device: Literal["fake"] = "fake"
+
+
+class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the subprocess prints for one spec: a reading, or why there is none."""
+
+    reading: DryRunReading | None = None
+    error: str | None = None
+    """One line."""
+    users_mistake: bool = True
+    """Whether the error is one that the user can mend."""

@@ -1,0 +1,169 @@
+"""``python -m fsdp_bench.train.dry_run``: dry runs, one after another, in one process.
+
+Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswer a line, in the same order. A spec that
+fails does not take the others with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+import torch
+
+from fsdp_bench.spec.codec import from_json, to_builtins
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
+from fsdp_bench.spec.errors import FsdpBenchError, SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import impossible
+from fsdp_bench.train.breakdown import Owners
+from fsdp_bench.train.dtypes import DTYPES
+from fsdp_bench.train.fake_tracker import Step
+from fsdp_bench.train.fake_world import FakeWorld, fake_world
+from fsdp_bench.train.loss import loss_function
+from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
+from fsdp_bench.train.wrap import ShardsNothingWarning
+
+WARM_STEPS = 2
+"""Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
+buckets before the second."""
+
+
+def dry_run(spec: DryRunSpec) -> DryRunReading:
+    """Run two steps and track a third.
+
+    Raises:
+        FsdpBenchError: for what cannot be run dry, with the reason.
+    """
+    begin = time.perf_counter()
+    setup = spec.setup
+    _refuse(spec)
+    with fake_world(setup, spec.kernels) as world:
+        training = _prepare(spec, world)
+        load_bytes = world.tracker.peak_bytes
+        owners = Owners(world.tracker, training)
+        assert spec.model is not None
+        num_parameters = spec.model.num_parameters
+        _watch_logits(training, owners)
+        for _ in range(WARM_STEPS):
+            _step(training)
+        gc.collect()
+        step = world.tracker.record(lambda: _step(training))
+        if spec.trace is not None:
+            _write_trace(Path(spec.trace), step)
+        worst = max(step.peaks, key=lambda phase: step.peaks[phase])
+        return DryRunReading(
+            peak_allocated_bytes=step.peaks[worst],
+            peak_phase=worst,
+            phases=step.peaks,
+            load_bytes=load_bytes,
+            resident=owners.resident(step),
+            breakdown_bytes=owners.breakdown(step),
+            num_parameters=num_parameters,
+            kernels=spec.kernels,
+            torch=str(torch.__version__),
+            seconds=time.perf_counter() - begin,
+        )
+
+
+def _refuse(spec: DryRunSpec) -> None:
+    if spec.setup.compiles:
+        raise SpecError(
+            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would tell the "
+            "memory of another program; measure it with a sweep"
+        )
+    reason = impossible(spec.setup, spec.kernels)
+    if reason is not None:
+        raise SpecError(reason)
+
+
+def _prepare(spec: DryRunSpec, world: FakeWorld) -> Training:
+    """Build, wrap, make the optimizer, as worker.py does."""
+    setup = spec.setup
+    assert spec.model is not None
+    model = world.wrap(build_fake(spec.model, DTYPES[setup.precision.store]), setup, BLOCKS[spec.model.family])
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=loss_function(setup.loss),
+        setup=setup,
+        device=world.device,
+        meter=world.tracker,
+        scaler=build_scaler(setup, world.device),
+    )
+
+
+def build_fake(shape: ModelShape, dtype: torch.dtype) -> Transformer:
+    """Build a benchmark model on the host, in ``dtype`` from the start: fake parameters cannot be swapped by ``to``."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return Llama(shape) if shape.family is Family.LLAMA else GPT2(shape)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _watch_logits(training: Training, owners: Owners) -> None:
+    compute_loss = training.loss_function
+
+    def watched(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        owners.note_logits(logits)
+        return compute_loss(logits, targets)
+
+    training.loss_function = watched
+
+
+def _step(training: Training) -> None:
+    setup = training.setup
+    size = (setup.micro_batch_size, setup.sequence_length + 1)
+    train_step(training, [torch.empty(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
+
+
+def _write_trace(path: Path, step: Step) -> None:
+    """Write live bytes, growth, storage number and operator of every change, and where phases begin."""
+    live, marks = sum(step.start.values()), dict(step.marks)
+    lines = [f"{live:>16} {'':>16} start"]
+    for index, change in enumerate(step.changes):
+        if index in marks:
+            lines.append(f"== {marks[index]}")
+        live += change.grown_bytes
+        lines.append(f"{live:>16} {change.grown_bytes:>+16} #{change.number} {change.operator}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def answer(line: str) -> DryRunAnswer:
+    """Read one spec, run it, and put whatever happens into an answer."""
+    try:
+        return DryRunAnswer(reading=dry_run(from_json(line.encode(), DryRunSpec)))
+    except (FsdpBenchError, msgspec.DecodeError) as error:
+        return DryRunAnswer(error=" ".join(str(error).split()))
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:400]
+        return DryRunAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+
+
+def serve(lines: TextIO, out: TextIO) -> None:
+    """Answer every line."""
+    for line in lines:
+        out.write(msgspec.json.encode(to_builtins(answer(line))).decode() + "\n")
+        out.flush()
+
+
+def main() -> None:
+    """Serve standard input; what torch prints goes to standard error."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    warnings.filterwarnings("ignore", category=ShardsNothingWarning)
+    serve(sys.stdin, out)
+
+
+if __name__ == "__main__":
+    main()

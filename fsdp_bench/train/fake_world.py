@@ -1,0 +1,82 @@
+"""A world of N ranks of which only rank 0 exists, and whose tensors have no data: what a dry run runs in.
+
+The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
+have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
+frees, and when, is real. Not covered: workspaces inside kernels, the process group's buffers, the caching allocator.
+
+Two devices. ``cpu`` gives what a gloo rank on a CPU shows. The fake accelerator (fake_gpu.py) gives what a GPU's rank
+shows: its kernels' allocations, host memory apart from device memory, streams.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fsdp_bench.spec.dry_run import KernelSet
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.train.fake_tracker import FakeTracker
+from fsdp_bench.train.workarounds import applied, finished_hook
+from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
+
+
+@dataclass(frozen=True)
+class FakeWorld:
+    """Rank 0 of a world; made by fake_world()."""
+
+    device: torch.device
+    mesh: DeviceMesh | None
+    tracker: FakeTracker
+    mode: FakeTensorMode
+
+    def wrap(self, model: nn.Module, setup: TrainSetup, blocks: BlockClasses | None) -> nn.Module:
+        """Wrap a model as a worker does: train/wrap.py, fsdp()."""
+        wrapped = fsdp(model, setup=setup, TransformerBlock=blocks, device=self.device, device_mesh=self.mesh)
+        if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
+            wrapped.register_comm_hook(None, finished_hook)
+        return wrapped
+
+
+@contextmanager
+def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
+    """Make this process rank 0 of the setup's world for a while.
+
+    Raises:
+        MachineError: when this torch cannot be worked around (workarounds.py).
+    """
+    with ExitStack() as stack:
+        stack.enter_context(applied(accelerator=kernels == "cuda"))
+        device = _device(kernels)
+        dist.init_process_group("fake", rank=0, world_size=setup.world_size, store=FakeStore())
+        stack.callback(_end_world)
+        mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        tracker = stack.enter_context(FakeTracker(device))
+        yield FakeWorld(device, mesh, tracker, mode)
+
+
+def _device(kernels: KernelSet) -> torch.device:
+    return torch.device("cpu")
+
+
+def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
+    if setup.strategy.is_hybrid:
+        return hybrid_mesh(setup, device)
+    if setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD:
+        return init_device_mesh(device.type, (setup.world_size,))
+    return None
+
+
+def _end_world() -> None:
+    dist.destroy_process_group()
+    gc.collect()  # wrapped models are cycles

@@ -1,0 +1,221 @@
+"""Everything in torch that has to be worked around so that real FSDP and DDP code runs on tensors without data.
+
+One entry in WORKAROUNDS each: which symbol of torch, why, and a piece of its source that must still be there. A torch
+in which a symbol is gone or has changed is refused by name: a dry run is exact or it does not run. Checked by running
+on torch 2.13.0; the symbols have the same form in 2.11 and 2.12 as far as their markers tell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_bench.spec.errors import MachineError
+
+Replace = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Workaround:
+    """One symbol of torch and what stands in its place while a fake world lasts."""
+
+    symbol: str
+    """``module:attribute.path``."""
+    marker: str
+    """A piece of the symbol's source (of its docstring, for compiled code) on which the replacement relies."""
+    why: str
+    replace: Replace
+    """Given the original, returns the replacement."""
+    only_accelerator: bool = False
+
+    def find(self) -> tuple[Any, str, Any]:
+        """Return the symbol's owner, its name there, and the symbol.
+
+        Raises:
+            MachineError: when this torch has no such symbol, or another than the one that is worked around.
+        """
+        module, _, path = self.symbol.partition(":")
+        *parents, name = path.split(".")
+        try:
+            owner: Any = importlib.import_module(module)
+            for parent in parents:
+                owner = getattr(owner, parent)
+            found = inspect.getattr_static(owner, name)
+        except (ImportError, AttributeError):
+            raise self._refusal("is not there") from None
+        if self.marker not in _text(found):
+            raise self._refusal(f"has changed ({self.marker!r} is not in it)")
+        return owner, name, found
+
+    def _refusal(self, how: str) -> MachineError:
+        return MachineError(
+            f"torch {torch.__version__}: {self.symbol.replace(':', '.')} {how}, so a dry run could be wrong; "
+            "dry runs were checked with torch 2.13.0"
+        )
+
+
+def _text(symbol: Any) -> str:
+    """Return a symbol's source; for compiled code its docstring, for data its keys."""
+    if isinstance(symbol, dict):
+        return " ".join(map(str, symbol))
+    try:
+        return inspect.getsource(getattr(symbol, "__func__", symbol))
+    except (TypeError, OSError):
+        return f"{getattr(symbol, '__name__', '')} {getattr(symbol, '__doc__', '')}"
+
+
+@contextmanager
+def applied(accelerator: bool) -> Iterator[None]:
+    """Put every workaround in place for a while; nothing is touched when one of them cannot be.
+
+    Raises:
+        MachineError: naming the first symbol that this torch does not have in the expected form.
+    """
+    chosen = [entry for entry in WORKAROUNDS if accelerator or not entry.only_accelerator]
+    places = [(entry, *entry.find()) for entry in chosen]
+    inherited = {entry.symbol for entry, owner, name, _ in places if name not in vars(owner)}
+    try:
+        for entry, owner, name, found in places:
+            setattr(owner, name, entry.replace(found))
+        yield
+    finally:
+        for entry, owner, name, found in reversed(places):
+            if entry.symbol in inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, found)
+
+
+def _storage_address(original: Any) -> Any:
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta":
+            return original(storage)
+        return storage._cdata if storage.nbytes() > 0 else 0
+
+    return data_ptr
+
+
+def _tensor_address(_original: Any) -> Any:
+    def data_ptr(tensor: Any) -> int:
+        start = tensor.untyped_storage().data_ptr()
+        return start + tensor.storage_offset() * tensor.element_size() if start else 0
+
+    return data_ptr
+
+
+def _known_scalars(original: dict[Any, Any]) -> Any:
+    """Answer 0 where a fake tensor has no value: ``found_inf`` of a gradient scaler, which then steps as usual."""
+    read = torch.ops.aten._local_scalar_dense.default
+
+    def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
+        return 0.0 if tensor.dtype.is_floating_point else 0
+
+    return {**original, read: zero}
+
+
+def _no_check(_original: Any) -> Any:
+    return lambda *_args, **_kwargs: None
+
+
+class _RealIndices(TorchDispatchMode):
+    """Runs operators on int32 tensors for real: the reducer writes bucket numbers into them by pointer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        given = (kwargs or {}).get("dtype") if not tensors else tensors[0].dtype
+        if given is not torch.int32:
+            return func(*args, **(kwargs or {}))
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            return func(*args, **{**(kwargs or {}), **({} if tensors else {"device": "cpu"})})
+
+
+def _rebuild_with_real_indices(original: Any) -> Any:
+    def rebuild(reducer: Any) -> Any:
+        with _RealIndices():
+            return original(reducer)
+
+    return rebuild
+
+
+class _Finished:
+    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._future
+
+    def wait(self) -> bool:
+        return True
+
+
+def _all_reduce_with_future(original: Any) -> Any:
+    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        work = original(tensor, op, group, False)
+        return _Finished(tensor) if async_op else work
+
+    return all_reduce
+
+
+def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook where it has none: the default one reads the fake work's future, which holds nothing."""
+    dist.all_reduce(bucket.buffer(), group=group)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+# DDP refuses annotations that are strings (distributed.py, _check_comm_hook).
+finished_hook.__annotations__ = {
+    "bucket": torch._C._distributed_c10d.GradBucket,
+    "return": torch.futures.Future[torch.Tensor],
+}
+
+WORKAROUNDS = (
+    Workaround(
+        symbol="torch:UntypedStorage.data_ptr",
+        marker="data_ptr",
+        why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
+        replace=_storage_address,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.data_ptr",
+        marker="data_ptr",
+        why="the same for tensors (_runtime_utils._catch_all_reshard)",
+        replace=_tensor_address,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_impls:op_implementations_dict",
+        marker="aten._local_scalar_dense.default",
+        why="the gradient scalers read found_inf with item(), which a fake tensor refuses",
+        replace=_known_scalars,
+    ),
+    Workaround(
+        symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
+        marker="_verify_params_across_processes",
+        why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
+        replace=_no_check,
+    ),
+    Workaround(
+        symbol="torch.distributed:Reducer._rebuild_buckets",
+        marker="_rebuild_buckets",
+        why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
+        replace=_rebuild_with_real_indices,
+    ),
+    Workaround(
+        symbol="torch.distributed:all_reduce",
+        marker="async_op",
+        why="DDP's compression hooks take the reduced tensor from a future that the fake process group leaves empty",
+        replace=_all_reduce_with_future,
+    ),
+)
