@@ -14,7 +14,7 @@ from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
-from fsdp_bench.predict.transformer import Module, Weight, materialize
+from fsdp_bench.predict.transformer import Module, Transformer, Weight, materialize
 from fsdp_bench.spec.setup import BackwardPrefetch, ShardingStrategy, TrainSetup
 
 _ALIGNMENT_BYTES = 16
@@ -283,7 +283,7 @@ class Fsdp1:
         self,
         op: Operators,
         engine: Engine,
-        model: Module,
+        model: Transformer,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,
@@ -299,7 +299,6 @@ class Fsdp1:
         self.offload = setup.offload.value == "params"
         self.reduces_gradients = True
         self.post_forward_order: list[FlatParamHandle] = []
-        self.forward_order: list[FlatParamHandle] = []
         self._free_events: list[int] = []
         self._callback_queued = False
         taken: set[int] = set()
@@ -310,6 +309,10 @@ class Fsdp1:
             handles[id(unit)] = FlatParamHandle(self, weights, unit is model)
             unit.around = _outside(handles[id(unit)].around, unit.around)
         self.wrapping_order = list(handles.values())
+        # The head is registered first and runs last; every other unit runs in the order of its registration.
+        self.forward_order = [handles[id(m)] for m in model.all_modules() if id(m) in handles and m is not model.lm_head]
+        if id(model.lm_head) in handles:
+            self.forward_order.append(handles[id(model.lm_head)])
         self.handles = [handles[id(module)] for module in model.all_modules() if id(module) in handles]
 
     # -- what stays ----------------------------------------------------------------------------------------------
@@ -402,9 +405,9 @@ class Fsdp1:
     def prefetch_forward(self, current: FlatParamHandle) -> None:
         """_prefetch_handle in forward: the next unit in the order of the first iteration."""
         if self.setup.forward_prefetch:
-            index = self.handles.index(current) + 1
-            if index < len(self.handles):
-                target = self.handles[index]
+            index = self.forward_order.index(current) + 1
+            if index < len(self.forward_order):
+                target = self.forward_order[index]
                 if target.needs_pre_forward_unshard and not target.prefetched:
                     target.unshard(in_forward=True)
                     target.prefetched = True

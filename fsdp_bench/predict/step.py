@@ -133,7 +133,8 @@ class Simulation:
         if self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD:
             clip_sharded_fsdp1(self.tape, count, self.sizes.store)
         else:
-            clip_gradients(self.tape, count, self.sizes.store, self.has_dtensors)
+            is_distributed = self.has_dtensors and self.setup.shard_group_size > 1
+            clip_gradients(self.tape, count, self.sizes.store, is_distributed)
 
 
 def _wrapper(setup: TrainSetup) -> Any:
