@@ -79,7 +79,7 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, int]
     """Peak by phase: forward, loss, backward, optimizer; over all micro-batches."""
     load_bytes: int
-    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``, because users load differently."""
+    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways."""
     resident: Resident
     breakdown_bytes: dict[str, int]
     """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""

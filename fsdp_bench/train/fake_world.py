@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.train.fake_gpu import fake_gpu
 from fsdp_bench.train.fake_tracker import FakeTracker
 from fsdp_bench.train.workarounds import applied, finished_hook
 from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
@@ -54,19 +55,20 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
     Raises:
         MachineError: when this torch cannot be worked around (workarounds.py).
     """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports torch._dynamo, which compares some symbols with its own
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
         device = _device(kernels)
         dist.init_process_group("fake", rank=0, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
-        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mode)
         tracker = stack.enter_context(FakeTracker(device))
         yield FakeWorld(device, mesh, tracker, mode)
 
 
 def _device(kernels: KernelSet) -> torch.device:
-    return torch.device("cpu")
+    return fake_gpu() if kernels == "cuda" else torch.device("cpu")
 
 
 def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.errors import MachineError
@@ -66,10 +67,11 @@ def _text(symbol: Any) -> str:
     """Return a symbol's source; for compiled code its docstring, for data its keys."""
     if isinstance(symbol, dict):
         return " ".join(map(str, symbol))
+    function = getattr(symbol, "__func__", symbol)
     try:
-        return inspect.getsource(getattr(symbol, "__func__", symbol))
+        return inspect.getsource(function)
     except (TypeError, OSError):
-        return f"{getattr(symbol, '__name__', '')} {getattr(symbol, '__doc__', '')}"
+        return f"{getattr(function, '__name__', '')} {getattr(function, '__doc__', '')}"
 
 
 @contextmanager
@@ -133,7 +135,7 @@ class _RealIndices(TorchDispatchMode):
         given = (kwargs or {}).get("dtype") if not tensors else tensors[0].dtype
         if given is not torch.int32:
             return func(*args, **(kwargs or {}))
-        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        with unset_fake_temporarily():
             return func(*args, **{**(kwargs or {}), **({} if tensors else {"device": "cpu"})})
 
 
@@ -165,6 +167,32 @@ def _all_reduce_with_future(original: Any) -> Any:
         return _Finished(tensor) if async_op else work
 
     return all_reduce
+
+
+def _data_with_device(original: Any) -> Any:
+    def assign(tensor: Any, value: Any) -> None:
+        original.__set__(tensor, value)
+        if isinstance(value, FakeTensor):
+            tensor.fake_device = value.fake_device
+
+    return property(original.__get__, assign)
+
+
+def _with_cpu_keys(original: Any) -> Any:
+    def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device_for_backend_keys") is not None:
+            kwargs["device_for_backend_keys"] = torch.device("cpu")
+        return original.__func__(cls, *args, **kwargs)
+
+    return staticmethod(make_subclass)
+
+
+def _pinned_copy(_original: Any) -> Any:
+    return lambda tensor, device=None: tensor.clone()
+
+
+def _always(_original: Any) -> Any:
+    return lambda *_args, **_kwargs: True
 
 
 def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -217,5 +245,48 @@ WORKAROUNDS = (
         marker="async_op",
         why="DDP's compression hooks take the reduced tensor from a future that the fake process group leaves empty",
         replace=_all_reduce_with_future,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.data",
+        marker="data",
+        why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
+        replace=_data_with_device,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch:Tensor._make_subclass",
+        marker="_make_subclass",
+        why="tensors of the fake accelerator get a CPU's dispatch keys: without a kernel for its own, torch decomposes "
+        "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
+        replace=_with_cpu_keys,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
+        marker="pin_memory",
+        why="pinning has no fake kernel",
+        replace=_pinned_copy,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.is_pinned",
+        marker="is_pinned",
+        why="a fake host tensor is as if pinned",
+        replace=_always,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.record_stream",
+        marker="record_stream",
+        why="it has no fake kernel, and says nothing about live bytes",
+        replace=_no_check,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook",
+        marker="bf16_compress_hook",
+        why="it refuses the bf16 compression hook on a build of torch without CUDA",
+        replace=_no_check,
+        only_accelerator=True,
     ),
 )
