@@ -1,4 +1,4 @@
-"""DistributedDataParallel, as torch 2.13 issues it: torch/nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp.
+"""DistributedDataParallel, as torch 2.13 issues it: torch/nn/parallel/distributed.py, c10d/reducer.cpp.
 
 Everything is on every rank. Gradients are copied into buckets, which stay, and from them after their all-reduce.
 Mixed precision is autocast around forward (train/wrap_ddp.py): parameters, gradients and the residual stream stay
@@ -17,7 +17,6 @@ from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Storage, Tensor
 from fsdp_bench.predict.transformer import Module, Weight
 from fsdp_bench.spec.setup import TrainSetup
-
 
 _BROADCAST_BYTES = 250 * 1024**2
 """torch/nn/parallel/distributed.py, broadcast_bucket_size."""

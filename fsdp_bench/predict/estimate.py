@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.predict.allocator import AllocatorReading, replay as replay_allocator
+from fsdp_bench.predict.allocator import AllocatorReading
+from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.predict.memory import Peak, breakdown, replay
-from fsdp_bench.predict.step import BETWEEN_STEPS, simulate
+from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -122,9 +123,11 @@ def estimate(
     """Return everything that is predicted of one setup."""
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    every_block = simulate(shape, setup, kernels, num_blocks=shape.num_hidden_layers)
     reading = replay_allocator(
-        every_block.events, gpu.usable_memory_bytes if gpu else None, expandable_segments=expandable_segments
+        first_two_steps(shape, setup, kernels),
+        gpu.usable_memory_bytes if gpu else None,
+        expandable_segments=expandable_segments,
+        streams_keep_pace=True,
     )
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(

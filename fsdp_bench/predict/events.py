@@ -47,6 +47,7 @@ class Stream(IntEnum):
     ALL_GATHER = 1
     REDUCE_SCATTER = 2
     ALL_GATHER_COPY_IN = 3
+    """FSDP1's pre_unshard_stream, too."""
     ALL_REDUCE = 4
 
 

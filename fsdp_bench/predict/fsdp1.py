@@ -13,7 +13,7 @@ from fsdp_bench.predict.events import Category, Event, Kind, Stream
 from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
-from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
+from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tensor
 from fsdp_bench.predict.transformer import Module, Transformer, Weight, materialize
 from fsdp_bench.spec.setup import BackwardPrefetch, ShardingStrategy, TrainSetup
 
@@ -59,7 +59,7 @@ class FlatParamHandle:
         self.is_root = is_root
         self.weights = weights
         aligned = _ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
-        # Without sharding the process group is the whole world, to whose size the flat parameter is padded all the same.
+        # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
         padded_to = wrapper.group_size if wrapper.is_sharded else wrapper.setup.world_size
         self.layout = FlatLayout(weights, wrapper.group_size, aligned, padded_to)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
@@ -119,7 +119,8 @@ class FlatParamHandle:
             return
         shard = None
         if sizes.casts:
-            shard = tape.storage(numel * sizes.compute, "_mp_shard", category)
+            shard = tape.storage(numel * sizes.compute, "_mp_shard", category, Stream.ALL_GATHER_COPY_IN)
+            wrapper.record_stream(shard, Stream.ALL_GATHER)
         wrapper.limit()
         self.full_param = tape.storage(
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
@@ -215,6 +216,8 @@ class FlatParamHandle:
             self._use_unsharded_grad_views()
             return
         computed, precision = self.grad, wrapper.setup.precision
+        if computed is not None and computed.storage is not None:
+            wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:
             self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)")
         if wrapper.is_sharded:
@@ -310,7 +313,9 @@ class Fsdp1:
             unit.around = _outside(handles[id(unit)].around, unit.around)
         self.wrapping_order = list(handles.values())
         # The head is registered first and runs last; every other unit runs in the order of its registration.
-        self.forward_order = [handles[id(m)] for m in model.all_modules() if id(m) in handles and m is not model.lm_head]
+        self.forward_order = [
+            handles[id(m)] for m in model.all_modules() if id(m) in handles and m is not model.lm_head
+        ]
         if id(model.lm_head) in handles:
             self.forward_order.append(handles[id(model.lm_head)])
         self.handles = [handles[id(module)] for module in model.all_modules() if id(module) in handles]
@@ -337,7 +342,7 @@ class Fsdp1:
         return held
 
     def host_tensors(self) -> list[tuple[int, int]]:
-        """Return the sizes of the pinned tensors with offload (_local_shard, and _cpu_grad like it), and their blocks."""
+        """Return elements and block of each pinned tensor with offload: _local_shard, and _cpu_grad like it."""
         return [(handle.layout.shard_numel, handle.weights[0].block) for handle in self.handles]
 
     def after_a_step(self) -> None:

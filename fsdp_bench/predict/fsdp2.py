@@ -7,6 +7,7 @@ one all-gather and its gradients reduced by one reduce-scatter. Names are torch'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Stream
@@ -68,17 +69,17 @@ class ParamGroup:
         if self.all_gather_result is not None or self.is_unsharded:
             return
         tape, sizes, world = self.tape, self.sizes, self.group_size
-        copy_in, gather = self.wrapper.gather_streams()
+        copy_in = Stream.ALL_GATHER_COPY_IN
         if world == 1:
             self.all_gather_result = tape.storage(0, "empty", Category.UNSHARDED_PARAMETERS)
             return
         inputs: list[Storage] = []
         if self.wrapper.offload:
-            inputs = self._inputs_from_host(copy_in)
-        elif sizes.casts:
-            # _get_param_all_gather_inputs: one flat buffer in the compute dtype.
-            inputs = [self._unsharded_storage(self.shard_numel * sizes.compute, copy_in)]
+            inputs += self._inputs_from_host(copy_in)
+        elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
+            inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
+        del inputs
 
     def _inputs_from_host(self, stream: Stream) -> list[Storage]:
         """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
@@ -170,9 +171,7 @@ class ParamGroup:
             return list(gradients)
 
         node = Node(self.tape, backward, tensors, [], len(tensors))
-        outputs = {
-            id(t): Tensor(t.storage, t.numel, t.itemsize, node, index, True) for index, t in enumerate(tensors)
-        }
+        outputs = {id(t): Tensor(t.storage, t.numel, t.itemsize, node, index, True) for index, t in enumerate(tensors)}
         return tuple(outputs.get(id(t), t) for t in inputs)
 
     def pre_backward(self) -> None:
@@ -292,7 +291,7 @@ class Fsdp2:
         self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
         if setup.forward_prefetch:
             below = self.groups[1:]
-            self.forward_prefetch = {unit: (after,) for unit, after in zip(below, below[1:], strict=False)}
+            self.forward_prefetch = {unit: (after,) for unit, after in pairwise(below)}
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
@@ -318,7 +317,7 @@ class Fsdp2:
         return held
 
     def host_tensors(self) -> list[tuple[int, int]]:
-        """Return the sizes of the pinned tensors with offload (padded shards, and gradients like them), and their blocks."""
+        """Return elements and block of each pinned tensor with offload: padded shards, and gradients like them."""
         return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
 
     def after_a_step(self) -> None:
@@ -335,10 +334,6 @@ class Fsdp2:
             self.tape.mark_block(group.params[0].weight.block)
             yield group
         self.tape.mark_block(-1)
-
-    def gather_streams(self) -> tuple[Stream, Stream]:
-        """FSDPCommContext.get_all_gather_streams."""
-        return Stream.ALL_GATHER_COPY_IN, Stream.ALL_GATHER
 
     def queue_final_callback(self) -> None:
         """_register_root_post_backward_final_callback."""

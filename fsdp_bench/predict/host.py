@@ -1,6 +1,6 @@
 """Host memory of one node with CPU offload: what the ranks of a node hold there, pinned copies included.
 
-Not covered: the processes themselves (Python, torch, the CUDA driver: some GiB a rank), the data loader, the page cache.
+Not covered: the processes themselves (Python, torch, the CUDA driver: some GiB a rank), data loaders, the page cache.
 """
 
 from __future__ import annotations

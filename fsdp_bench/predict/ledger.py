@@ -13,8 +13,6 @@ from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace, flash_backward_workspace
 from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
 
-
-
 Saved = Any
 """What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
 
@@ -227,11 +225,11 @@ class Operators:
         """cached_cast (aten/native/autocast_mode.cpp): a leaf's copy is made once and kept while autocast is on."""
         assert self.autocast is not None
         if weight.itemsize == self.autocast:
-            return weight
-        cached = self._casts.get(weight)
-        if cached is None:
-            cached = self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
-        return cached
+            same: Tensor = weight
+            return same
+        if weight not in self._casts:
+            self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
+        return self._casts[weight]
 
     def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
         """Allocate an output that selective checkpointing keeps, or take the one that it kept."""

@@ -57,9 +57,8 @@ def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: 
             tape.storage(shard.numel * shard.itemsize, "aten::_foreach_sqrt", Category.TEMPORARY)
             for shard in marked(tape, "optimizer", shards)
         ]
-        held.reverse()
-        for shard in marked(tape, "optimizer", shards[::-1]):
-            del held[0]
+        for _shard in marked(tape, "optimizer", shards[::-1]):
+            held.pop()
     elif kind is OptimizerKind.ADAMW_FOR_LOOP:
         _for_loop(tape, shards)
 

@@ -24,7 +24,6 @@ from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
 
-
 CUDA_BLOCK_BYTES = 512
 """c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
 
@@ -55,21 +54,29 @@ class Simulation:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper: Any = _wrapper(setup)(self.op, self.engine, self.model, units, setup, self.sizes, self.on_host)
         self.resident: list[Storage] = []
+        self.states: list[Storage] | None = None
+        """The optimizer's; None before its first step."""
         self.scaler: Scaler | None = None
 
     def load(self) -> None:
-        """Allocate what stays: parameters and optimizer states."""
+        """Build and wrap the model."""
         tape = self.tape
         tape.mark("load")
         if self.op.kernels.gloo and (self.has_dtensors or self.setup.strategy.is_hybrid):
-            ranks = tape.storage(4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY)  # a dry run's is elsewhere
+            ranks = tape.storage(
+                4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY
+            )  # a dry run's is elsewhere
             self.resident.append(ranks)
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
         self.shards = self.wrapper.shards(self.model)
-        self.resident += optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
         if self.setup.precision.needs_grad_scaler:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors)
+
+    def warm_up(self) -> None:
+        """Be as the first step leaves it: with the optimizer's states."""
+        tape = self.tape
+        self.states = optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
         if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
             self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
         self.wrapper.after_a_step()
@@ -78,7 +85,11 @@ class Simulation:
         """train/step.py, train_step."""
         setup, tape = self.setup, self.tape
         tokens_numel = setup.micro_batch_size * (setup.sequence_length + 1)
-        given = [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(setup.gradient_accumulation_steps)] if self.on_host else []
+        given = (
+            [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(setup.gradient_accumulation_steps)]
+            if self.on_host
+            else []
+        )
         total = tape.tensor(1, FP32, "aten::zeros")
         count = min(setup.gradient_accumulation_steps, _MICRO_BATCHES)
         for index in range(count):
@@ -120,6 +131,8 @@ class Simulation:
             self.scaler.unscale()
         if self.setup.max_grad_norm is not None:
             self._clip()
+        if self.states is None:
+            self.states = optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
         optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
         if self.scaler is not None:
             self.scaler.update()
@@ -162,5 +175,18 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
         blocks = shape.num_hidden_layers
         simulation = Simulation(shape, setup, kernels, blocks)
     simulation.load()
+    simulation.warm_up()
     simulation.step()
     return Step(list(simulation.tape.events), shape.num_hidden_layers - blocks)
+
+
+def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
+    """Return the events of loading and of the first two steps, every block: what a caching allocator goes through.
+
+    The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
+    """
+    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    simulation.load()
+    simulation.step()
+    simulation.step()
+    return list(simulation.tape.events)

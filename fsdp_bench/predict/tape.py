@@ -24,7 +24,17 @@ _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 class Tape:
     """Records the events of one rank."""
 
-    __slots__ = ("category", "events", "grad_enabled", "hooks", "kept", "next_number", "next_sequence", "phase", "rounding")
+    __slots__ = (
+        "category",
+        "events",
+        "grad_enabled",
+        "hooks",
+        "kept",
+        "next_number",
+        "next_sequence",
+        "phase",
+        "rounding",
+    )
 
     def __init__(self, rounding: int = 1) -> None:
         self.rounding = rounding
@@ -219,7 +229,7 @@ class Engine:
                     hook()
             if node.sequence == LEAF:
                 gradients, node.buffer = node.buffer, [None]
-                node.accumulate(gradients.pop())  # type: ignore[attr-defined, arg-type]
+                node.accumulate(gradients.pop())  # type: ignore[attr-defined]
             else:
                 self._evaluate(node)
         del node
@@ -266,9 +276,7 @@ class Engine:
     def _add(self, buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
         """InputBuffer::add: keep a first gradient; add a second one, in place where nobody else can see it."""
         first = buffer[slot]
-        if first is None:
-            buffer[slot] = gradient
-        elif self.accumulates_in_place and not gradient.is_view:
+        if first is None or (self.accumulates_in_place and not gradient.is_view):
             buffer[slot] = gradient
         elif not (self.accumulates_in_place and not first.is_view):
             buffer[slot] = self.tape.tensor(first.numel, first.itemsize, "aten::add", Category.TEMPORARY)

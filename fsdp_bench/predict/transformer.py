@@ -6,7 +6,7 @@ A module's forward holds what its twin in train/ holds, and for as long: who rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.kernels import FP32, INT64
@@ -14,7 +14,7 @@ from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
 
-Call = Callable[..., Any]
+M = TypeVar("M", bound="Module")
 
 
 class Weight:
@@ -53,13 +53,14 @@ class Module:
         self.op = op
         self.weights: list[Weight] = []
         self.children: list[Module] = []
-        self.around: Callable[..., Any] | None = None
+        self.around: Callable[..., Tensor] | None = None
         """Called with the module's forward and its inputs instead of forward (hooks, checkpointing)."""
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Run forward inside of what is around it."""
         return self.forward(*inputs) if self.around is None else self.around(self.forward, *inputs)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any) -> Tensor:
         """Run the module's operators."""
         raise NotImplementedError
 
@@ -69,7 +70,7 @@ class Module:
         self.weights.append(weight)
         return weight
 
-    def child(self, module: Any) -> Any:
+    def child(self, module: M) -> M:
         """Register a child."""
         self.children.append(module)
         return module
@@ -185,9 +186,7 @@ class LlamaAttention(Module):
         k = rotate(op, self.k_proj(x), cos, sin)
         v = self.v_proj(x)
         length = cos.numel // self.head_dim
-        return self.o_proj(
-            op.attention(op.to(q, v.itemsize), op.to(k, v.itemsize), v, self.heads, self.groups, length)
-        )
+        return self.o_proj(op.attention(op.to(q, v.itemsize), op.to(k, v.itemsize), v, self.heads, self.groups, length))
 
 
 class LlamaMLP(Module):
@@ -296,8 +295,9 @@ class Transformer(Module):
         return self.head(self.norm(x))
 
     def _gpt2(self, tokens: Tensor, sequence_length: int) -> Tensor:
+        assert self.positions is not None
         positions = self.op.tape.tensor(sequence_length, INT64, "aten::arange")
-        x = self.op.add_positions(self.embedding(tokens), self.positions(positions))  # type: ignore[misc]
+        x = self.op.add_positions(self.embedding(tokens), self.positions(positions))
         for index, block in enumerate(self.blocks):
             x = self._run(index, block, x)
         self.op.tape.mark("forward")
