@@ -27,6 +27,7 @@ from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.fake_gpu import fake_gpu
 from fsdp_bench.train.fake_tracker import FakeTracker
+from fsdp_bench.train.fused_kernels import FusedKernels
 from fsdp_bench.train.workarounds import applied, finished_hook
 from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
 
@@ -63,6 +64,8 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
         stack.callback(_end_world)
         mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
         stack.enter_context(mode)
+        if kernels == "cuda":
+            stack.enter_context(FusedKernels())
         tracker = stack.enter_context(FakeTracker(device))
         yield FakeWorld(device, mesh, tracker, mode)
 

@@ -29,7 +29,7 @@ def attention(q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
     ``enable_gqa`` torch would fall back to the unfused kernel (aten/native/transformers/cuda/sdp_utils.cpp).
     """
     groups = q_BHSE.shape[1] // k_BKSE.shape[1]
-    if groups > 1 and q_BHSE.is_cuda and q_BHSE.dtype is torch.float32:
+    if groups > 1 and q_BHSE.device.type != "cpu" and q_BHSE.dtype is torch.float32:
         k_BKSE, v_BKSE = (t.repeat_interleave(groups, dim=1) for t in (k_BKSE, v_BKSE))
         groups = 1
     return F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=groups > 1)

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.train.fake_gpu import NAME
 
 Replace = Callable[[Any], Any]
 
@@ -191,6 +192,13 @@ def _pinned_copy(_original: Any) -> Any:
     return lambda tensor, device=None: tensor.clone()
 
 
+def _autocast_of_cpu_keys(original: Any) -> Any:
+    def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
+
+    return init
+
+
 def _always(_original: Any) -> Any:
     return lambda *_args, **_kwargs: True
 
@@ -287,6 +295,13 @@ WORKAROUNDS = (
         marker="bf16_compress_hook",
         why="it refuses the bf16 compression hook on a build of torch without CUDA",
         replace=_no_check,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch.amp.autocast_mode:autocast.__init__",
+        marker="self.device = device_type",
+        why="tensors with a CPU's dispatch keys obey a CPU's autocast; fused_kernels.py adds CUDA's fp32 list",
+        replace=_autocast_of_cpu_keys,
         only_accelerator=True,
     ),
 )
