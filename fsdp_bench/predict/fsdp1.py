@@ -69,6 +69,8 @@ class FlatParamHandle:
         self.grad: Tensor | None = None
         """flat_param.grad: unsharded in backward, the shard between steps."""
         self.grad_dtype = ""
+        self.moved_shard: Storage | None = None
+        """With offload: the copy on the device that the original parameters are views of."""
         self.saved_grad_shard: Tensor | None = None
         self.shows_gradients = False
         self.prefetched = False
@@ -89,7 +91,7 @@ class FlatParamHandle:
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
         if not self.wrapper.is_sharded:
             whole.clear()
-            return [flat]
+            return [] if self.wrapper.offload else [flat]
         shard = tape.storage(self.layout.shard_numel * itemsize, "aten::clone", category)
         del flat
         whole.clear()
@@ -110,22 +112,45 @@ class FlatParamHandle:
 
     def _gather(self) -> None:
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
-        if self.full_param is not None:
+        if self.full_param is not None and not (wrapper.offload and wrapper.is_sharded):
             return
-        numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
+        shard = self._pre_unshard()
         if not wrapper.is_sharded:
-            if sizes.casts:  # _use_low_precision_shard
-                self.full_param = tape.storage(numel * sizes.compute, "_mp_shard", category)
+            self.full_param = shard
             return
-        shard = None
-        if sizes.casts:
-            shard = tape.storage(numel * sizes.compute, "_mp_shard", category, Stream.ALL_GATHER_COPY_IN)
-            wrapper.record_stream(shard, Stream.ALL_GATHER)
         wrapper.limit()
+        if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
+            return
+        category = Category.UNSHARDED_PARAMETERS
         self.full_param = tape.storage(
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
         )
         del shard
+
+    def _pre_unshard(self) -> Storage | None:
+        """FlatParamHandle.pre_unshard: the shard on the device, in the compute dtype; None where it is there already.
+
+        With offload and without a cast, use_orig_params keeps the moved shard: the original parameters are views of it
+        until they are resharded (flat_param_to, _use_sharded_views).
+        """
+        wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
+        numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
+        stream = Stream.ALL_GATHER_COPY_IN if wrapper.is_sharded else Stream.COMPUTE
+        if sizes.casts:  # _use_low_precision_shard
+            shard = tape.storage(numel * sizes.compute, "_mp_shard", category, stream)
+            if wrapper.offload:
+                tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
+            if wrapper.is_sharded:
+                wrapper.record_stream(shard, Stream.ALL_GATHER)
+            return shard
+        if not wrapper.offload:
+            return None
+        shard = tape.storage(numel * sizes.store, "flat_param_to", category, stream)
+        if wrapper.is_sharded:
+            wrapper.record_stream(shard, Stream.ALL_GATHER)
+            if wrapper.setup.use_orig_params:
+                self.moved_shard = shard
+        return shard
 
     def reshard(self, free: bool) -> None:
         """_reshard."""
@@ -136,6 +161,9 @@ class FlatParamHandle:
             wrapper.record_stream(self.full_param, Stream.COMPUTE)
             self.full_param = None
             wrapper.enqueue_free()
+        skips_sharded_views = not self.wrapper.engine.is_running and not wrapper.setup.strategy.reshards_after_forward
+        if not skips_sharded_views:
+            self.moved_shard = None
         self.prefetched = False
 
     # -- hooks -------------------------------------------------------------------------------------------------
@@ -275,8 +303,12 @@ class FlatParamHandle:
         self.needs_pre_backward_unshard = False
         self.prefetched = False
         self.post_forward_index = -1
-        if self.wrapper.reduces_gradients and self.wrapper.is_sharded:
+        if not self.wrapper.reduces_gradients:
+            return
+        if self.wrapper.is_sharded:
             self.grad, self.saved_grad_shard = self.saved_grad_shard, None
+        if self.wrapper.offload:
+            self.grad = None  # flat_param.grad is _cpu_grad from here on
 
 
 class Fsdp1:
@@ -347,7 +379,7 @@ class Fsdp1:
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
-        if self.setup.use_orig_params:
+        if self.setup.use_orig_params and not self.offload:
             for handle in self._by_block():
                 numel = handle.layout.shard_numel
                 handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)

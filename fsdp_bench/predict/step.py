@@ -22,7 +22,7 @@ from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 CUDA_BLOCK_BYTES = 512
 """c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
@@ -53,6 +53,8 @@ class Simulation:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper: Any = _wrapper(setup)(self.op, self.engine, self.model, units, setup, self.sizes, self.on_host)
+        self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
+        """The optimizer's work is in host memory, apart from the device's."""
         self.resident: list[Storage] = []
         self.states: list[Storage] | None = None
         """The optimizer's; None before its first step."""
@@ -76,7 +78,7 @@ class Simulation:
     def warm_up(self) -> None:
         """Be as the first step leaves it: with the optimizer's states."""
         tape = self.tape
-        self.states = optimizer.states(tape, self.setup.optimizer, self.shards, self.on_host)
+        self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
             self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
         self.wrapper.after_a_step()
@@ -132,11 +134,17 @@ class Simulation:
         if self.setup.max_grad_norm is not None:
             self._clip()
         if self.states is None:
-            self.states = optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
-        optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+            self.states = self._optimizer_states()
+        if not self.steps_on_host:
+            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
         if self.scaler is not None:
             self.scaler.update()
         self.wrapper.zero_grad()
+
+    def _optimizer_states(self) -> list[Storage]:
+        if self.steps_on_host:
+            return []
+        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
 
     def _clip(self) -> None:
         """train/step.py, clip_gradients, with as many gradients as the whole model has."""
