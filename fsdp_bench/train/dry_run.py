@@ -89,7 +89,9 @@ def _prepare(spec: DryRunSpec, world: FakeWorld) -> Training:
     """Build, wrap, make the optimizer, as worker.py does."""
     setup = spec.setup
     assert spec.model is not None
-    model = world.wrap(build_fake(spec.model, DTYPES[setup.precision.store]), setup, BLOCKS[spec.model.family])
+    with torch.device(world.home_of(setup)):
+        bare = build_fake(spec.model, DTYPES[setup.precision.store])
+    model = world.wrap(bare, setup, BLOCKS[spec.model.family])
     return Training(
         model=model,
         optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
@@ -102,7 +104,7 @@ def _prepare(spec: DryRunSpec, world: FakeWorld) -> Training:
 
 
 def build_fake(shape: ModelShape, dtype: torch.dtype) -> Transformer:
-    """Build a benchmark model on the host, in ``dtype`` from the start: fake parameters cannot be swapped by ``to``."""
+    """Build a benchmark model in ``dtype`` from the start: ``to`` cannot replace fake parameters."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -27,7 +27,7 @@ from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.fake_gpu import fake_gpu
 from fsdp_bench.train.fake_tracker import FakeTracker
-from fsdp_bench.train.fused_kernels import FusedKernels
+from fsdp_bench.train.fused_kernels import fused_kernels
 from fsdp_bench.train.workarounds import applied, finished_hook
 from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
 
@@ -41,12 +41,25 @@ class FakeWorld:
     tracker: FakeTracker
     mode: FakeTensorMode
 
+    def home_of(self, setup: TrainSetup) -> torch.device:
+        """Return where to build a model: FSDP moves its units from the host to the device, DDP the whole model."""
+        return self.device if _is_ddp(setup) else torch.device("cpu")
+
     def wrap(self, model: nn.Module, setup: TrainSetup, blocks: BlockClasses | None) -> nn.Module:
         """Wrap a model as a worker does: train/wrap.py, fsdp()."""
         wrapped = fsdp(model, setup=setup, TransformerBlock=blocks, device=self.device, device_mesh=self.mesh)
         if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
             wrapped.register_comm_hook(None, finished_hook)
         return wrapped
+
+
+class _AcceleratorMode(FakeTensorMode):
+    """Makes the tensor of ``torch.tensor(0.0, device=...)`` on the host and moves it: the device has no kernel."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """As for CUDA on a machine without a GPU."""
+        return True
 
 
 @contextmanager
@@ -56,7 +69,8 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
     Raises:
         MachineError: when this torch cannot be worked around (workarounds.py).
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports torch._dynamo, which compares some symbols with its own
+    kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
+    mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
         device = _device(kernels)
@@ -65,7 +79,9 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
         mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
         stack.enter_context(mode)
         if kernels == "cuda":
-            stack.enter_context(FusedKernels())
+            stack.enter_context(fused_kernels())
+            # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         tracker = stack.enter_context(FakeTracker(device))
         yield FakeWorld(device, mesh, tracker, mode)
 
@@ -74,10 +90,14 @@ def _device(kernels: KernelSet) -> torch.device:
     return fake_gpu() if kernels == "cuda" else torch.device("cpu")
 
 
+def _is_ddp(setup: TrainSetup) -> bool:
+    return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+
+
 def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     if setup.strategy.is_hybrid:
         return hybrid_mesh(setup, device)
-    if setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD:
+    if setup.api is Api.FSDP2 and not _is_ddp(setup):
         return init_device_mesh(device.type, (setup.world_size,))
     return None
 

@@ -7,83 +7,109 @@
 
 Attention's are torch's own operators with torch's own shape functions and autograd formulas; only the choice among
 them is made here, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels
-allocate while they run, and cuDNN's attention.
+allocate while they run, and cuDNN's attention. The fake accelerator's tensors have a CPU's dispatch keys
+(workarounds.py), so this is registered for those, and taken back at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fsdp_bench.train.fake_gpu import NAME
 
 _HALF = (torch.float16, torch.bfloat16)
 
-_FP32_UNDER_AUTOCAST = {
-    *("rms_norm", "layer_norm", "group_norm", "native_layer_norm", "norm", "pow", "__pow__", "__rpow__"),
-    *("exp", "expm1", "log", "log10", "log1p", "log2", "logsumexp", "rsqrt", "reciprocal", "softplus", "dist"),
-    *("cosine_similarity", "acos", "asin", "cosh", "sinh", "tan", "erfinv", "pdist", "renorm"),
-}
-_FP32_RESULT_UNDER_AUTOCAST = {"softmax", "log_softmax", "sum", "cumsum", "cumprod"}
+_FP32_UNDER_AUTOCAST = (
+    *("rms_norm", "layer_norm", "group_norm", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "expm1", "log", "log10", "log1p", "log2"),
+    *("logsumexp", "rsqrt", "reciprocal", "softplus", "dist", "cosine_similarity", "acos", "asin", "cosh", "sinh"),
+    *("tan", "erfinv", "pdist", "renorm"),
+)
+_FP32_RESULT_UNDER_AUTOCAST = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod")
 """Operators of AutocastCUDA's two fp32 lists (aten/src/ATen/autocast_mode.h) that AutocastCPU has not."""
 
 
-class FusedKernels(TorchFunctionMode):
-    """Sends torch's functions on the fake accelerator to what a GPU would run."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace a function, or call it."""
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in _FUSED and _on_accelerator(args):
-            args, kwargs = _under_autocast(name, args, kwargs)
-            with torch.autocast("cpu", enabled=False):
-                return _FUSED[name](func, *args, **kwargs)
-        if torch.is_autocast_enabled("cpu"):
-            if name in _FP32_UNDER_AUTOCAST and _on_accelerator(args):
-                with torch.autocast("cpu", enabled=False):
-                    return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
-            if name in _FP32_RESULT_UNDER_AUTOCAST and _on_accelerator(args) and args[0].dtype in _HALF:
-                return func(*args, **{"dtype": torch.float32, **kwargs})
-        return func(*args, **kwargs)
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Send operators on the fake accelerator to what a GPU would run."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("scaled_dot_product_attention", _on_accelerator("scaled_dot_product_attention", _attention), _FUSED)
+        library.impl("rms_norm", _on_accelerator("rms_norm", _rms_norm), _FUSED)
+        for name in _FP32_UNDER_AUTOCAST:
+            library.impl(name, _fp32_arguments(_operator(name)), "AutocastCPU")
+        for name in _FP32_RESULT_UNDER_AUTOCAST:
+            library.impl(name, _fp32_result(_operator(name)), "AutocastCPU")
+        yield
+    finally:
+        library._destroy()
 
 
-def _on_accelerator(args: Any) -> bool:
-    return bool(args) and isinstance(args[0], Tensor) and args[0].device.type == NAME
+_FUSED = "AutogradCPU"
+"""The key at which operators are caught before torch decomposes them."""
 
 
-def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Cast the floating tensors among arguments."""
-    if isinstance(values, dict):
-        return {key: _cast(value, dtype) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(_cast(value, dtype) for value in values)
-    return values.to(dtype) if isinstance(values, Tensor) and values.is_floating_point() else values
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _under_autocast(name: str, args: Any, kwargs: Any) -> Any:
-    if not torch.is_autocast_enabled("cpu"):
-        return args, kwargs
-    dtype = torch.float32 if name == "rms_norm" else torch.get_autocast_dtype("cpu")
-    return _cast(args, dtype), _cast(kwargs, dtype)
+def _on_accelerator(name: str, fused: Callable[..., Any]) -> Callable[..., Any]:
+    operator = _operator(name)
+
+    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.device.type != NAME:
+            return operator.decompose(first, *args, **kwargs)
+        return fused(operator.decompose, first, *args, **kwargs)
+
+    return call
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+def _fp32_arguments(operator: Any) -> Callable[..., Any]:
+    def cast(value: Any) -> Any:
+        half = isinstance(value, Tensor) and value.dtype in _HALF and value.device.type == NAME
+        return value.to(torch.float32) if half else value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            return operator(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
+
+    return call
+
+
+def _fp32_result(operator: Any) -> Callable[..., Any]:
+    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.dtype in _HALF and first.device.type == NAME and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        with _without_autocast():
+            return operator(first, *args, **kwargs)
+
+    return call
 
 
 def _attention(
-    original: Any,
+    unfused: Callable[..., Any],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention on B, H, S, E."""
+    """aten::scaled_dot_product_attention on B, H, S, E."""
     grouped = query.shape[-3] != key.shape[-3]
     width = query.shape[-1]
     if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256:
@@ -101,10 +127,8 @@ def _attention(
             attn_mask = attn_mask.expand(*query.shape[:3], key.shape[-2])
         result: Tensor = efficient(query, key, value, attn_mask, graph, dropout_p, is_causal, scale=scale)[0]
         return result
-    unfused: Tensor = original(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return unfused
+    plain: Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return plain
 
 
 class _FusedRMSNorm(torch.autograd.Function):
@@ -127,14 +151,11 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _rms_norm(
-    original: Any, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+    unfused: Any, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """torch.nn.functional.rms_norm; two dtypes are not fused (native/layer_norm.cpp, rms_norm_symint)."""
+    """aten::rms_norm; two dtypes are not fused (native/layer_norm.cpp, rms_norm_symint)."""
     if weight is not None and weight.dtype != input.dtype:
-        mixed: Tensor = original(input, normalized_shape, weight, eps)
+        mixed: Tensor = unfused(input, normalized_shape, weight, eps)
         return mixed
     out: Tensor = _FusedRMSNorm.apply(input, weight, len(normalized_shape))
     return out
-
-
-_FUSED = {"scaled_dot_product_attention": _attention, "rms_norm": _rms_norm}
