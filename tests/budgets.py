@@ -72,6 +72,45 @@ def sweep_overhead() -> None:
     )
 
 
+def one_prediction() -> None:
+    """Time predict_memory for an 80-layer model in this process, for each api and checkpointing mode."""
+    from fsdp_bench.catalog.loader import model
+    from fsdp_bench.predict.estimate import predict_memory
+    from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+
+    shape = model("Llama-3.1-70B").shape()
+    for api in Api:
+        for checkpointing in Checkpointing:
+            setup = TrainSetup(
+                api=api,
+                world_size=64,
+                sequence_length=4096,
+                checkpointing=checkpointing,
+                precision=Precision.parse("bf16-mixed"),
+            )
+            seconds = []
+            for _ in range(5 * RUNS):
+                begin = time.perf_counter()
+                predict_memory(shape, setup)
+                seconds.append(time.perf_counter() - begin)
+            name = f"prediction, 80 layers, {api.value} {checkpointing.value}"
+            print(f"{name:<46}{1e3 * statistics.median(seconds):6.2f} ms   budget 3 ms")
+
+
+def dry_run_of_8b(api: str) -> None:
+    """Time a dry run of an 8B model at world 64 as a whole process, once."""
+    words = [sys.executable, "-m", "fsdp_bench.cli.main", "dry-run", "--model", "Llama-3.1-8B", "--api", api]
+    words += ["--world-size", "64", "--seq", "4096", "--precision", "bf16-mixed"]
+    print(f"{'dry-run, 8B, world 64, ' + api:<34}{process_seconds(words):7.1f} s   budget 15 s")
+
+
+PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--precision", "bf16-mixed"]
+
 if __name__ == "__main__":
     whole_process("fsdp-bench --help", [sys.executable, "-m", "fsdp_bench.cli.main", "--help"], 0.25)
+    # It ends with 3 where the setup does not fit, which is no failure here.
+    whole_process("fsdp-bench predict", [sys.executable, "-m", "fsdp_bench.cli.main", *PREDICT], 0.35)
+    one_prediction()
+    dry_run_of_8b("fsdp1")
+    dry_run_of_8b("fsdp2")
     sweep_overhead()

@@ -6,13 +6,13 @@ block's events, which is what fits on a card.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
-from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, cublas_workspace
 from fsdp_bench.predict.memory import Peak, breakdown, replay
 from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -123,6 +123,8 @@ def estimate(
     """Return everything that is predicted of one setup."""
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    if gpu is not None and kernels.cublas_workspace_bytes:
+        kernels = replace(kernels, cublas_workspace_bytes=cublas_workspace(gpu.name))
     reading = replay_allocator(
         first_two_steps(shape, setup, kernels),
         gpu.usable_memory_bytes if gpu else None,

@@ -28,6 +28,9 @@ class Kernels:
     """Collectives by gloo, which reduces and scatters by an all-reduce on a copy of the whole message
     (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base)."""
 
+    cublas_workspace_bytes: int = 0
+    """Of one thread; there are two (CUBLAS_THREADS). It comes from the caching allocator and stays."""
+
     @property
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/transformer.py, attention)."""
@@ -37,7 +40,6 @@ class Kernels:
 CPU = Kernels("cpu", observed=True)
 CPU_GLOO = Kernels("cpu", observed=True, gloo=True)
 CUDA_OBSERVED = Kernels("cuda", observed=True)
-CUDA = Kernels("cuda", observed=False)
 
 
 def flash_backward_workspace(batch: int, heads: int, groups: int, length: int, head_dim: int) -> list[int]:
@@ -84,5 +86,6 @@ def cublas_workspace(gpu: str | None) -> int:
     return 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
+CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
 CUBLAS_THREADS = 2
 """Handles are per thread: one for the thread that runs forward, one for autograd's device thread."""

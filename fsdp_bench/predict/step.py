@@ -12,7 +12,7 @@ from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
-from fsdp_bench.predict.kernels import FP32, INT64, Kernels
+from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
 from fsdp_bench.predict.memory import SIMULATED_BLOCKS
@@ -71,6 +71,9 @@ class Simulation:
             self.resident.append(ranks)
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
+        if workspace := self.op.kernels.cublas_workspace_bytes:
+            for _ in range(CUBLAS_THREADS):
+                self.resident.append(tape.storage(workspace, "getNewWorkspace", Category.TEMPORARY))
         self.shards = self.wrapper.shards(self.model)
         if self.setup.precision.needs_grad_scaler:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors)
