@@ -11,17 +11,20 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 import torch
+from torch import nn
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import impossible
+from fsdp_bench.spec.setup import TrainSetup, Wrap, impossible
 from fsdp_bench.train.breakdown import Owners
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.fake_tracker import Step
@@ -30,6 +33,7 @@ from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
+from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
 from fsdp_bench.train.wrap import ShardsNothingWarning
 
 WARM_STEPS = 2
@@ -47,16 +51,16 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
     setup = spec.setup
     _refuse(spec)
     with fake_world(setup, spec.kernels) as world:
-        training = _prepare(spec, world)
+        subject = _subject(spec, world)
+        num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+        training = _prepare(subject, setup, world)
         load_bytes = world.tracker.peak_bytes
         owners = Owners(world.tracker, training)
-        assert spec.model is not None
-        num_parameters = spec.model.num_parameters
         _watch_logits(training, owners)
         for _ in range(WARM_STEPS):
-            _step(training)
+            subject.step(training)
         gc.collect()
-        step = world.tracker.record(lambda: _step(training))
+        step = world.tracker.record(lambda: subject.step(training))
         if spec.trace is not None:
             _write_trace(Path(spec.trace), step)
         worst = max(step.peaks, key=lambda phase: step.peaks[phase])
@@ -74,6 +78,31 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
         )
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """What is trained: a benchmark model or a user's own."""
+
+    model: nn.Module
+    block: type[nn.Module] | None
+    loss_function: Callable[[Any, Any], torch.Tensor]
+    step: Callable[[Training], object]
+
+
+def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
+    setup = spec.setup
+    dtype = DTYPES[setup.precision.store]
+    with torch.device(world.home_of(setup)):
+        if spec.module is not None:
+            user = load_user_module(spec.module, dtype, world.home_of(setup))
+            if user.block is None and setup.wrap is Wrap.BLOCK:
+                raise SpecError("module: name its blocks' class (--transformer-block), or wrap by size or not at all")
+            count = setup.gradient_accumulation_steps
+            return _Subject(user.model, user.block, loss_of, lambda made: module_step(made, [user.batch] * count))
+        assert spec.model is not None
+        bare = build_fake(spec.model, dtype)
+        return _Subject(bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step)
+
+
 def _refuse(spec: DryRunSpec) -> None:
     if spec.setup.compiles:
         raise SpecError(
@@ -85,17 +114,13 @@ def _refuse(spec: DryRunSpec) -> None:
         raise SpecError(reason)
 
 
-def _prepare(spec: DryRunSpec, world: FakeWorld) -> Training:
-    """Build, wrap, make the optimizer, as worker.py does."""
-    setup = spec.setup
-    assert spec.model is not None
-    with torch.device(world.home_of(setup)):
-        bare = build_fake(spec.model, DTYPES[setup.precision.store])
-    model = world.wrap(bare, setup, BLOCKS[spec.model.family])
+def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
+    """Wrap, make the optimizer, as worker.py does."""
+    model = world.wrap(subject.model, setup, subject.block)
     return Training(
         model=model,
         optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
-        loss_function=loss_function(setup.loss),
+        loss_function=subject.loss_function,
         setup=setup,
         device=world.device,
         meter=world.tracker,
@@ -116,14 +141,15 @@ def build_fake(shape: ModelShape, dtype: torch.dtype) -> Transformer:
 def _watch_logits(training: Training, owners: Owners) -> None:
     compute_loss = training.loss_function
 
-    def watched(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        owners.note_logits(logits)
+    def watched(logits: Any, targets: Any) -> torch.Tensor:
+        if isinstance(logits, torch.Tensor):
+            owners.note_logits(logits)
         return compute_loss(logits, targets)
 
     training.loss_function = watched
 
 
-def _step(training: Training) -> None:
+def _token_step(training: Training) -> None:
     setup = training.setup
     size = (setup.micro_batch_size, setup.sequence_length + 1)
     train_step(training, [torch.empty(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])

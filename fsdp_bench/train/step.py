@@ -54,13 +54,13 @@ def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
     total = torch.zeros((), device=training.device)
     for index, tokens in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        with _gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
+        with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
             total += _forward_backward(training, tokens.to(training.device), len(micro_batches))
     meter.phase("optimizer")
     if training.gradient_dtypes is None:
         training.gradient_dtypes = dtype_names(gradients(training.model))
         training.gradients_bytes = storage_bytes(gradients(training.model))
-    _optimizer_step(training)
+    optimizer_step(training)
     return total
 
 
@@ -79,7 +79,8 @@ def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int
     return loss.detach()
 
 
-def _optimizer_step(training: Training) -> None:
+def optimizer_step(training: Training) -> None:
+    """Unscale, clip, step, and free the gradients."""
     setup, scaler, optimizer = training.setup, training.scaler, training.optimizer
     if scaler is not None:
         scaler.unscale_(optimizer)
@@ -114,7 +115,7 @@ class _Fsdp2Sync:
         self._model.set_requires_gradient_sync(True)
 
 
-def _gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
     """Return a context in which backward reduces gradients, or leaves them unsharded on this rank (``no_sync``)."""
     if isinstance(model, FSDPModule):
         return _Fsdp2Sync(model, enabled)

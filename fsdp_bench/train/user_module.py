@@ -1,0 +1,137 @@
+"""A user's own model in a dry run: ``pkg.mod:function`` returns it with a batch, and nothing else is asked of it.
+
+The function is called with fake tensors in force: whatever it creates costs no memory, and reading a value fails. Its
+forward pass is called with the batch: ``model(**batch)`` for a mapping, ``model(*batch)`` for a tuple or list, else
+``model(batch)``. The loss is ``output.loss``, or ``output["loss"]``, or the output itself if it is a scalar, or the
+mean of the output's first floating tensor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fsdp_bench.spec.dry_run import UserModule
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.train.step import Training, gradient_sync, optimizer_step
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """What the user's function returned, without data."""
+
+    model: nn.Module
+    batch: Any
+    block: type[nn.Module] | None
+
+
+def load_user_module(spec: UserModule, dtype: torch.dtype, home: torch.device) -> UserModel:
+    """Import and call the user's function; put its model on ``home``, its batch on the host.
+
+    Raises:
+        SpecError: when it cannot be found, fails, or returns something else; one line.
+    """
+    folder = str(Path(spec.folder).resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    function = _find(spec.function, "module")
+    block = _find(spec.block, "transformer-block") if spec.block is not None else None
+    if block is not None and not (isinstance(block, type) and issubclass(block, nn.Module)):
+        raise SpecError(f"transformer-block: {spec.block} is no class of nn.Module")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        returned = function()
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise SpecError(f"module: {spec.function}() raised {type(error).__name__}: {text}") from error
+    finally:
+        torch.set_default_dtype(default)
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
+        raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
+    model, batch = returned
+    _allocate(model, dtype, home)
+    return UserModel(model, tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch), block)
+
+
+def _find(path: str, option: str) -> Any:
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise SpecError(f"{option}: {path!r} is not allowed; write it like 'package.module:name'")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise SpecError(f"{option}: cannot import {module}: {' '.join(str(error).split())[:300]}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SpecError(f"{option}: {module} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+@torch.no_grad()
+def _allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
+    """Put every parameter and buffer on ``home``, floating parameters in ``dtype``; what is tied stays tied."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                kind = dtype if parameter.is_floating_point() else parameter.dtype
+                key = id(parameter)
+                if key not in made:
+                    fresh = torch.empty(parameter.shape, dtype=kind, device=home)
+                    made[key] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[key]  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                key = id(buffer)
+                made[key] = made.get(key, torch.empty(buffer.shape, dtype=buffer.dtype, device=home))
+                module._buffers[name] = made[key]
+
+
+def module_step(training: Training, batches: list[Any]) -> None:
+    """One optimizer step over micro-batches of a user's model, as step.py makes one over tokens."""
+    setup, meter = training.setup, training.meter
+    for index, batch in enumerate(batches):
+        is_last = index == len(batches) - 1
+        with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
+            on_device = tree_map_only(Tensor, lambda tensor: tensor.to(training.device), batch)
+            meter.phase("forward")
+            output = _call(training.model, on_device)
+            meter.phase("loss")
+            loss = training.loss_function(output, on_device) / len(batches)
+            del output
+            meter.phase("backward")
+            (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
+            del loss, on_device
+    meter.phase("optimizer")
+    optimizer_step(training)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def loss_of(output: Any, _batch: Any = None) -> Tensor:
+    """Return the loss of a model's output.
+
+    Raises:
+        SpecError: when there is none, and no floating tensor to take the mean of.
+    """
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(found, Tensor):
+        return found
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return leaf if leaf.dim() == 0 else leaf.float().mean()
+    raise SpecError(f"module: the model's output, {type(output).__name__}, has no loss and no floating tensor")
