@@ -13,8 +13,10 @@ from fsdp_bench.spec.errors import FsdpBenchError, nearest
 
 VERBS = {
     "sweep": "Run a sweep; the same command resumes it.",
+    "dry-run": "Run one setup through real FSDP without GPUs.",
     "chart": "Draw the charts of results.",
     "report": "Print the table of results.",
+    "predict": "Predict memory and fit of a setup, with the breakdown at the peak.",
     "servers": "Print the catalogue's servers and GPUs, with sources.",
     "models": "Print the catalogue's models, with sources.",
     "doctor": "Tell what this machine has and what a sweep will use.",
@@ -33,7 +35,7 @@ class LazyGroup(click.Group):
         """Import one verb."""
         if cmd_name not in VERBS:
             raise click.UsageError(f"no verb {cmd_name!r}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
-        command = importlib.import_module(f"fsdp_bench.cli.{cmd_name}").command
+        command = importlib.import_module(f"fsdp_bench.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

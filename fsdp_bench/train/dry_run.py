@@ -1,4 +1,4 @@
-"""``python -m fsdp_bench.train.dry_run``: dry runs, one after another, in one process.
+"""``python -m fsdp_bench.train.dry_run [PARENT]``: dry runs, one after another, in one process.
 
 Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswer a line, in the same order. A spec that
 fails does not take the others with it.
@@ -31,6 +31,7 @@ from fsdp_bench.train.fake_tracker import Step
 from fsdp_bench.train.fake_world import FakeWorld, fake_world
 from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
 from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
@@ -188,6 +189,8 @@ def serve(lines: TextIO, out: TextIO) -> None:
 
 def main() -> None:
     """Serve standard input; what torch prints goes to standard error."""
+    if len(sys.argv) > 1:
+        die_with_parent(int(sys.argv[1]))
     out, sys.stdout = sys.stdout, sys.stderr
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)
     serve(sys.stdin, out)

@@ -65,11 +65,9 @@ class Event:
 class DeviceModule:
     """What ``torch.cuda`` is to CUDA: the functions that torch and FSDP ask a device module for."""
 
-    Stream = Stream
-    Event = Event
-
     def __init__(self) -> None:
         self._stream = Stream()
+        self.Stream, self.Event = Stream, Event
 
     def is_initialized(self) -> bool:
         """Always."""

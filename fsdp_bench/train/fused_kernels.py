@@ -1,9 +1,9 @@
 """What CUDA's fused kernels allocate and save, on the fake accelerator; a CPU's torch would decompose them.
 
-    F.scaled_dot_product_attention  16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values,
-                                    output and logsumexp; fp32, or with a mask: the memory-efficient one
-    F.rms_norm                      aten::_fused_rms_norm, which saves input, weight and rstd
-    autocast                        AutocastCUDA's fp32 list (norms, softmax, ...), on top of a CPU's own lists
+    attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
+                logsumexp; fp32, or with a mask: the memory-efficient one
+    rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
+    autocast    AutocastCUDA's fp32 list (norms, softmax, ...), on top of a CPU's own lists
 
 Attention's are torch's own operators with torch's own shape functions and autograd formulas; only the choice among
 them is made here, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels
@@ -35,13 +35,17 @@ _FP32_RESULT_UNDER_AUTOCAST = ("softmax.int", "log_softmax.int", "sum", "sum.dim
 """Operators of AutocastCUDA's two fp32 lists (aten/src/ATen/autocast_mode.h) that AutocastCPU has not."""
 
 
+_CAUGHT_AT = "AutogradCPU"
+"""The key at which operators are caught before torch decomposes them."""
+
+
 @contextmanager
 def fused_kernels() -> Iterator[None]:
     """Send operators on the fake accelerator to what a GPU would run."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl("scaled_dot_product_attention", _on_accelerator("scaled_dot_product_attention", _attention), _FUSED)
-        library.impl("rms_norm", _on_accelerator("rms_norm", _rms_norm), _FUSED)
+        for name, fused in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
+            library.impl(name, _on_accelerator(_operator(name), fused), _CAUGHT_AT)
         for name in _FP32_UNDER_AUTOCAST:
             library.impl(name, _fp32_arguments(_operator(name)), "AutocastCPU")
         for name in _FP32_RESULT_UNDER_AUTOCAST:
@@ -51,18 +55,12 @@ def fused_kernels() -> Iterator[None]:
         library._destroy()
 
 
-_FUSED = "AutogradCPU"
-"""The key at which operators are caught before torch decomposes them."""
-
-
 def _operator(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _on_accelerator(name: str, fused: Callable[..., Any]) -> Callable[..., Any]:
-    operator = _operator(name)
-
+def _on_accelerator(operator: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
     def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         if first.device.type != NAME:
             return operator.decompose(first, *args, **kwargs)

@@ -1,0 +1,171 @@
+"""Starts dry runs: processes that import torch once and answer spec after spec."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import IO
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_json, to_builtins
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.machine import torch_version
+
+
+class DryRunError(FsdpBenchError):
+    """A dry run ended with an error that is not the user's; the message is one line."""
+
+
+def dry_run(shape: ModelShape, setup: TrainSetup, kernels: KernelSet = "cuda") -> DryRunReading:
+    """Run one setup dry, in a process of its own.
+
+    Args:
+        shape: the model.
+        setup: how it is trained.
+        kernels: whose operators run, ``cpu`` or ``cuda``.
+
+    Raises:
+        MachineError: for what cannot be run dry, or not with this torch, in one line.
+        DryRunError: when PyTorch's code fails.
+    """
+    return reading_of(run_one(DryRunSpec(model=shape, setup=setup, kernels=kernels)))
+
+
+def run_one(spec: DryRunSpec) -> DryRunAnswer:
+    """Answer one spec."""
+    ((_index, answer),) = dry_runs([spec])
+    return answer
+
+
+def reading_of(answer: DryRunAnswer) -> DryRunReading:
+    """Return an answer's reading.
+
+    Raises:
+        MachineError: for the user's mistake.
+        DryRunError: for any other failure.
+    """
+    if answer.reading is None:
+        raise (MachineError if answer.users_mistake else DryRunError)(str(answer.error))
+    return answer.reading
+
+
+def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tuple[int, DryRunAnswer]]:
+    """Answer specs, each as soon as it is done, with its place among them.
+
+    Every process imports torch once and takes one spec after another. A spec that ends its process is an error of
+    its own; the others go on in a new process.
+
+    Raises:
+        MachineError: when torch is not installed.
+    """
+    if torch_version() is None:
+        raise MachineError("a dry run needs torch: pip install 'fsdp-bench[train]'")
+    waiting, done = SimpleQueue[int](), SimpleQueue[tuple[int, DryRunAnswer]]()
+    for index in range(len(specs)):
+        waiting.put(index)
+    workers = [_Worker(specs, waiting, done) for _ in range(min(num_processes, len(specs)))]
+    try:
+        for worker in workers:
+            worker.start()
+        for _ in specs:
+            yield done.get()
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class _Worker(threading.Thread):
+    """Asks one process at a time."""
+
+    def __init__(
+        self,
+        specs: Sequence[DryRunSpec],
+        waiting: SimpleQueue[int],
+        done: SimpleQueue[tuple[int, DryRunAnswer]],
+    ) -> None:
+        super().__init__(daemon=True)
+        self._specs, self._waiting, self._done = specs, waiting, done
+        self._process: _Process | None = None
+        self._closed = False
+
+    def run(self) -> None:
+        """Answer specs while there are any."""
+        while not self._closed:
+            try:
+                index = self._waiting.get_nowait()
+            except Empty:
+                return
+            self._done.put((index, self._answer(self._specs[index])))
+
+    def _answer(self, spec: DryRunSpec) -> DryRunAnswer:
+        self._process = self._process or _Process()
+        answer = self._process.ask(spec)
+        if answer is None:
+            answer = DryRunAnswer(error=self._process.last_words(), users_mistake=False)
+            self._process.close()
+            self._process = None
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        self.join()
+        if self._process is not None:
+            self._process.close()
+
+
+class _Process:
+    """A running ``python -m fsdp_bench.train.dry_run``."""
+
+    def __init__(self) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fsdp_bench.train.dry_run", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=worker_environment(),
+        )
+
+    def ask(self, spec: DryRunSpec) -> DryRunAnswer | None:
+        """Return the answer; None when the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(to_builtins(spec)) + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return None
+        line = self._process.stdout.readline()
+        return from_json(line, DryRunAnswer) if line.endswith(b"\n") else None
+
+    def last_words(self) -> str:
+        """Return how the process ended, and the last line that it printed."""
+        code = self._process.wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"the dry run's process ended {how}: {lines[-1] if lines else 'no message'}"
+
+    def kill(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process and close its pipes."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
