@@ -447,6 +447,7 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: 
     if row.kind not in PREDICTED_KINDS or measured is None:
         reason = "the source does not say which peak it is, or in which unit: compared with nothing"
         return msgspec.structs.replace(row, reason=reason)
+    terms = tuple(term for term in terms if term.only in (None, row.kind))
     overflow = prediction.reading.out_of_memory
     if overflow is not None:
         reason = f"predicted for eager not to fit on the card: {overflow.label} in {overflow.phase}"

@@ -26,6 +26,8 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int | None
     """What the published run has more (negative: less); None where it is not known."""
     source: str
+    only: str | None = None
+    """The kind of peak that it matters for; None for every kind."""
 
 
 class _Symbols:
@@ -124,6 +126,16 @@ def _torchtitan(s: _Symbols, model: ModelShape, setup: TrainSetup, _packed: bool
                 formula="p x its parameters",
                 num_bytes=s.p * model.num_block_parameters,
                 source="torchtrain/parallelisms/parallelize_llama.py: reshard_after_forward for all but the last",
+            )
+        )
+    if setup.api is Api.FSDP2:
+        terms.append(
+            Term(
+                name="reduce-scatter's input in the reduce-scatter stream's pool, as fully_shard did then",
+                formula="unknown: fragmentation",
+                num_bytes=None,
+                source="torch/distributed/_composable/fsdp/_fsdp_collectives.py of early 2024, foreach_reduce_scatter",
+                only="max_reserved",
             )
         )
     if setup.checkpointing is Checkpointing.SELECTIVE:

@@ -26,7 +26,7 @@ def format_published(rows: Sequence[PublishedRow]) -> str:
     lines += [_line(row) for row in predicted]
     lines += ["", "what each of them is, and the terms that the prediction does not have:"]
     for case in dict.fromkeys(row.case for row in predicted):
-        lines += _details(next(row for row in predicted if row.case == case))
+        lines += _details([row for row in predicted if row.case == case])
     lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
     return "\n".join([*lines, "", "not predicted:", *_reasons(rows)])
 
@@ -39,12 +39,14 @@ def _line(row: PublishedRow) -> str:
     return line
 
 
-def _details(row: PublishedRow) -> list[str]:
+def _details(rows: Sequence[PublishedRow]) -> list[str]:
+    row = rows[0]
     lines = [f"  {row.case}: {row.setup}", f"      source: {row.source}; predicted peak in {row.peak_at}"]
     lines.append(f"      taken: {'; '.join(row.assumptions)}")
-    for term in row.terms:
+    for term in dict.fromkeys(term for peak in rows for term in peak.terms):
         size = "size unknown" if term.num_bytes is None else f"{term.num_bytes / GIB:+.3f} GiB"
-        lines.append(f"      term {size}: {term.name} ({term.formula}); {term.source}")
+        where = f" for {term.only} alone" if term.only else ""
+        lines.append(f"      term {size}{where}: {term.name} ({term.formula}); {term.source}")
     return lines
 
 
