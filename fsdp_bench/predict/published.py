@@ -29,7 +29,16 @@ from fsdp_bench.predict.step import first_two_steps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import (
+    Api,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+)
 from fsdp_bench.spec.units import GIB
 
 PREDICTED_KINDS = {
@@ -236,6 +245,7 @@ def _has_step(inputs: CaseInputs, step: str) -> bool:
 
 _SINGLE_GPU = "single GPU"
 _APIS = {"FSDP1": Api.FSDP1, "FSDP2": Api.FSDP2, "DDP": Api.FSDP2, _SINGLE_GPU: Api.FSDP2}
+_OFFLOAD = {"no": Offload.NONE, "params": Offload.PARAMS, "FSDP CPU offload (params+opt)": Offload.PARAMS}
 _CHECKPOINTING = {"none": Checkpointing.NONE, "full": Checkpointing.FULL, "selective_op": Checkpointing.SELECTIVE}
 _GPUS = {
     ("H100", 96): "H100-SXM-96GB",
@@ -310,9 +320,9 @@ def plan_case(inputs: CaseInputs) -> Plan | Unpredictable:
 def _ruled_out(inputs: CaseInputs) -> str | None:
     if "llama" not in inputs.model.lower():
         return f"{inputs.model}: neither llama nor gpt2 as train/transformer.py builds them"
-    if inputs.offload not in (None, "no", "params"):
+    if inputs.offload is not None and inputs.offload not in _OFFLOAD:
         return f"offload of {inputs.offload} is not modelled"
-    if inputs.optimizer not in (None, "AdamW"):
+    if inputs.optimizer not in (None, "AdamW", "fused AdamW"):
         return f"optimizer {inputs.optimizer} is not modelled"
     if _has_step(inputs, "+opt in backward"):
         return "the optimizer's step inside backward is not modelled"
@@ -349,7 +359,10 @@ def _model(inputs: CaseInputs) -> ModelShape | None:
 def _plan(inputs: CaseInputs, model: ModelShape) -> Plan:
     is_bare = inputs.api == _SINGLE_GPU
     framework = _FRAMEWORKS.get(inputs.family, _Framework(None, ()))
-    assumptions = [*framework.facts, "AdamW's implementation not stated: foreach, PyTorch's choice on a GPU"]
+    optimizer = OptimizerKind.ADAMW_FUSED if inputs.optimizer == "fused AdamW" else OptimizerKind.ADAMW_FOREACH
+    assumptions = list(framework.facts)
+    if inputs.optimizer == "AdamW":
+        assumptions.append("AdamW's implementation not stated: foreach, PyTorch's choice on a GPU")
     stored = inputs.stored_dtype or ""
     if is_bare and None in (inputs.compute_dtype, inputs.reduce_dtype):
         assumptions.append(f"one GPU: computes in the stored {stored}")
@@ -363,8 +376,9 @@ def _plan(inputs: CaseInputs, model: ModelShape) -> Plan:
         strategy=strategy,
         api=_APIS[inputs.api],
         precision=Precision(stored, inputs.compute_dtype or stored, inputs.reduce_dtype or stored),
-        offload=Offload.PARAMS if inputs.offload == "params" else Offload.NONE,
+        offload=_OFFLOAD[inputs.offload or ""],
         checkpointing=_CHECKPOINTING[inputs.checkpointing or ""],
+        optimizer=optimizer,
         world_size=world,
         shard_size=world // (inputs.num_nodes or 1) if strategy.is_hybrid else None,
         micro_batch_size=inputs.micro_batch_size or 0,

@@ -148,6 +148,7 @@ def test_torchtunes_ladder_is_cumulative(cases: dict[str, PublishedCase]) -> Non
     ("case", "because"),
     [
         ("tune_ladder_0", "does not state sequence_length"),
+        ("tune_70b_full_8a100", "does not state stored_dtype, checkpointing"),
         ("tune_ladder_5", "inside backward"),
         ("tune_ladder_6", "activations"),
         ("ao_vitg_none", "neither llama nor gpt2"),
