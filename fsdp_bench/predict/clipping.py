@@ -42,6 +42,14 @@ def clip_sharded_fsdp1(tape: Tape, num_gradients: int, itemsize: int) -> None:
     scratch.drop("aten::mul", "aten::clamp", "local_norm", "total_norm")
 
 
+def reduce_norm_of_host_gradients(tape: Tape) -> None:
+    """FullyShardedDataParallel.clip_grad_norm_ with offload: only the norm comes to the device, to be reduced."""
+    scratch = Scratch(tape)
+    for name in ("local_norm", "squared", "total_norm"):
+        scratch.hold(name, FP32)
+    scratch.drop("squared", "total_norm", "local_norm")
+
+
 def clip_gradients(tape: Tape, num_gradients: int, itemsize: int, is_distributed: bool) -> None:
     """torch.nn.utils.clip_grad_norm_: norms in the gradients' dtype.
 

@@ -69,6 +69,9 @@ class FlatParamHandle:
         self.grad: Tensor | None = None
         """flat_param.grad: unsharded in backward, the shard between steps."""
         self.grad_dtype = ""
+        self.forward_copy: Storage | None = None
+        self.backward_copy: Storage | None = None
+        """NO_SHARD with offload: see _use_whole."""
         self.moved_shard: Storage | None = None
         """With offload: the copy on the device that the original parameters are views of."""
         self.saved_grad_shard: Tensor | None = None
@@ -116,7 +119,7 @@ class FlatParamHandle:
             return
         shard = self._pre_unshard()
         if not wrapper.is_sharded:
-            self.full_param = shard
+            self._use_whole(shard)
             return
         wrapper.limit()
         if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
@@ -126,6 +129,20 @@ class FlatParamHandle:
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
         )
         del shard
+
+    def _use_whole(self, moved: Storage | None) -> None:
+        """Without sharding: what was moved or cast is what computes.
+
+        With offload and without a cast nothing frees the copies: forward's stays until the next forward's, as does
+        backward's with use_orig_params.
+        """
+        if not self.wrapper.keeps_copies:
+            self.full_param = moved
+        elif self.wrapper.engine.is_running:
+            self.backward_copy = moved
+        else:
+            self.forward_copy = moved
+            self.backward_copy = None
 
     def _pre_unshard(self) -> Storage | None:
         """FlatParamHandle.pre_unshard: the shard on the device, in the compute dtype; None where it is there already.
@@ -157,6 +174,8 @@ class FlatParamHandle:
         wrapper = self.wrapper
         if not wrapper.is_sharded:
             self.full_param = None
+            if wrapper.engine.is_running and not wrapper.setup.use_orig_params:
+                self.backward_copy = None
         elif free and self.full_param is not None:
             wrapper.record_stream(self.full_param, Stream.COMPUTE)
             self.full_param = None
@@ -332,6 +351,7 @@ class Fsdp1:
         self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
+        self.keeps_copies = self.offload and not self.is_sharded and not sizes.casts
         self.reduces_gradients = True
         self.post_forward_order: list[FlatParamHandle] = []
         self._free_events: list[int] = []
@@ -379,6 +399,11 @@ class Fsdp1:
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
+        if self.keeps_copies:
+            for handle in self._by_block():
+                handle.forward_copy = handle._pre_unshard()
+                if self.setup.use_orig_params:
+                    handle.backward_copy = handle._pre_unshard()
         if self.setup.use_orig_params and not self.offload:
             for handle in self._by_block():
                 numel = handle.layout.shard_numel

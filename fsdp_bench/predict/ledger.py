@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace, flash_backward_workspace
+from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace
 from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
 
 Saved = Any
@@ -44,13 +44,13 @@ class Operators:
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
-    def _like(self, x: Tensor, label: str, numel: int | None = None) -> Tensor:
+    def like(self, x: Tensor, label: str, numel: int | None = None) -> Tensor:
         return self.tape.tensor(x.numel if numel is None else numel, x.itemsize, label)
 
-    def _temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
+    def temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
-    def _record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward) -> Tensor:  # type: ignore[no-untyped-def]
+    def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward) -> Tensor:  # type: ignore[no-untyped-def]
         """Put the operator into the graph, when any of its inputs is in it."""
         if self.tape.grad_enabled and any(t.node is not None for t in inputs):
             out.node = Node(self.tape, backward, inputs, saved)
@@ -65,68 +65,68 @@ class Operators:
             both = gradients[0].view()
             return self._as_input(both, itemsizes[0]), self._as_input(both, itemsizes[1])
 
-        return self._record(out, [x, y], [], backward)
+        return self.record(out, [x, y], [], backward)
 
     def _as_input(self, gradient: Tensor, itemsize: int) -> Tensor:
         """Return a gradient in its input's dtype (validate_outputs in engine.cpp)."""
         if gradient.itemsize == itemsize:
             return gradient
-        return self._temporary(gradient.numel, itemsize, "aten::_to_copy")
+        return self.temporary(gradient.numel, itemsize, "aten::_to_copy")
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
         out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::mul")
         if y.node is not None:
-            return self._record(out, [x, y], [x, y], self._mul_backward_two)
+            return self.record(out, [x, y], [x, y], self._mul_backward_two)
         itemsize = x.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            product = self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
+            product = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
             del opened
             return (self._as_input(product, itemsize),)
 
-        return self._record(out, [x], [y], backward)
+        return self.record(out, [x], [y], backward)
 
     def _mul_backward_two(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
         numel, itemsize = gradients[0].numel, gradients[0].itemsize
         _opened = saved.copy()
-        return self._temporary(numel, itemsize, "aten::mul"), self._temporary(numel, itemsize, "aten::mul")
+        return self.temporary(numel, itemsize, "aten::mul"), self.temporary(numel, itemsize, "aten::mul")
 
     def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
-        out = self._like(x, "aten::mul")
+        out = self.like(x, "aten::mul")
         small = y.numel
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel, itemsize = gradients[0].numel, gradients[0].itemsize
             opened = saved.copy()
-            whole = self._temporary(numel, itemsize, "aten::mul")
-            dx = self._temporary(numel, itemsize, "aten::mul")
+            whole = self.temporary(numel, itemsize, "aten::mul")
+            dx = self.temporary(numel, itemsize, "aten::mul")
             del opened
-            dy = self._temporary(small, itemsize, "aten::sum")
+            dy = self.temporary(small, itemsize, "aten::sum")
             del whole
             return dx, dy
 
-        return self._record(out, [x, y], [x, y], backward)
+        return self.record(out, [x, y], [x, y], backward)
 
     def neg(self, x: Tensor) -> Tensor:
         """aten::neg (NegBackward0)."""
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg"),)
+            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg"),)
 
-        return self._record(self._like(x, "aten::neg"), [x], [], backward)
+        return self.record(self.like(x, "aten::neg"), [x], [], backward)
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
-        out = self._like(x, "aten::cat", x.numel + y.numel)
+        out = self.like(x, "aten::cat", x.numel + y.numel)
         numels = x.numel, y.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return gradients[0].view(numels[0]), gradients[0].view(numels[1])
 
-        return self._record(out, [x, y], [], backward)
+        return self.record(out, [x, y], [], backward)
 
     def split(self, x: Tensor, numels: Sequence[int]) -> list[Tensor]:
         """aten::split into views; their gradients are concatenated (SplitBackward0)."""
@@ -135,7 +135,7 @@ class Operators:
             return [x.view(part) for part in numels]
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(numel, itemsize, "aten::cat"),)
+            return (self.temporary(numel, itemsize, "aten::cat"),)
 
         node = Node(self.tape, backward, [x], [], len(numels))
         return [Tensor(x.storage, part, itemsize, node, index, True) for index, part in enumerate(numels)]
@@ -149,25 +149,25 @@ class Operators:
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             return (self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient),)
 
-        return self._record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
+        return self.record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
 
     def silu(self, x: Tensor) -> Tensor:
         """aten::silu (SiluBackward0 saves the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
-            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward"),)
+            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward"),)
 
-        return self._record(self._like(x, "aten::silu"), [x], [x], backward)
+        return self.record(self.like(x, "aten::silu"), [x], [x], backward)
 
     def gelu(self, x: Tensor) -> Tensor:
         """aten::gelu (GeluBackward0 saves the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
-            return (self._temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward"),)
+            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward"),)
 
-        return self._record(self._like(x, "aten::gelu"), [x], [x], backward)
+        return self.record(self.like(x, "aten::gelu"), [x], [x], backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Operators:
             dw = None if needs_db else weight_gradient()  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
-                dx = self._temporary(rows * in_features, itemsize, "aten::mm")
+                dx = self.temporary(rows * in_features, itemsize, "aten::mm")
                 dx.is_view = True
             if not needs_db:
                 return dx, dw
@@ -207,7 +207,7 @@ class Operators:
         node = None
         if self.tape.grad_enabled:
             node = Node(self.tape, backward, inputs, [x, weight])
-        out = self._saved_output(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+        out = self.saved_output(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
         out.node = node
         return out
 
@@ -231,7 +231,7 @@ class Operators:
             self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
         return self._casts[weight]
 
-    def _saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
+    def saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
         """Allocate an output that selective checkpointing keeps, or take the one that it kept."""
         kept = self.tape.kept
         if kept is None:
@@ -248,21 +248,21 @@ class Operators:
             inside = embedding_backward_workspace(indices.numel, numel // width, width)
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            _workspace = [self._temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
+            _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
             return (self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS),)
 
-        return self._record(out, [weight], [indices], backward)
+        return self.record(out, [weight], [indices], backward)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """aten::add of S, D to B, S, D: the positions' gradient is summed over the batch (sum_to_size)."""
-        out = self._like(x, "aten::add")
+        out = self.like(x, "aten::add")
         numel = positions.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            summed = self._temporary(numel, gradients[0].itemsize, "aten::sum")
+            summed = self.temporary(numel, gradients[0].itemsize, "aten::sum")
             return gradients[0].view(), summed
 
-        return self._record(out, [x, positions], [], backward)
+        return self.record(out, [x, positions], [], backward)
 
     # -- norms -------------------------------------------------------------------------------------------------
 
@@ -288,33 +288,33 @@ class Operators:
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            powers = self._temporary(rows, FP32, "aten::pow")
-            scaled = self._temporary(rows, FP32, "aten::mul")
-            to_mean = self._temporary(rows, FP32, "aten::mul")
+            powers = self.temporary(rows, FP32, "aten::pow")
+            scaled = self.temporary(rows, FP32, "aten::mul")
+            to_mean = self.temporary(rows, FP32, "aten::mul")
             del scaled, powers
             gradients.clear()
             opened.pop()
             saved.pop()
-            spread = self._temporary(numel, FP32, "aten::div")
+            spread = self.temporary(numel, FP32, "aten::div")
             del to_mean
-            power = self._temporary(numel, FP32, "aten::pow")
-            doubled = self._temporary(numel, FP32, "aten::mul")
-            dx = self._temporary(numel, FP32, "aten::mul")
+            power = self.temporary(numel, FP32, "aten::pow")
+            doubled = self.temporary(numel, FP32, "aten::mul")
+            dx = self.temporary(numel, FP32, "aten::mul")
             del doubled, power, spread
             return (dx,)
 
-        return self._record(out, [x], [x, out.detach()], backward)
+        return self.record(out, [x], [x, out.detach()], backward)
 
     def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
         """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
-        out = self._like(x, "aten::mul")
+        out = self.like(x, "aten::mul")
         columns, itemsize = weight.numel, weight.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel = gradients[0].numel
             opened = saved.copy()
-            whole = self._temporary(numel, FP32, "aten::mul")
-            dx = self._temporary(numel, FP32, "aten::mul")
+            whole = self.temporary(numel, FP32, "aten::mul")
+            dx = self.temporary(numel, FP32, "aten::mul")
             del opened
             dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
             del whole
@@ -322,7 +322,7 @@ class Operators:
                 dw = self.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
             return dx, dw
 
-        return self._record(out, [x, weight], [x, weight], backward)
+        return self.record(out, [x, weight], [x, weight], backward)
 
     def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
         """aten::native_layer_norm: saves the input, mean and rstd."""
@@ -331,7 +331,7 @@ class Operators:
     def _fused_norm(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
         """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
         rows, columns = x.numel // weight.numel, weight.numel
-        out = self._like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
+        out = self.like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
         # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
         size = FP32 if self.kernels.is_cuda else x.itemsize
         statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
@@ -339,7 +339,7 @@ class Operators:
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
-            dx = self._temporary(numel, itemsize, "aten::native_layer_norm_backward")
+            dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
             dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
             if bias is None:
                 return dx, dw
@@ -347,64 +347,20 @@ class Operators:
             return dx, dw, db
 
         inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
-        return self._record(out, inputs, [x, weight, *statistics], backward)
-
-    # -- attention ---------------------------------------------------------------------------------------------
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, length: int) -> Tensor:
-        """aten::scaled_dot_product_attention: saves q, k, v, the output and the logarithm of each row's sum.
-
-        Flash attention on the CPU (any dtype) and on CUDA for 16 bits; on CUDA fp32 takes memory-efficient
-        attention, whose rows are rounded to 32 and which knows no grouped keys, so these are repeated first.
-        """
-        if self.kernels.is_cuda and q.itemsize == FP32:
-            if groups > 1:
-                k, v = self._repeat(k, groups), self._repeat(v, groups)
-                groups = 1
-            rounded, inside = -(-length // 32) * 32, []
-        else:
-            rounded, inside = length, self._flash_workspace(q, heads, groups, length)
-        out = self._saved_output(q.numel, q.itemsize, "aten::scaled_dot_product_attention")
-        rows = self.batch * heads * rounded
-        logsumexp = self._saved_output(rows, FP32, "aten::scaled_dot_product_attention")
-        sizes = q.numel, k.numel, v.numel
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            itemsize = gradients[0].itemsize
-            _opened = saved.copy()
-            results = [self._temporary(n, itemsize, "aten::scaled_dot_product_attention_backward") for n in sizes]
-            _workspace = [self._temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
-            return results
-
-        return self._record(out, [q, k, v], [q, k, v, out.detach(), logsumexp], backward)
-
-    def _flash_workspace(self, q: Tensor, heads: int, groups: int, length: int) -> list[int]:
-        if self.kernels.observed:
-            return []
-        head_dim = q.numel // (self.batch * heads * length)
-        return flash_backward_workspace(self.batch, heads, groups, length, head_dim)
-
-    def _repeat(self, x: Tensor, times: int) -> Tensor:
-        """aten::repeat_interleave along the heads: expanded, then cloned; the gradient is summed over the copies."""
-        numel = x.numel
-
-        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(numel, gradients[0].itemsize, "aten::sum"),)
-
-        return self._record(self._like(x, "aten::clone", numel * times), [x], [], backward)
+        return self.record(out, inputs, [x, weight, *statistics], backward)
 
     # -- loss --------------------------------------------------------------------------------------------------
 
     def log_softmax(self, x: Tensor) -> Tensor:
         """aten::_log_softmax: saves its result."""
-        out = self._like(x, "aten::_log_softmax")
+        out = self.like(x, "aten::_log_softmax")
         numel, itemsize = x.numel, x.itemsize
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
             return (self.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
 
-        return self._record(out, [x], [out.detach()], backward)
+        return self.record(out, [x], [out.detach()], backward)
 
     def nll_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
@@ -416,12 +372,12 @@ class Operators:
             _opened = saved.copy()
             return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
-        return self._record(out, [x], [x, targets, total_weight], backward)
+        return self.record(out, [x], [x, targets, total_weight], backward)
 
     def divide(self, x: Tensor) -> Tensor:
         """aten::div of a scalar by a number."""
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self._temporary(1, gradients[0].itemsize, "aten::div"),)
+            return (self.temporary(1, gradients[0].itemsize, "aten::div"),)
 
-        return self._record(self._like(x, "aten::div"), [x], [], backward)
+        return self.record(self.like(x, "aten::div"), [x], [], backward)

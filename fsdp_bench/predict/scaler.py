@@ -46,7 +46,7 @@ class Scaler:
 
     def update(self) -> None:
         """GradScaler.update."""
-        if self._is_sharded:  # ShardedGradScaler.update: (growth_tracker + 1) == growth_interval
+        if self._is_sharded and not self._op.kernels.is_cuda:  # _amp_update_scale_cpu_: growth_tracker + 1 == interval
             growth = self._op.tape.storage(4, "aten::add", Category.TEMPORARY)
             self._op.tape.storage(1, "aten::eq", Category.TEMPORARY)
             del growth

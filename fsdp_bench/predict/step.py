@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdp_bench.predict import optimizer
 from fsdp_bench.predict.checkpoint import checkpointed
-from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1
+from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event
 from fsdp_bench.predict.fsdp1 import Fsdp1
@@ -151,10 +151,17 @@ class Simulation:
 
     def _clip(self) -> None:
         """train/step.py, clip_gradients, with as many gradients as the whole model has."""
+        is_sharded_fsdp1 = (
+            self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD
+        )
+        if self.steps_on_host:
+            if is_sharded_fsdp1:
+                reduce_norm_of_host_gradients(self.tape)
+            return
         simulated = sum(shard.block >= 0 for shard in self.shards)
         count = len(self.shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
-        if self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD:
+        if is_sharded_fsdp1:
             clip_sharded_fsdp1(self.tape, count, self.sizes.store)
         else:
             is_distributed = self.has_dtensors and self.setup.shard_group_size > 1

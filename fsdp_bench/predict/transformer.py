@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from fsdp_bench.predict.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.kernels import FP32, INT64
 from fsdp_bench.predict.ledger import Operators, Parameter
@@ -182,11 +183,11 @@ class LlamaAttention(Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
         op = self.op
-        q = rotate(op, self.q_proj(x), cos, sin)
-        k = rotate(op, self.k_proj(x), cos, sin)
-        v = self.v_proj(x)
-        length = cos.numel // self.head_dim
-        return self.o_proj(op.attention(op.to(q, v.itemsize), op.to(k, v.itemsize), v, self.heads, self.groups, length))
+        heads = Heads(self.heads, self.groups, self.head_dim, cos.numel // self.head_dim)
+        q = rotate(op, split_heads(op, self.q_proj(x), heads, is_query=True), cos, sin)
+        k = rotate(op, split_heads(op, self.k_proj(x), heads, is_query=False), cos, sin)
+        v = split_heads(op, self.v_proj(x), heads, is_query=False)
+        return self.o_proj(merge_heads(op, attention(op, op.to(q, v.itemsize), op.to(k, v.itemsize), v, heads), heads))
 
 
 class LlamaMLP(Module):
@@ -226,6 +227,7 @@ class GPT2Block(Module):
         super().__init__(op)
         d, f = shape.hidden_size, shape.intermediate_size
         self.heads = shape.num_attention_heads
+        self.head_dim = shape.head_dim
         self.hidden_size = d
         self.ln_1 = self.child(LayerNorm(op, d))
         self.c_attn = self.child(Linear(op, d, 3 * d, bias=True))
@@ -237,8 +239,11 @@ class GPT2Block(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
         op = self.op
-        q, k, v = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
-        x = op.add(x, self.c_proj(op.attention(q, k, v, self.heads, 1, x.numel // self.hidden_size // op.batch)))
+        heads = Heads(self.heads, 1, self.head_dim, x.numel // self.hidden_size // op.batch)
+        parts = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
+        q, k, v = (split_heads(op, part, heads, is_query=True) for part in parts)
+        del parts
+        x = op.add(x, self.c_proj(merge_heads(op, attention(op, q, k, v, heads), heads)))
         return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
 
 

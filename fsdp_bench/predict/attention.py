@@ -1,0 +1,121 @@
+"""aten::scaled_dot_product_attention in the ledger: which kernel runs, what it needs first, saves and allocates.
+
+CPU: flash attention for every dtype and head. CUDA: flash attention for 16 bits, whose heads are padded to a multiple
+of eight (aten/native/transformers/attention.cpp, pad_last_dim); memory-efficient attention for fp32, whose rows are
+rounded to 32 and which knows no grouped keys, so these are repeated (train/transformer.py, attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.predict.kernels import FP32, flash_backward_workspace
+from fsdp_bench.predict.ledger import Operators, Saved
+from fsdp_bench.predict.tape import Gradients, Tensor
+
+_NAME = "aten::scaled_dot_product_attention"
+_HEAD_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of one call."""
+
+    count: int
+    groups: int
+    """Heads that share one key and value."""
+    dim: int
+    length: int
+    """Tokens of a sequence."""
+
+
+def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tensor:
+    """train/transformer.py, split_heads: views, unless the gradient comes head by head.
+
+    Kernels give gradients in the order of the merged heads. A gradient that was cut off padding, or summed over
+    repeated keys, is contiguous head by head, so that the view's backward copies it (aten::clone in reshape).
+    """
+    is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
+    is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
+    if not op.kernels.is_cuda or not (is_padded or is_repeated) or op.autocast is not None:
+        return x
+    numel = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        return (op.temporary(numel, gradients[0].itemsize, "aten::clone"),)
+
+    return op.record(x.detach(), [x], [], backward)
+
+
+def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
+    """train/transformer.py, merge_heads: a view, or the copy that heads without their padding need (aten::clone)."""
+    padded = x.numel
+    tokens = op.batch * heads.length
+    numel = tokens * heads.count * heads.dim
+    if padded == numel:
+        return x
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
+
+    return op.record(op.like(x, "aten::clone", numel), [x], [], backward)
+
+
+def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
+    """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
+    if not op.kernels.is_cuda:
+        return _kernel(op, q, k, v, op.batch * heads.count * heads.length, [], [])
+    if q.itemsize == FP32:
+        if heads.groups > 1:
+            k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
+        rows = op.batch * heads.count * -(-heads.length // 32) * 32
+        return _kernel(op, q, k, v, rows, [8, 8], [])
+    return _flash(op, q, k, v, heads)
+
+
+def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
+    inside: list[int] = []
+    padded_dim = -(-heads.dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
+    if not op.kernels.observed:
+        inside = flash_backward_workspace(op.batch, heads.count, heads.groups, heads.length, padded_dim)
+    rows, state = op.batch * heads.count * heads.length, [16, 8]  # the random state, even without dropout
+    if padded_dim == heads.dim:
+        return _kernel(op, q, k, v, rows, state, inside)
+    q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
+    return _kernel(op, q, k, v, rows, state, inside)
+
+
+def _kernel(op: Operators, q: Tensor, k: Tensor, v: Tensor, rows: int, state: list[int], inside: list[int]) -> Tensor:
+    """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs."""
+    out = op.saved_output(q.numel, q.itemsize, _NAME)
+    extra = [op.saved_output(rows, FP32, _NAME), *(op.saved_output(1, size, _NAME) for size in state)]
+    numels = q.numel, k.numel, v.numel
+
+    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+        itemsize = gradients[0].itemsize
+        _opened = saved.copy()
+        results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
+        _workspace = [op.temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
+        return results
+
+    return op.record(out, [q, k, v], [q, k, v, out.detach(), *extra], backward)
+
+
+def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:
+    """aten::repeat_interleave along the heads: expanded, then cloned; the gradient is summed over the copies."""
+    numel = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        return (op.temporary(numel, gradients[0].itemsize, "aten::sum"),)
+
+    return op.record(op.like(x, "aten::clone", numel * times), [x], [], backward)
+
+
+def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:
+    """aten::constant_pad_nd; its gradient is a copy of the part that was not padding."""
+    before = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        return (op.temporary(before, gradients[0].itemsize, "aten::constant_pad_nd"),)
+
+    return op.record(op.like(x, "aten::constant_pad_nd", numel), [x], [], backward)
