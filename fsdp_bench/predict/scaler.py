@@ -14,8 +14,9 @@ _FP64 = 8
 class Scaler:
     """Scales the loss; after backward looks for overflows in the gradients."""
 
-    def __init__(self, op: Operators, api_is_fsdp1: bool, has_dtensors: bool) -> None:
+    def __init__(self, op: Operators, api_is_fsdp1: bool, has_dtensors: bool, gradients_on_host: bool) -> None:
         self._op = op
+        self._gradients_on_host = gradients_on_host
         self._is_sharded = api_is_fsdp1
         self._has_dtensors = has_dtensors
         self._scale = op.tape.tensor(1, FP32, "_scale", Category.TEMPORARY)
@@ -36,6 +37,11 @@ class Scaler:
         scratch.hold("aten::float", FP32)
         scratch.drop("aten::reciprocal")
         scratch.hold("aten::full", FP32)
+        if self._gradients_on_host:  # the flag goes there and back; gradients are unscaled there
+            scratch.drop("aten::full", "aten::float")
+            scratch.hold("found_inf", FP32)
+            scratch.drop("found_inf")
+            return
         self._found_inf = tape.storage(FP32, "found_inf", Category.TEMPORARY)
         scratch.hold("found_inf copy", FP32)
         if self._has_dtensors:  # found_inf_reduce_handler

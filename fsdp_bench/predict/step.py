@@ -76,7 +76,7 @@ class Simulation:
                 self.resident.append(tape.storage(workspace, "getNewWorkspace", Category.TEMPORARY))
         self.shards = self.wrapper.shards(self.model)
         if self.setup.precision.needs_grad_scaler:
-            self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors)
+            self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors, self.steps_on_host)
 
     def warm_up(self) -> None:
         """Be as the first step leaves it: with the optimizer's states."""

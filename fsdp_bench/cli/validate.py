@@ -1,0 +1,88 @@
+"""``fsdp-bench validate``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.dry_run import DryRunSpec
+from fsdp_bench.sweep.drawn_cells import draw_cells
+from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
+
+
+@click.command("validate")
+@click.option(
+    "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are held against."
+)
+@click.option("--cells", default=200, type=click.IntRange(min=1), help="Cells of the drawn grid, for dry-run.")
+@click.option("--seed", default=1, type=int, help="Seed of the drawn grid.")
+@click.option("--kernels", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Kernel set of the dry run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(against: str, cells: int, seed: int, kernels: Any, as_json: bool) -> int:
+    """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named."""
+    if against == "published":
+        return _published(as_json)
+    comparisons = _dry_run(cells, seed, kernels) if against == "dry-run" else _results(Path(against))
+    name = f"dry run, kernels {kernels}, seed {seed}" if against == "dry-run" else f"measured in {against}"
+    summary = summarize(comparisons, name)
+    if as_json:
+        sys.stdout.write(to_json(_document(comparisons, summary)).decode())
+        return 0
+    from fsdp_bench.report.validation import format_validation
+
+    print(format_validation(comparisons, summary))
+    return 0
+
+
+def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fsdp_bench.sweep.dry_run import dry_runs
+
+    cells = draw_cells(count, seed, kernels)
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for cell in cells]
+    comparisons: list[Comparison | None] = [None] * count
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("dry runs", total=count)
+        for index, answer in dry_runs(specs, os.cpu_count() or 1):
+            comparisons[index] = compare_with_dry_run(cells[index], answer, kernels)
+            progress.advance(task)
+    return [comparison for comparison in comparisons if comparison is not None]
+
+
+def _results(folder: Path) -> list[Comparison]:
+    from fsdp_bench.sweep.store import read_records
+
+    return [compare_with_record(record) for record in read_records(folder)]
+
+
+def _published(as_json: bool) -> int:
+    from fsdp_bench.predict.published import compare_published
+    from fsdp_bench.report.published import format_published
+
+    rows = compare_published()
+    sys.stdout.write(to_json(to_builtins(rows)).decode() if as_json else format_published(rows) + "\n")
+    return 0
+
+
+def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:
+    return {
+        "summary": to_builtins(summary),
+        "cells": [
+            {
+                "label": c.label,
+                "error": c.error,
+                "phases": {
+                    phase: {"predicted_bytes": e.predicted_bytes, "reference_bytes": e.reference_bytes}
+                    for phase, e in c.phases.items()
+                },
+            }
+            for c in comparisons
+        ],
+    }
