@@ -1,0 +1,96 @@
+"""``fsdp-bench predict``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.predict.host import Build
+from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+
+LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
+
+
+@click.command("predict", cls=SetupCommand)
+@setup_options(lists=LISTS)
+@click.option("--kernels", default="cuda", type=click.Choice(["cuda", "cpu"]), help="Whose operators run.")
+@click.option(
+    "--load",
+    default=Build.META.value,
+    type=click.Choice([build.value for build in Build]),
+    help="Who builds the model in host memory before it is sharded.",
+)
+@click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
+@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the step's memory; .svg too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
+def command(
+    words: SetupWords, kernels: str, load: str, expandable_segments: bool, chart: Path | None, as_json: bool
+) -> int:
+    """Predict memory and fit of a setup, with the breakdown at the peak; several by comma are set side by side.
+
+    \b
+    Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
+    """
+    setups, hardware = read_setups(words)
+    model = read_model(words)
+    questions = [Question(model, setup, hardware, kernels, Build(load), expandable_segments) for setup in setups]
+    refused = [question for question in questions if question.impossible]
+    if len(refused) == len(questions):
+        raise SpecError(refused[0].impossible)
+    if chart is not None:
+        _check(chart)
+    predictions = [answer(question) for question in questions if not question.impossible]
+    if chart is not None:
+        _draw(predictions, refused, chart)
+    _print(predictions, questions, as_json)
+    return 3 if all(prediction.fits is False for prediction in predictions) else 0
+
+
+def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(to_json(_document(predictions, questions)).decode())
+        return
+    from fsdp_bench.report.prediction_text import report, side_by_side
+    from fsdp_bench.report.remedies import remedies
+
+    if len(questions) == 1:
+        answer_line, *lines = report(predictions[0], remedies(predictions[0])).split("\n")
+        colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
+        click.secho(answer_line, fg=colour, bold=True)
+        click.echo("\n".join(lines))
+    else:
+        click.echo(side_by_side(predictions, [question for question in questions if question.impossible]))
+
+
+def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:
+    """Return one setup's document, or several in the order in which they were asked for."""
+    if len(questions) == 1:
+        return document(predictions[0])
+    answers = iter(predictions)
+    return {"predictions": [refusal(q) if q.impossible else document(next(answers)) for q in questions]}
+
+
+def _check(chart: Path) -> None:
+    """Refuse a picture that cannot be written before anything is predicted."""
+    if chart.suffix.lower() not in (".png", ".svg"):
+        raise SpecError(f"chart: {str(chart)!r} is not allowed; a file that ends in .png or .svg")
+    if not chart.parent.is_dir():
+        raise SpecError(f"chart: {str(chart.parent)!r} is no folder")
+
+
+def _draw(predictions: Sequence[Prediction], refused: Sequence[Question], chart: Path) -> None:
+    from fsdp_bench.report.timeline_chart import draw
+
+    try:
+        draw(predictions, refused, chart)
+    except OSError as error:
+        raise SpecError(f"chart: {str(chart)!r} cannot be written: {error.strerror or error}") from error
+    click.echo(f"picture: {chart}", err=True)

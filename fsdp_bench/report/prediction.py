@@ -1,0 +1,187 @@
+"""A prediction and its JSON form: what was asked, what is answered, and ``null`` for what nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate
+from fsdp_bench.predict.host import Build
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup, impossible
+
+TORCH_VERSION = "2.13"
+"""The torch whose order of events predict/ follows."""
+
+TIME = (
+    "step_seconds",
+    "compute_seconds",
+    "communication_seconds",
+    "exposed_communication_seconds",
+    "tokens_per_second_per_gpu",
+    "mfu",
+)
+"""Keys of ``time``: not predicted yet."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One setup to predict, and under which assumptions."""
+
+    model: ModelShape
+    setup: TrainSetup
+    hardware: Cluster | Gpu | None = None
+    kernels: str = "cuda"
+    """``cuda`` or ``cpu``: whose operators run."""
+    build: Build = Build.META
+    expandable_segments: bool = False
+
+    @property
+    def impossible(self) -> str | None:
+        """Why the setup cannot run, or None."""
+        return impossible(self.setup, self.kernels)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A question that can be answered, with its answer."""
+
+    question: Question
+    estimate: Estimate
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Peak reserved; None where the card was full before, and for CPU kernels, which have no caching allocator."""
+        reading = self.estimate.allocator
+        return reading.peak_reserved_bytes if self._on_card and reading.out_of_memory is None else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None when a size is unknown or the kernels are not a GPU's."""
+        return self.estimate.fits if self._on_card else None
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the card has beyond the peak; None when that is unknown.
+
+        A fragmented card is full while its peak would fit: by how much it is too small is then not known.
+        """
+        room = self.estimate.headroom_bytes if self._on_card else None
+        if room is not None and room >= 0 and self.estimate.allocator.out_of_memory is not None:
+            return None
+        return room
+
+    @property
+    def host_bytes(self) -> int | None:
+        """What the ranks of one node hold in its memory; None when how many ranks it has is unknown."""
+        host = self.estimate.host.peak_bytes
+        alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
+        return host if alone or host == 0 else None
+
+    @property
+    def _on_card(self) -> bool:
+        return self.question.kernels == "cuda"
+
+
+def answer(question: Question) -> Prediction:
+    """Predict."""
+    kernels = KERNELS[question.kernels]
+    found = estimate(
+        question.model, question.setup, question.hardware, kernels, question.build, question.expandable_segments
+    )
+    return Prediction(question, found)
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md."""
+    return {
+        **_asked(prediction.question),
+        "impossible": None,
+        "for_eager": prediction.estimate.for_eager,
+        "memory": _memory(prediction),
+        "time": dict.fromkeys(TIME),
+        "fits": prediction.fits,
+        "headroom_bytes": prediction.headroom_bytes,
+    }
+
+
+def refusal(question: Question) -> dict[str, Any]:
+    """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
+    nothing = dict.fromkeys(("for_eager", "memory", "time", "fits", "headroom_bytes"))
+    return {**_asked(question), "impossible": question.impossible, **nothing}
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    setup = question.setup
+    described = {
+        **to_builtins(setup),
+        "effective_strategy": setup.effective_strategy.value,
+        "shard_size": None if question.impossible else setup.shard_group_size,
+    }
+    return {
+        "source": "predicted",
+        "torch": TORCH_VERSION,
+        "kernels": question.kernels,
+        "expandable_segments": question.expandable_segments,
+        "load": question.build.value,
+        "model": {**to_builtins(question.model), "num_parameters": question.model.num_parameters},
+        "setup": described,
+        "server": _server(question.hardware),
+    }
+
+
+def _server(hardware: Cluster | Gpu | None) -> dict[str, Any]:
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    return {
+        "name": cluster.server.name if cluster else None,
+        "gpu": gpu.name if gpu else None,
+        "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
+        "gpu_memory_source": to_builtins(gpu.usable_memory_source) if gpu else None,
+        "num_nodes": cluster.num_nodes if cluster else None,
+        "gpus_per_node": cluster.gpus_per_node if cluster else None,
+        "host_memory_bytes": cluster.server.host_memory_bytes if cluster else None,
+    }
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    memory, reading = prediction.estimate.memory, prediction.estimate.allocator
+    full = reading.out_of_memory
+    known = prediction.reserved_bytes is not None
+    return {
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "peak_reserved_bytes": prediction.reserved_bytes,
+        "peak_active_bytes": reading.peak_active_bytes if known else None,
+        "peak_device_bytes": None,
+        "peak_host_bytes_per_node": prediction.host_bytes,
+        "peak_phase": memory.peak_phase,
+        "peak_block": memory.peak_block,
+        "peak_operator": memory.peak_operator,
+        "phases": memory.phases,
+        "breakdown_bytes": memory.breakdown_bytes,
+        "host_breakdown_bytes": _host(prediction),
+        "num_alloc_retries": reading.num_alloc_retries if known else None,
+        "out_of_memory": full and {
+            "phase": full.phase,
+            "block": full.unit if full.unit >= 0 else None,
+            "operator": full.label,
+            "num_bytes": full.num_bytes,
+            "reserved_bytes": reading.peak_reserved_bytes,
+        },
+    }  # fmt: skip
+
+
+def _host(prediction: Prediction) -> dict[str, int] | None:
+    """Return what one node holds, by what it is for; ``load`` is before training, the others are together."""
+    if prediction.host_bytes is None:
+        return None
+    host = prediction.estimate.host
+    return {
+        "load": host.load_bytes,
+        "pinned_parameters": host.pinned_parameters_bytes,
+        "pinned_gradients": host.pinned_gradients_bytes,
+        "optimizer_state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+    }

@@ -1,0 +1,333 @@
+"""A prediction as people read it: the answer first, then where the peak is and what it consists of."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from fsdp_bench.report.prediction import TORCH_VERSION, Prediction, Question
+from fsdp_bench.report.remedies import Remedy, dominant
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_gib
+
+UNKNOWN = "unknown"
+_INDENT = 18
+_WIDTH = 120
+_BAR = 30
+"""Characters of the longest bar."""
+
+_OFTEN = ("precision", "offload", "checkpointing", "optimizer")
+_SELDOM = (
+    "gradient_accumulation_steps",
+    "sync_every_micro_batch",
+    "max_grad_norm",
+    "loss",
+    "compile",
+    "wrap",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+)
+"""Fields that are told only where they are not TrainSetup's own default."""
+
+
+def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
+    """Return one prediction on some twenty lines; the first is the answer."""
+    lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
+    lines += [*_asked(prediction), "", *_peak(prediction), ""]
+    lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
+    lines += [_fact("allocator", _allocator(prediction)), _fact("host memory", _host(prediction))]
+    lines.append(_fact("not predicted", "CUDA context and NCCL buffers (memory beyond reserved); step time"))
+    if prediction.estimate.for_eager:
+        lines.append(_fact("note", "the setup compiles; this is the prediction for eager"))
+    return "\n".join(lines)
+
+
+def verdict(prediction: Prediction) -> str:
+    """Return whether it fits, by how much, and what is in the way."""
+    estimate = prediction.estimate
+    card, reading = estimate.card_bytes, estimate.allocator
+    if prediction.question.kernels != "cuda":
+        return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a card"
+    if card is None:
+        return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
+    usable = f"{format_gib(card)} usable"
+    if reading.out_of_memory is not None:
+        return f"does not fit (predicted): {_shortage(prediction, usable)}"
+    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {usable}"
+    if reading.num_alloc_retries:
+        return f"does not fit (predicted): {reserved} only with {reading.num_alloc_retries} allocation retries"
+    left = f"{format_gib(card - reading.peak_reserved_bytes)} left for CUDA context and NCCL"
+    if prediction.fits:
+        return f"fits (predicted): {reserved}, {left}"
+    host = format_gib(estimate.host.peak_bytes)
+    if prediction.fits is None:
+        return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
+    node = format_gib(estimate.host_bytes or 0)
+    return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
+
+
+def _why_unknown(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "no GPU is named; --server NAME or --gpu NAME"
+    return f"nobody documents how much of a {gpu.name} a process can use"
+
+
+def _shortage(prediction: Prediction, usable: str) -> str:
+    """Return what is missing, where it runs out, and what the peak consists of."""
+    memory, full = prediction.estimate.memory, prediction.estimate.allocator.out_of_memory
+    assert full is not None
+    peak = format_gib(memory.peak_allocated_bytes)
+    where = _place(full.phase, full.unit if full.unit >= 0 else None)
+    runs_out = f"it runs out in {where} at {full.label}"
+    if prediction.headroom_bytes is None:
+        return f"{usable} would hold the peak of {peak}, but not in the segments of the allocator; {runs_out}"
+    return f"{peak} allocated of {usable}, mostly {_words(dominant(prediction))}; {runs_out}"
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """Return what a switch would change, in numbers that were predicted."""
+    found, switch = remedy.prediction, f"{remedy.switch}:"
+    if found.fits:
+        reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
+        return f"{switch} fits, reserved {reserved} (predicted)"
+    peak = format_gib(found.estimate.memory.peak_allocated_bytes)
+    open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
+    return f"{switch} {peak} allocated (predicted); {open_question}"
+
+
+def _asked(prediction: Prediction) -> list[str]:
+    question = prediction.question
+    return [
+        _fact("model", f"{question.model.name}: {question.model.describe()}"),
+        _fact("setup", setup_line(question.setup)),
+        *_hardware(question.hardware, question.setup.world_size),
+        _fact("modelled", _modelled(question)),
+    ]
+
+
+def _modelled(question: Question) -> str:
+    kernels = "CUDA" if question.kernels == "cuda" else "CPU"
+    segments = ", expandable segments" if question.expandable_segments else ""
+    return f"torch {TORCH_VERSION}, {kernels} kernels, rank 0{segments}"
+
+
+def setup_line(setup: TrainSetup) -> str:
+    """Return a setup on one line: what every reader asks for, then what differs from the defaults."""
+    name = setup.strategy.value
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs as {setup.effective_strategy.value})"
+    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
+    if 1 < setup.shard_group_size < setup.world_size:
+        ranks += f" in shard groups of {setup.shard_group_size}"
+    parts = [
+        f"{name} under {setup.api.value}",
+        ranks,
+        str(setup.precision),
+        f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens",
+        f"checkpointing {setup.checkpointing.value}",
+        f"offload {setup.offload.value}",
+        setup.optimizer.value,
+    ]
+    return ", ".join([*parts, *seldom(setup)])
+
+
+def seldom(setup: TrainSetup) -> list[str]:
+    """Return the fields that few change, where they were changed."""
+    default = TrainSetup()
+    changed = [field for field in _SELDOM if getattr(setup, field) != getattr(default, field)]
+    return [f"{_words(field)} {_value(getattr(setup, field))}" for field in changed]
+
+
+def _value(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _hardware(hardware: Cluster | Gpu | None, world_size: int) -> list[str]:
+    if hardware is None:
+        return [_fact("hardware", "none named")]
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    name = f"{world_size} x {gpu.name}"
+    if isinstance(hardware, Cluster):
+        name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    source = gpu.usable_memory_source
+    if gpu.usable_memory_bytes is None or source is None:
+        return [_fact("hardware", f"{name}; usable memory unknown")]
+    return [
+        _fact("hardware", f"{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
+        _fact("", f"source: {source.title} ({source.date})"),
+    ]
+
+
+def _peak(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    place = _place(memory.peak_phase, memory.peak_block)
+    peak = format_gib(memory.peak_allocated_bytes)
+    return [_fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
+
+
+def _place(phase: str, block: int | None) -> str:
+    return phase if block is None else f"{phase}, block {block}"
+
+
+def _phases(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    top = memory.peak_allocated_bytes
+    lines = ["predicted peak by phase"]
+    return lines + [_row(phase, size, top, "") for phase, size in memory.phases.items()]
+
+
+def _breakdown(prediction: Prediction) -> list[str]:
+    """Return what is alive at the peak, the largest first; what is below a thousandth is one line."""
+    breakdown, top = prediction.estimate.memory.breakdown_bytes, prediction.estimate.memory.peak_allocated_bytes
+    parts = sorted(breakdown.items(), key=lambda item: -item[1])
+    shown = [(name, size) for name, size in parts if size >= 0.001 * top]
+    rest = top - sum(size for _, size in shown)
+    lines = [_row(_words(name), size, top, f"{size / top:.1%}") for name, size in shown]
+    if rest >= 0.0005 * top:
+        lines.append(_row("others", rest, top, f"{rest / top:.1%}"))
+    return ["predicted breakdown at the peak", *lines]
+
+
+def _row(name: str, size: int, top: int, share: str) -> str:
+    bar = "#" * round(_BAR * size / top)
+    return f"  {name:<22}{format_gib(size):>11} {share:>7}  {bar}".rstrip()
+
+
+def _allocator(prediction: Prediction) -> str:
+    reading = prediction.estimate.allocator
+    if prediction.question.kernels != "cuda":
+        return "none on a CPU"
+    if reading.out_of_memory is not None:
+        reserved = format_gib(reading.peak_reserved_bytes)
+        return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
+    return (
+        f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
+        f"{reading.num_alloc_retries} allocation retries (predicted)"
+    )
+
+
+def _more(num_bytes: int) -> str:
+    return f"{format_gib(num_bytes)} more"
+
+
+def _host(prediction: Prediction) -> str:
+    if prediction.host_bytes is None:
+        return "unknown: how many ranks share a node's memory; --server NAME"
+    if prediction.host_bytes == 0:
+        return "no tensors there"
+    host, has = prediction.estimate.host, prediction.estimate.host_bytes
+    of = f" of {format_gib(has)}" if has else ""
+    parts = {
+        "parameters, pinned": host.pinned_parameters_bytes,
+        "gradients, pinned": host.pinned_gradients_bytes,
+        "optimizer state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+        "while the model is built": host.load_bytes,
+    }
+    told = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
+    return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {told}"
+
+
+def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
+    """Return one row a setup, for several setups of one model on the same hardware."""
+    questions = [*(prediction.question for prediction in predictions), *refused]
+    varying = varying_fields(questions)
+    header = ["strategy", *varying, "peak allocated", "in phase", "reserved", "fits", "headroom", "mostly"]
+    rows = [[*labels(p.question, varying), *_cells(p)] for p in predictions]
+    first = questions[0]
+    common = common_line(first.setup, varying)
+    lines = [
+        _fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
+        _fact("model", f"{first.model.name}: {first.model.describe()}"),
+        _fact("setup", common),
+        *_hardware(first.hardware, first.setup.world_size),
+        _fact("modelled", _modelled(first)),
+        "",
+        *_aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom"}),
+    ]
+    if refused:
+        lines.append("")
+        lines += [f"impossible: {', '.join(labels(q, varying))}: {q.impossible}" for q in refused]
+    if any(prediction.estimate.for_eager for prediction in predictions):
+        lines += ["", "the setups compile; these are the predictions for eager"]
+    return "\n".join(lines)
+
+
+def varying_fields(questions: Sequence[Question]) -> list[str]:
+    """Return the fields beside the strategy in which setups differ."""
+    return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
+
+
+def common_line(setup: TrainSetup, varying: Sequence[str]) -> str:
+    """Return what the setups have in common."""
+    parts = ["1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"]
+    parts += [] if "api" in varying else [setup.api.value]
+    parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens"]
+    for field in _OFTEN:
+        if field not in varying:
+            value = str(getattr(setup, field))
+            parts.append(value if field in ("precision", "optimizer") else f"{field} {value}")
+    return ", ".join([*parts, *seldom(setup)])
+
+
+def labels(question: Question, varying: Sequence[str]) -> list[str]:
+    """Return what tells a setup from the others: its strategy, and the fields that vary."""
+    setup = question.setup
+    name = setup.strategy.value
+    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
+        name += f" ({setup.shard_group_size})"
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs {setup.effective_strategy.value})"
+    return [name, *(str(getattr(setup, field)) for field in varying)]
+
+
+def _cells(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    largest = dominant(prediction)
+    share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
+    return [
+        format_gib(memory.peak_allocated_bytes),
+        memory.peak_phase,
+        _size(prediction.reserved_bytes, "-" if prediction.fits is False else UNKNOWN),
+        _fits(prediction),
+        _size(prediction.headroom_bytes, UNKNOWN),
+        f"{_words(largest)} {share:.0%}",
+    ]
+
+
+def _fits(prediction: Prediction) -> str:
+    """Return one or two words; retries are named, because the peaks alone do not show them."""
+    reading = prediction.estimate.allocator
+    if prediction.fits is False and reading.out_of_memory is None:
+        return "NO: retries" if reading.num_alloc_retries else "NO: host memory"
+    return {True: "yes", False: "NO", None: UNKNOWN}[prediction.fits]
+
+
+def _size(num_bytes: int | None, otherwise: str) -> str:
+    return otherwise if num_bytes is None else format_gib(num_bytes)
+
+
+def _aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
+    """Return a table's lines; the columns of those names are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [name in numbers for name in table[0]]
+    return [
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width)
+                  for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
+        for row in table
+    ]  # fmt: skip
+
+
+def _fact(name: str, value: str) -> str:
+    """Return a fact on a line, a long one wrapped under itself."""
+    lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
+    return "\n".join(
+        f"{start:<{_INDENT}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False)
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

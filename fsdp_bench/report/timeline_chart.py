@@ -1,0 +1,314 @@
+"""The picture of predicted memory over one training step; several setups stand side by side on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_bench.predict.events import Category
+from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
+from fsdp_bench.report.charts import DPI, EDGE, FAILURE, HEIGHT, WIDTH, text_width
+from fsdp_bench.report.prediction import TORCH_VERSION, Prediction, Question
+from fsdp_bench.report.prediction_text import common_line, labels, setup_line, varying_fields, verdict
+from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.units import GIB, MIB, format_gib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 6
+"""Setups that one picture shows legibly."""
+
+ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
+"""Rows and columns of panels by their number."""
+
+NEAR = 0.2
+"""Part of the card's memory that the highest peak needs for the card's limit to be on the scale."""
+
+LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 74.0
+"""Pixels around and between panels."""
+
+# Okabe and Ito's palette; neighbours differ in lightness, and hatches tell them apart in black and white.
+STYLES = {
+    Category.PARAMETERS: ("#0072B2", ""),
+    Category.OPTIMIZER_STATE: ("#E69F00", "///"),
+    Category.GRADIENTS: ("#006D4F", ""),
+    Category.UNSHARDED_PARAMETERS: ("#8CCBF0", "\\\\\\"),
+    Category.REDUCTION_BUFFERS: ("#5B3A66", ""),
+    Category.ACTIVATIONS: ("#DDEBF4", ""),
+    Category.LOGITS: ("#D55E00", "..."),
+    Category.TEMPORARY: ("#F0E442", "xx"),
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One setup in the picture."""
+
+    prediction: Prediction
+    timeline: Timeline
+    title: str
+
+
+def draw(predictions: Sequence[Prediction], refused: Sequence[Question], path: Path) -> None:
+    """Draw the step of one setup, or of several side by side, as PNG or SVG.
+
+    Args:
+        predictions: setups of one model on the same hardware, in the order of the panels.
+        refused: combinations that cannot run; they are named under the picture.
+        path: the file; its suffix decides the format.
+
+    Raises:
+        SpecError: for more setups than a picture shows.
+        OSError: when the file cannot be written.
+    """
+    if len(predictions) > MOST:
+        raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
+    _figure(predictions, refused).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+
+
+def _figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
+    FigureCanvasAgg(figure)
+    columns = ROWS[len(predictions)][1]
+    pixels = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
+    varying = varying_fields([prediction.question for prediction in predictions])
+    panels = [_panel(prediction, varying, pixels) for prediction in predictions]
+    footer = _wrapped(_conditions(predictions, varying), WIDTH - 2 * EDGE) + _notes(panels, refused)
+    for index, line in enumerate(footer):
+        _write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
+    _write(figure, HEIGHT - 34, "Predicted memory over one training step", size=18, weight="bold")
+    subtitle, good = _subtitle(panels)
+    _write(figure, HEIGHT - 66, subtitle, size=13, color=INK if good else FAILURE)
+    top = HEIGHT - 112 - _legend(figure, panels) * LINE
+    scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
+    _write(figure, top, f"predicted live bytes on one GPU, {unit}", size=12)
+    _place(figure, panels, scale, top=top - (50 if len(panels) > 1 else 18), bottom=len(footer) * LINE + 46)
+    return figure
+
+
+def _place(figure: Figure, panels: Sequence[Panel], scale: float, top: float, bottom: float) -> None:
+    """Draw the panels between two heights, row by row, all on one scale."""
+    rows, columns = ROWS[len(panels)]
+    width = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
+    height = (top - bottom - (rows - 1) * GAP_Y) / rows
+    limit = _limit(panels, height)
+    for index, panel in enumerate(panels):
+        row, column = divmod(index, columns)
+        x = LEFT + column * (width + GAP_X)
+        y = bottom + (rows - 1 - row) * (height + GAP_Y)
+        axes = figure.add_axes((x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT))
+        _draw_panel(axes, panel, scale, limit, is_first=column == 0, is_alone=len(panels) == 1)
+
+
+def _panel(prediction: Prediction, varying: Sequence[str], pixels: float) -> Panel:
+    made = timeline(prediction.question, round(pixels / 1.5))
+    return Panel(prediction, made, ", ".join(labels(prediction.question, varying)))
+
+
+def _subtitle(panels: Sequence[Panel]) -> tuple[str, bool]:
+    """Return the answer, or for several panels the model, and whether it is no bad news."""
+    first = panels[0].prediction
+    model = first.question.model
+    if len(panels) > 1:
+        return f"{model.name}, {len(panels)} setups on one scale", True
+    text = f"{model.name} {verdict(first)}".partition("; it runs out")[0]
+    return text, first.fits is not False
+
+
+def _highest(panels: Sequence[Panel]) -> int:
+    return max(panel.timeline.peak.moment.total for panel in panels)
+
+
+def _limit(panels: Sequence[Panel], height: float) -> float:
+    """Return the bytes at the top of every axis of so many pixels.
+
+    The highest peak has room for its words, and the card's memory is on the scale where a peak comes near it.
+    """
+    highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
+    limit = highest * height / (height - (3 if len(panels) == 1 else 2) * LINE - 24)
+    if card is not None and highest >= NEAR * card:
+        limit = max(limit, card * height / (height - LINE - 8))
+    return limit
+
+
+def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_first: bool, is_alone: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, limit / scale)
+    axes.set_xticks([])
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.tick_params(axis="y", labelsize=12, length=0, labelleft=is_first)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _draw_stack(axes, panel.timeline, scale)
+    _draw_phases(axes, panel.timeline)
+    _draw_card(axes, panel, scale, is_alone)
+    _draw_peak(axes, panel.timeline, scale, is_alone)
+    if not is_alone:
+        good = panel.prediction.fits is not False
+        fits = {True: "fits", False: "does not fit", None: "fit unknown"}[panel.prediction.fits]
+        title = f"{panel.title}: {fits}"
+        size = min(HEADER_FONT, HEADER_FONT * axes.bbox.width / text_width(title, HEADER_FONT, True))
+        axes.set_title(title, loc="left", fontsize=size, weight="bold", pad=7, color=INK if good else FAILURE)
+
+
+def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
+    """Fill one step-shaped band a category, each over the one before."""
+    x = [column.x for column in made.columns] + [1.0]
+    base = [0.0] * len(x)
+    for place, category in enumerate(CATEGORIES):
+        sizes = [column.moment.live[place] / scale for column in made.columns]
+        top = [low + size for low, size in zip(base, [*sizes, sizes[-1]], strict=True)]
+        if max(sizes) > 0:
+            color, hatch = STYLES[category]
+            axes.fill_between(x, base, top, step="post", facecolor=color, hatch=hatch, edgecolor="#00000090",
+                              linewidth=0.0, zorder=2)  # fmt: skip
+            axes.step(x, top, where="post", color=INK, linewidth=0.5, zorder=2.5)
+        base = top
+    axes.step(x, base, where="post", color="black", linewidth=1.3, zorder=3)
+
+
+def _draw_phases(axes: Axes, made: Timeline) -> None:
+    """Mark where phases begin, and name them under the axis; a name that has no room is cut."""
+    for index, span in enumerate(made.spans):
+        if index % 2:
+            axes.axvspan(span.start, span.end, color="#F3F3F3", linewidth=0, zorder=0)
+        if index:
+            axes.axvline(span.start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
+        room = (span.end - span.start) * axes.bbox.width - 4
+        name = next((text for text in (span.name, _SHORT[span.name]) if text_width(text, FONT) <= room), "")
+        axes.annotate(name, ((span.start + span.end) / 2, 0), (0, -14), xycoords=axes.get_xaxis_transform(),
+                      textcoords="offset points", ha="center", va="baseline", fontsize=FONT, color=INK,
+                      annotation_clip=False)  # fmt: skip
+
+
+_SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
+
+
+def _draw_card(axes: Axes, panel: Panel, scale: float, is_alone: bool) -> None:
+    """Draw what a process can use of the card, and the peak that the caching allocator reserves."""
+    estimate = panel.prediction.estimate
+    if estimate.card_bytes is None or estimate.gpu is None:
+        return
+    card, limit = estimate.card_bytes / scale, axes.get_ylim()[1]
+    on_left = panel.timeline.peak.x > 0.55  # where the peak's own words are not
+    words = f"{format_gib(estimate.card_bytes)} usable"
+    words = f"{estimate.gpu.name}: {words}" if is_alone else words
+    if card <= limit:
+        axes.axhline(card, color=FAILURE, linewidth=2.2, linestyle=(0, (7, 3)), zorder=5)
+        _say(axes, card, words, on_left, over=True, color=FAILURE, weight="bold")
+    else:
+        _say(axes, limit, f"{words}, far above this scale", on_left, over=False, color=FAILURE, weight="bold")
+    if panel.prediction.reserved_bytes is None or panel.prediction.reserved_bytes / scale > limit:
+        return
+    reserved = panel.prediction.reserved_bytes / scale
+    is_close = abs(card - reserved) / limit * axes.bbox.height < 2 * LINE
+    axes.axhline(reserved, color=INK, linewidth=1.6, linestyle=(0, (1, 1.5)), zorder=4)
+    text = f"{'peak ' if is_alone else ''}reserved {format_gib(panel.prediction.reserved_bytes)}"
+    _say(axes, reserved, text, on_left, over=not is_close)
+
+
+def _draw_peak(axes: Axes, made: Timeline, scale: float, is_alone: bool) -> None:
+    """Point at the highest moment, and say how high, where and by which operator."""
+    moment = made.peak.moment
+    where = made.peak_phase if moment.block is None else f"{made.peak_phase}, block {moment.block}"
+    lines = [f"peak {format_gib(moment.total)}", where, moment.operator]
+    text = "\n".join(lines if is_alone else lines[:2])
+    y = moment.total / scale
+    room = max(text_width(line, FONT, True) for line in text.split("\n")) / axes.bbox.width
+    x = min(max(made.peak.x, room / 2 + 0.01), 1 - room / 2 - 0.01)
+    axes.plot([made.peak.x], [y], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
+    axes.annotate(text, (x, y), (0, 8), textcoords="offset points", ha="center", va="bottom", fontsize=FONT,
+                  linespacing=1.1, color=INK, zorder=7,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
+
+
+def _say(
+    axes: Axes, y: float, text: str, on_left: bool, *, over: bool, color: str = INK, weight: str = "normal"
+) -> None:
+    """Write at an end of a level line, over or under it."""
+    axes.annotate(text, (0.005 if on_left else 0.995, y), (0, 4 if over else -5), textcoords="offset points",
+                  ha="left" if on_left else "right", va="bottom" if over else "top", fontsize=FONT, color=color,
+                  weight=weight, zorder=6,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85})  # fmt: skip
+
+
+def _legend(figure: Figure, panels: Sequence[Panel]) -> int:
+    """Explain the categories that the picture has, in the order of the stack; return the rows that this takes."""
+    from matplotlib.patches import Patch
+
+    shown = [category for place, category in enumerate(CATEGORIES)
+             if any(column.moment.live[place] for panel in panels for column in panel.timeline.columns)]  # fmt: skip
+    handles = [
+        Patch(facecolor=STYLES[category][0], hatch=STYLES[category][1], edgecolor=INK, linewidth=0.8,
+              label=category.value.replace("_", " "))
+        for category in shown
+    ]  # fmt: skip
+    needed = sum(text_width(category.value, FONT) + 75 for category in shown)
+    rows = 1 if needed <= WIDTH - 2 * EDGE else 2
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT),
+                  frameon=False, fontsize=FONT, ncols=-(-len(shown) // rows), columnspacing=1.2, labelspacing=0.25,
+                  handlelength=2.2, borderpad=0.3)  # fmt: skip
+    return rows
+
+
+def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
+    """Return what a reader needs to know to repeat the picture."""
+    first = predictions[0].question
+    setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
+    cluster, gpu = predictions[0].estimate.cluster, predictions[0].estimate.gpu
+    told = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
+    if cluster is not None:
+        told.append(f"hardware: {cluster.num_nodes} x {cluster.server.name}, {cluster.gpus_per_node} GPUs each")
+    if gpu is not None and gpu.usable_memory_source is not None:
+        source = gpu.usable_memory_source
+        told.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
+    kernels = "CUDA" if first.kernels == "cuda" else "CPU"
+    told.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
+    told.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")
+    told.append("the axis counts allocations and frees in the order of the step, not seconds")
+    return told
+
+
+def _notes(panels: Sequence[Panel], refused: Sequence[Question]) -> list[str]:
+    """Return a line for everything that the picture leaves out."""
+    lines = []
+    steps = panels[0].prediction.question.setup.gradient_accumulation_steps
+    if steps > 3:
+        lines.append(f"of {steps} micro-batches three are drawn: those between the first and the last are alike")
+    if any(panel.prediction.estimate.for_eager for panel in panels):
+        lines.append("the setup compiles; drawn is eager")
+    for panel in panels:
+        memory = panel.prediction.estimate.memory
+        if memory.peak_phase == "load":
+            peak = format_gib(memory.peak_allocated_bytes)
+            lines.append(f"{panel.title}: loading, which is not drawn, is higher: {peak}")
+    return lines + [f"impossible: {labels(question, ())[0]}: {question.impossible}" for question in refused[:3]]
+
+
+def _wrapped(parts: Sequence[str], width: float) -> list[str]:
+    """Join facts with semicolons into lines that are not wider than that, broken at blanks."""
+    lines = [""]
+    for word in "; ".join(parts).split(" "):
+        candidate = f"{lines[-1]} {word}".strip()
+        if text_width(candidate, FONT) <= width:
+            lines[-1] = candidate
+        else:
+            lines.append(word)
+    return lines
+
+
+def _write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:
+    """Write a line at the left edge, its middle so many pixels over the lower edge."""
+    figure.text(EDGE / WIDTH, y / HEIGHT, text, fontsize=size, color=color, weight=weight, va="center")
