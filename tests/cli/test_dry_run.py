@@ -1,0 +1,112 @@
+"""``fsdp-bench dry-run`` as a process: what it prints, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.dry_run import CATEGORIES
+from tests.conftest import run_command
+
+USERS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    def forward(self, x):
+        return self.layer(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.register_buffer("scale", torch.ones(1))
+    def forward(self, tokens):
+        x = self.embedding(tokens) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return {"loss": x.square().mean(), "hidden": x}
+
+def transformer():
+    with torch.device("meta"):
+        return Model(), {"tokens": torch.zeros(2, 8, dtype=torch.int64)}
+
+def linear():
+    return nn.Linear(100, 100, bias=False), torch.zeros(10, 100)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "users.py").write_text(USERS)
+    return tmp_path
+
+
+def test_json_has_the_names_of_the_prediction_and_adds_up() -> None:
+    done = run_command("dry-run", "--params", "10M", "--world-size", 8, "--seq", 64, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    memory = document["memory"]
+    assert document["source"] == "dry-run"
+    assert document["device"] == "fake"
+    assert document["setup"]["world_size"] == document["setup"]["shard_size"] == 8
+    assert set(memory["phases"]) == {"forward", "loss", "backward", "optimizer"}
+    assert set(memory["breakdown_bytes"]) == set(CATEGORIES)
+    assert sum(memory["breakdown_bytes"].values()) == memory["peak_allocated_bytes"]
+    assert memory["phases"][memory["peak_phase"]] == memory["peak_allocated_bytes"]
+
+
+def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.txt"
+    done = run_command("dry-run", "--params", "10M", "--world-size", 2, "--seq", 64, "--trace", trace, "--api", "fsdp2")
+    assert done.returncode == 0, done.stderr
+    for part in ("dry run with torch", "cuda kernels", "peak allocated", "backward", "unsharded_parameters"):
+        assert part in done.stdout
+    lines = trace.read_text().splitlines()
+    assert "== backward" in lines
+    assert any("aten::_scaled_dot_product" in line for line in lines)
+
+
+def test_a_users_module_is_run_with_its_blocks_as_units(folder: Path) -> None:
+    words = ("--module", "users:transformer", "--transformer-block", "users:Block", "--world-size", 4, "--json")
+    done = run_command("dry-run", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    # By hand: an embedding of 50 x 32; in each block attention 4 x 32 x 32 + 4 x 32, feed-forward
+    # 2 x 32 x 64 + 64 + 32, and two norms of 2 x 32. Four bytes each, on four ranks.
+    assert document["model"]["num_parameters"] == 50 * 32 + 2 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 96 + 128)
+    assert document["memory"]["resident"]["parameters_bytes"] == document["model"]["num_parameters"]
+
+
+def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket(folder: Path) -> None:
+    words = ("--module", "users:linear", "--wrap", "none", "--api", "fsdp2", "--strategy", "ddp", "--optimizer", "sgd")
+    done = run_command("dry-run", *words, "--world-size", 2, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    # 100 x 100 fp32 parameters, their gradients and DDP's bucket; SGD's foreach step needs nothing more.
+    assert json.loads(done.stdout)["memory"]["phases"]["optimizer"] == 3 * 100 * 100 * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--module", "nowhere:make"), "cannot import nowhere"),
+        (("--module", "users:linear"), "--transformer-block"),
+        (("--module", "users:linear", "--params", "7B"), "each name a model"),
+        (("--params", "10M", "--compile"), "torch.compile falls back to eager"),
+        (("--params", "10M", "--transformer-block", "users:Block"), "goes with --module"),
+        ((), "no model is named"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str, folder: Path) -> None:
+    done = run_command("dry-run", *words, cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    *_progress, line = done.stderr.strip().splitlines()
+    assert line.startswith("fsdp-bench: ")
+    assert part in line
