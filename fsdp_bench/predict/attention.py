@@ -37,7 +37,7 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
     """
     is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
     is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
-    if not op.kernels.is_cuda or not (is_padded or is_repeated) or op.autocast is not None:
+    if not op.kernels.is_cuda or not (is_padded or is_repeated):
         return x
     numel = x.numel
 
