@@ -7,6 +7,7 @@ fails does not take the others with it.
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import time
 import traceback
@@ -35,7 +36,6 @@ from fsdp_bench.train.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
 from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
-from fsdp_bench.train.wrap import ShardsNothingWarning
 
 WARM_STEPS = 2
 """Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
@@ -192,7 +192,9 @@ def main() -> None:
     if len(sys.argv) > 1:
         die_with_parent(int(sys.argv[1]))
     out, sys.stdout = sys.stdout, sys.stderr
-    warnings.filterwarnings("ignore", category=ShardsNothingWarning)
+    warnings.simplefilter("ignore")  # FSDP's are about use; a dry run's user sees its answer
+    importlib.import_module("torch._dynamo.config")  # FakeTensorMode imports it
+    gc.freeze()  # what torch's import left need not be looked through in every collection
     serve(sys.stdin, out)
 
 

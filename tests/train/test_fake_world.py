@@ -93,7 +93,7 @@ def _uncounted(collective: Any) -> Any:
 
 
 def measure_phases(cells: Cells) -> dict[str, dict[str, int]]:
-    """Return, on a real rank, the phases' peaks in each cell's third step."""
+    """Return, on a real rank, the phases' peaks of a warm step in each cell."""
     for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce"):
         if hasattr(dist, name):
             setattr(dist, name, _uncounted(getattr(dist, name)))
@@ -101,18 +101,22 @@ def measure_phases(cells: Cells) -> dict[str, dict[str, int]]:
 
 
 def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
+    """Return the least peak of three warm steps: gloo's threads and garbage hold tensors for a moment."""
     meter = CpuMeter(None, compiled=False)
     training = training_of(family, setup)
     training.meter = meter
-    for index, tokens in enumerate(batches(setup, SHAPES[family].vocab_size, 3, dist.get_rank(), setup.world_size)):
-        if index == 2:
-            gc.collect()
-            meter.phase("between steps")
-            meter._phases.peaks.clear()
+    steps = []
+    for tokens in batches(setup, SHAPES[family].vocab_size, 5, dist.get_rank(), setup.world_size):
+        gc.collect()
+        meter.phase("between steps")
+        meter._phases.peaks.clear()
         train_step(training, tokens)
         del tokens
+        meter.phase("between steps")
+        steps.append(dict(meter._phases.peaks))
     meter.close()
-    return {phase: peak for phase, peak in meter._phases.peaks.items() if phase != "between steps"}
+    phases = [phase for phase in steps[-1] if phase != "between steps"]
+    return {phase: min(step[phase] for step in steps[2:]) for phase in phases}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,7 @@ def dry() -> Iterator[dict[str, DryRunAnswer]]:
     cells = TWO_RANKS | FOUR_RANKS
     specs = [DryRunSpec(model=SHAPES[family], setup=setup, kernels="cpu") for family, setup in cells.values()]
     names = list(cells)
-    return {names[index]: answer for index, answer in dry_runs(specs)}
+    return {names[index]: answer for index, answer in dry_runs(specs, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +166,7 @@ def test_the_breakdown_adds_up_to_the_peak(dry: dict[str, DryRunAnswer]) -> None
 
 
 def _answers(*specs: DryRunSpec) -> list[DryRunAnswer]:
-    return [answer for _index, answer in sorted(dry_runs(list(specs)), key=lambda pair: pair[0])]
+    return [answer for _index, answer in sorted(dry_runs(list(specs), 2), key=lambda pair: pair[0])]
 
 
 def test_a_gpus_rank_holds_its_shards_and_with_offload_nothing() -> None:
