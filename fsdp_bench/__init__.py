@@ -2,7 +2,7 @@
 
 The public names load on first use, so that ``import fsdp_bench`` needs no torch:
 
-    from fsdp_bench import ModelShape, TrainSetup, fsdp, load_results
+    from fsdp_bench import ModelShape, TrainSetup, estimate, fsdp, load_results
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _HOMES = {
     "ShardingStrategy": "fsdp_bench.spec.setup",
     "Precision": "fsdp_bench.spec.setup",
     "TrialRecord": "fsdp_bench.spec.record",
+    "estimate": "fsdp_bench.predict.estimate",
     "load_results": "fsdp_bench.sweep.store",
     "fsdp": "fsdp_bench.train.wrap",
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate
 from fsdp_bench.predict.host import Build
+from fsdp_bench.predict.kernels import Kernels, cublas_workspace
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -37,6 +38,19 @@ class Question:
     """``cuda`` or ``cpu``: whose operators run."""
     build: Build = Build.META
     expandable_segments: bool = False
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The card, or None when nobody named one."""
+        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+
+    @property
+    def kernel_set(self) -> Kernels:
+        """The operators with the cuBLAS workspace of the card, as ``estimate`` takes it."""
+        kernels = KERNELS[self.kernels]
+        if self.gpu is None or not kernels.cublas_workspace_bytes:
+            return kernels
+        return replace(kernels, cublas_workspace_bytes=cublas_workspace(self.gpu.name))
 
     @property
     def impossible(self) -> str | None:
@@ -87,10 +101,8 @@ class Prediction:
 
 def answer(question: Question) -> Prediction:
     """Predict."""
-    kernels = KERNELS[question.kernels]
-    found = estimate(
-        question.model, question.setup, question.hardware, kernels, question.build, question.expandable_segments
-    )
+    hardware, kernels = question.hardware, question.kernel_set
+    found = estimate(question.model, question.setup, hardware, kernels, question.build, question.expandable_segments)
     return Prediction(question, found)
 
 
@@ -128,13 +140,13 @@ def _asked(question: Question) -> dict[str, Any]:
         "load": question.build.value,
         "model": {**to_builtins(question.model), "num_parameters": question.model.num_parameters},
         "setup": described,
-        "server": _server(question.hardware),
+        "server": _server(question),
     }
 
 
-def _server(hardware: Cluster | Gpu | None) -> dict[str, Any]:
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+def _server(question: Question) -> dict[str, Any]:
+    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
+    gpu = question.gpu
     return {
         "name": cluster.server.name if cluster else None,
         "gpu": gpu.name if gpu else None,

@@ -103,7 +103,7 @@ def _asked(prediction: Prediction) -> list[str]:
     return [
         _fact("model", f"{question.model.name}: {question.model.describe()}"),
         _fact("setup", setup_line(question.setup)),
-        *_hardware(question.hardware, question.setup.world_size),
+        *_hardware(question),
         _fact("modelled", _modelled(question)),
     ]
 
@@ -145,11 +145,12 @@ def _value(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _hardware(hardware: Cluster | Gpu | None, world_size: int) -> list[str]:
-    if hardware is None:
+def _hardware(question: Question) -> list[str]:
+    """Return what it runs on, and where the card's memory was read."""
+    hardware, gpu = question.hardware, question.gpu
+    if gpu is None:
         return [_fact("hardware", "none named")]
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    name = f"{world_size} x {gpu.name}"
+    name = f"{question.setup.world_size} x {gpu.name}"
     if isinstance(hardware, Cluster):
         name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
     source = gpu.usable_memory_source
@@ -243,7 +244,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         _fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
         _fact("model", f"{first.model.name}: {first.model.describe()}"),
         _fact("setup", common),
-        *_hardware(first.hardware, first.setup.world_size),
+        *_hardware(first),
         _fact("modelled", _modelled(first)),
         "",
         *_aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom"}),

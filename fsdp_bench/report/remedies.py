@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.predict.estimate import KERNELS, MemoryPrediction, predict_memory
+from fsdp_bench.predict.estimate import MemoryPrediction, predict_memory
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer
 from fsdp_bench.spec.errors import SpecError
@@ -196,7 +196,7 @@ def _replaced(question: Question, fields: dict[str, Any], hardware: Cluster | Gp
 
 
 def _memory(question: Question) -> MemoryPrediction:
-    return predict_memory(question.model, question.setup, KERNELS[question.kernels])
+    return predict_memory(question.model, question.setup, question.kernel_set)
 
 
 def _needed(remedy: Remedy) -> int:
@@ -204,6 +204,4 @@ def _needed(remedy: Remedy) -> int:
 
 
 def _card_bytes(question: Question) -> int:
-    hardware = question.hardware
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    return (gpu.usable_memory_bytes or 0) if gpu else 0
+    return (question.gpu.usable_memory_bytes or 0) if question.gpu else 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.predict.estimate import KERNELS
 from fsdp_bench.predict.events import Category, Event, Kind
 from fsdp_bench.predict.step import BETWEEN_STEPS, simulate
 from fsdp_bench.report.prediction import Question
@@ -25,9 +24,6 @@ CATEGORIES = (
     Category.TEMPORARY,
 )
 """From the bottom of the stack to its top: what stays longest is lowest, so that it stands level."""
-
-NARROWEST = 0.09
-"""Part of the axis that the narrowest phase takes, when there are few."""
 
 _PLACE = {category: index for index, category in enumerate(CATEGORIES)}
 _SKIPPED = ("load", BETWEEN_STEPS)
@@ -86,11 +82,17 @@ class Timeline:
     """Allocations and frees in the step, before thinning."""
 
 
-def timeline(question: Question, num_columns: int) -> Timeline:
-    """Simulate a step with every block, and keep the highest moment of each of about so many columns."""
-    step = simulate(question.model, question.setup, KERNELS[question.kernels], question.model.num_hidden_layers)
+def timeline(question: Question, num_columns: int, narrowest: float = 0.08) -> Timeline:
+    """Simulate a step with every block, and thin it to a picture.
+
+    Args:
+        question: the setup.
+        num_columns: about how many columns are kept; of each, its highest moment, so that no peak is lost.
+        narrowest: part of the axis that a phase takes at least, as long as there are few phases.
+    """
+    step = simulate(question.model, question.setup, question.kernel_set, question.model.num_hidden_layers)
     found = phases(step.events)
-    spans = _spans(found)
+    spans = _spans(found, narrowest)
     columns: list[Column] = []
     for phase, span in zip(found, spans, strict=True):
         columns += _thinned(phase, span, num_columns)
@@ -123,9 +125,9 @@ def _moment(live: list[int], block: int, operator: str) -> Moment:
     return Moment(tuple(live), block if block >= 0 else None, operator)
 
 
-def _spans(found: list[Phase]) -> tuple[Span, ...]:
-    """Give every phase room by its events, and each at least the narrowest's."""
-    least = min(NARROWEST, 0.5 / len(found))
+def _spans(found: list[Phase], narrowest: float) -> tuple[Span, ...]:
+    """Give every phase room by its events, and each at least that part of the axis."""
+    least = min(narrowest, 0.5 / len(found))
     total = sum(len(phase.moments) for phase in found)
     widths = [max(len(phase.moments) / total, least) for phase in found]
     spans, start = [], 0.0
@@ -137,7 +139,7 @@ def _spans(found: list[Phase]) -> tuple[Span, ...]:
 
 
 def _thinned(phase: Phase, span: Span, num_columns: int) -> list[Column]:
-    """Keep the highest moment of every column, so that no peak is lost."""
+    """Keep the highest moment of every column."""
     count = len(phase.moments)
     width = span.end - span.start
     most = max(1, round(width * num_columns))

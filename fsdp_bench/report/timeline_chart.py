@@ -29,6 +29,9 @@ ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 NEAR = 0.2
 """Part of the card's memory that the highest peak needs for the card's limit to be on the scale."""
 
+NARROWEST = 50.0
+"""Pixels of the narrowest phase, as wide as its name."""
+
 LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 74.0
 """Pixels around and between panels."""
 
@@ -36,7 +39,7 @@ LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 74.0
 STYLES = {
     Category.PARAMETERS: ("#0072B2", ""),
     Category.OPTIMIZER_STATE: ("#E69F00", "///"),
-    Category.GRADIENTS: ("#006D4F", ""),
+    Category.GRADIENTS: ("#35AB85", "--"),
     Category.UNSHARDED_PARAMETERS: ("#8CCBF0", "\\\\\\"),
     Category.REDUCTION_BUFFERS: ("#5B3A66", ""),
     Category.ACTIVATIONS: ("#DDEBF4", ""),
@@ -109,7 +112,7 @@ def _place(figure: Figure, panels: Sequence[Panel], scale: float, top: float, bo
 
 
 def _panel(prediction: Prediction, varying: Sequence[str], pixels: float) -> Panel:
-    made = timeline(prediction.question, round(pixels / 1.5))
+    made = timeline(prediction.question, round(pixels / 1.5), NARROWEST / pixels)
     return Panel(prediction, made, ", ".join(labels(prediction.question, varying)))
 
 
@@ -119,7 +122,7 @@ def _subtitle(panels: Sequence[Panel]) -> tuple[str, bool]:
     model = first.question.model
     if len(panels) > 1:
         return f"{model.name}, {len(panels)} setups on one scale", True
-    text = f"{model.name} {verdict(first)}".partition("; it runs out")[0]
+    text = f"{model.name}: {verdict(first)}".partition("; it runs out")[0]
     return text, first.fits is not False
 
 
@@ -133,10 +136,12 @@ def _limit(panels: Sequence[Panel], height: float) -> float:
     The highest peak has room for its words, and the card's memory is on the scale where a peak comes near it.
     """
     highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
-    limit = highest * height / (height - (3 if len(panels) == 1 else 2) * LINE - 24)
+    words = (3 if len(panels) == 1 else 2) * LINE + 24
     if card is not None and highest >= NEAR * card:
-        limit = max(limit, card * height / (height - LINE - 8))
-    return limit
+        return max(highest * height / (height - words), card * height / (height - LINE - 8))
+    if card is not None:
+        words += LINE + 6  # for the line that says how far above the card's memory is
+    return highest * height / (height - words)
 
 
 def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_first: bool, is_alone: bool) -> None:
@@ -182,7 +187,7 @@ def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
 def _draw_phases(axes: Axes, made: Timeline) -> None:
     """Mark where phases begin, and name them under the axis; a name that has no room is cut."""
     for index, span in enumerate(made.spans):
-        if index % 2:
+        if span.name in ("loss", "optimizer"):
             axes.axvspan(span.start, span.end, color="#F3F3F3", linewidth=0, zorder=0)
         if index:
             axes.axvline(span.start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
@@ -209,7 +214,7 @@ def _draw_card(axes: Axes, panel: Panel, scale: float, is_alone: bool) -> None:
         axes.axhline(card, color=FAILURE, linewidth=2.2, linestyle=(0, (7, 3)), zorder=5)
         _say(axes, card, words, on_left, over=True, color=FAILURE, weight="bold")
     else:
-        _say(axes, limit, f"{words}, far above this scale", on_left, over=False, color=FAILURE, weight="bold")
+        _say(axes, limit, f"{words}, far above", on_left, over=False, color=FAILURE, weight="bold")
     if panel.prediction.reserved_bytes is None or panel.prediction.reserved_bytes / scale > limit:
         return
     reserved = panel.prediction.reserved_bytes / scale
@@ -298,15 +303,18 @@ def _notes(panels: Sequence[Panel], refused: Sequence[Question]) -> list[str]:
 
 
 def _wrapped(parts: Sequence[str], width: float) -> list[str]:
-    """Join facts with semicolons into lines that are not wider than that, broken at blanks."""
-    lines = [""]
+    """Join facts with semicolons into lines that are not wider than that, broken at blanks; words are measured once."""
+    blank = text_width("n n", FONT) - text_width("nn", FONT)
+    lines: list[list[str]] = [[]]
+    room = width
     for word in "; ".join(parts).split(" "):
-        candidate = f"{lines[-1]} {word}".strip()
-        if text_width(candidate, FONT) <= width:
-            lines[-1] = candidate
-        else:
-            lines.append(word)
-    return lines
+        needed = text_width(word, FONT) + 2 * blank  # extents leave out the sides of a word's letters
+        if needed > room and lines[-1]:
+            lines.append([])
+            room = width
+        lines[-1].append(word)
+        room -= needed - 0.7 * blank
+    return [" ".join(line) for line in lines]
 
 
 def _write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:

@@ -1,0 +1,246 @@
+"""``fsdp-bench predict`` as a process: its document, its exit codes, its words, and how light it is.
+
+gpt2 has 124,439,808 parameters and Llama-3.1-8B 8,030,261,248 (their published checkpoints; tests/catalog). A
+p5.48xlarge has 8 GPUs with about 85e9 usable bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run_command
+
+GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
+LLAMA = ("--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
+NUM_PARAMETERS = 124_439_808
+CATEGORIES = {
+    *("parameters", "unsharded_parameters", "gradients", "reduction_buffers"),
+    *("optimizer_state", "activations", "logits", "temporary"),
+}
+TIMES = {
+    *("step_seconds", "compute_seconds", "communication_seconds", "exposed_communication_seconds"),
+    *("tokens_per_second_per_gpu", "mfu"),
+}
+
+
+def document(*words: object, code: int = 0) -> Any:
+    """Run with --json; what is printed must be one document and nothing else."""
+    done = run_command("predict", *words, "--json")
+    assert done.returncode == code, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_the_document_has_the_keys_of_the_design() -> None:
+    found = document(*GPT2)
+    assert {"source", "model", "setup", "server", "memory", "time", "fits", "headroom_bytes"} <= found.keys()
+    assert found["source"] == "predicted"
+    assert {"name", "family", "num_parameters", "num_hidden_layers", "hidden_size"} <= found["model"].keys()
+    assert {
+        *("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer", "world_size"),
+        *("shard_size", "micro_batch_size", "sequence_length"),
+    } <= found["setup"].keys()
+    assert {"name", "gpu", "gpu_memory_bytes"} <= found["server"].keys()
+    assert {
+        *("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "peak_host_bytes_per_node"),
+        *("peak_phase", "phases", "breakdown_bytes"),
+    } <= found["memory"].keys()
+    assert {"forward", "loss", "backward", "optimizer"} <= found["memory"]["phases"].keys()
+    assert set(found["memory"]["breakdown_bytes"]) == CATEGORIES
+    assert set(found["time"]) == TIMES
+
+
+@pytest.mark.parametrize("extra", [(), ("--strategy", "ddp"), ("--api", "fsdp2", "--checkpointing", "full")])
+def test_the_breakdown_adds_up_to_the_peak_which_is_the_highest_phase(extra: tuple[str, ...]) -> None:
+    memory = document(*GPT2, *extra)["memory"]
+    assert sum(memory["breakdown_bytes"].values()) == memory["peak_allocated_bytes"]
+    assert max(memory["phases"].values()) == memory["peak_allocated_bytes"]
+    assert memory["phases"][memory["peak_phase"]] == memory["peak_allocated_bytes"]
+    assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"]
+
+
+def test_full_shard_stores_twelve_bytes_a_parameter_over_the_world() -> None:
+    """fp32: a parameter is 4 bytes, AdamW's two moments 8. Units are padded to the world, storages to 512 bytes."""
+    breakdown = document(*GPT2)["memory"]["breakdown_bytes"]
+    exact = 12 * NUM_PARAMETERS / 8
+    padding = (12 + 1) * 3 * (512 + 4 * 8)  # 12 blocks and the root; the parameter and two moments each
+    assert exact <= breakdown["parameters"] + breakdown["optimizer_state"] <= exact + padding
+
+
+def test_what_is_not_known_is_null() -> None:
+    alone = document("--model", "gpt2")
+    assert (alone["fits"], alone["headroom_bytes"]) == (None, None)
+    assert set(alone["server"].values()) == {None}
+    assert alone["memory"]["peak_device_bytes"] is None
+    assert set(alone["time"].values()) == {None}
+    on_cpu = document(*GPT2, "--kernels", "cpu")
+    assert (on_cpu["kernels"], on_cpu["fits"], on_cpu["memory"]["peak_reserved_bytes"]) == ("cpu", None, None)
+
+
+def test_a_gpu_whose_usable_memory_nobody_documents_gives_no_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[[gpu]]\nname = "mystery"\nproduct_names = []\nmemory_gib = 16\nnative_bf16 = true\n'
+        "dense_flops_per_second = {}\n"
+    )
+    words = ("--model", "gpt2", "--catalog", file, "--gpu", "mystery")
+    assert document(*words)["fits"] is None
+    assert "nobody documents how much of a mystery" in run_command("predict", *words).stdout
+
+
+def test_exit_code_3_says_that_it_does_not_fit() -> None:
+    """Parameters, gradients and two moments, all in fp32: 16 x 8.03e9 = 128e9 bytes, more than the card's 85e9."""
+    found = document(*LLAMA, "--strategy", "ddp", code=3)
+    assert found["fits"] is False
+    assert found["headroom_bytes"] < 85e9 - 16 * 8.03e9
+    assert found["memory"]["peak_reserved_bytes"] is None  # it never got so far
+    assert found["memory"]["out_of_memory"]["reserved_bytes"] <= found["server"]["gpu_memory_bytes"]
+    text = run_command("predict", *LLAMA, "--strategy", "ddp")
+    assert text.returncode == 3
+    assert text.stdout.startswith("does not fit (predicted): ")
+    assert "mostly optimizer state" in text.stdout.splitlines()[0]  # 8 of the 16 bytes a parameter
+
+
+def test_host_memory_counts_who_builds_the_model() -> None:
+    """One copy in fp32 is 4 bytes a parameter; every rank of a node of 8 makes 8 of them."""
+    for load, copies in (("meta", 0), ("rank-0", 1), ("every-rank", 8)):
+        memory = document(*GPT2, "--load", load)["memory"]
+        assert memory["peak_host_bytes_per_node"] == copies * 4 * NUM_PARAMETERS
+    # A GPU's name does not tell how many ranks share a node's memory.
+    words = ("--model", "gpt2", "--gpu", "h100-sxm", "--world-size", "8", "--load", "every-rank")
+    assert document(*words)["memory"]["peak_host_bytes_per_node"] is None
+
+
+def test_the_setup_tells_what_really_runs() -> None:
+    setup = document("--model", "gpt2")["setup"]
+    assert (setup["strategy"], setup["effective_strategy"], setup["shard_size"]) == ("FULL_SHARD", "NO_SHARD", 1)
+    hybrid = document(*GPT2, "--nodes", "2", "--strategy", "hsdp")["setup"]
+    assert (hybrid["world_size"], hybrid["shard_size"]) == (16, 8)
+    assert document(*GPT2, "--compile")["for_eager"] is True
+
+
+def test_several_setups_are_one_document_and_what_cannot_run_has_its_reason() -> None:
+    predictions = document("--model", "gpt2", "--world-size", "2", "--strategy", "all")["predictions"]
+    assert [found["setup"]["strategy"] for found in predictions] == [
+        *("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+    ]
+    assert [found["impossible"] is None for found in predictions] == [True, True, True, False, False]
+    assert "needs at least 2 groups of at least 2 ranks" in predictions[3]["impossible"]
+    assert (predictions[3]["memory"], predictions[3]["fits"]) == (None, None)
+    assert predictions[3].keys() == predictions[0].keys()
+
+
+def test_several_setups_are_rows_side_by_side() -> None:
+    done = run_command("predict", "--model", "gpt2", "--gpu", "h100-sxm", "--world-size", "2", "--strategy", "all")
+    assert done.returncode == 0
+    header, *rows = done.stdout.split("\n\n")[1].splitlines()
+    assert header.split("  ")[0] == "strategy"
+    assert [row.split()[0] for row in rows] == ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+    assert all(" yes " in row for row in rows)
+    assert done.stdout.count("impossible: ") == 2
+    assert done.stdout.startswith("predicted")
+
+
+def test_of_several_setups_one_that_fits_is_enough() -> None:
+    assert run_command("predict", *LLAMA, "--strategy", "ddp,zero3").returncode == 0
+    assert run_command("predict", *LLAMA, "--strategy", "ddp", "--api", "all").returncode == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*LLAMA, "--strategy", "ddp"),
+        (*LLAMA, "--strategy", "zero2"),
+        (*LLAMA, "--nodes", "4", "--seq", "32768", "--precision", "bf16-mixed"),
+        ("--model", "Llama-3.1-70B", "--server", "p5.48xlarge", "--nodes", "2", "--seq", "8192", "--batch", "2"),
+    ],
+)
+def test_what_help_promises_to_fit_does_fit(words: tuple[str, ...]) -> None:
+    done = run_command("predict", *words)
+    assert done.returncode == 3
+    promised = re.findall(r"^  (--.*): fits, reserved", done.stdout, re.MULTILINE)
+    assert promised
+    for switches in promised:
+        assert run_command("predict", *words, *switches.split()).returncode == 0
+
+
+def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
+    done = run_command("predict", *GPT2)
+    assert done.returncode == 0
+    assert done.stdout.startswith("fits (predicted): reserved ")
+    for words in (
+        "left for CUDA context and NCCL",
+        "source: ",
+        "peak by phase",
+        "breakdown at the peak",
+        "not predicted",
+    ):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((), "no model is named"),
+        ((*GPT2, "--strategy", "nope"), "strategy: 'nope' is not allowed"),
+        ((*GPT2, "--kernels", "tpu"), "'tpu' is not one of"),
+        ((*GPT2, "--load", "rank-9"), "'rank-9' is not one of"),
+        (("--model", "gpt2", "--strategy", "hsdp"), "HYBRID_SHARD needs at least 2 groups"),
+        ((*GPT2, "--chart", "step.jpg"), "a file that ends in .png or .svg"),
+        ((*GPT2, "--chart", "no-such-folder/step.png"), "'no-such-folder' is no folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str) -> None:
+    done = run_command("predict", *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("fsdp-bench: ")
+    assert part in line
+
+
+def test_too_many_setups_for_one_picture_are_refused(tmp_path: Path) -> None:
+    done = run_command("predict", *GPT2, "--strategy", "all", "--api", "all", "--chart", tmp_path / "step.png")
+    assert done.returncode == 2
+    assert "are too many for one picture; at most 6" in done.stderr
+
+
+def test_a_picture_leaves_standard_output_to_the_document(tmp_path: Path) -> None:
+    done = run_command("predict", *GPT2, "--json", "--chart", tmp_path / "step.png")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["source"] == "predicted"
+    assert (tmp_path / "step.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("extra", [[], ["--json"], ["--strategy", "all"], ["--strategy", "ddp"]])
+def test_predicting_loads_nothing_heavy(extra: list[str]) -> None:
+    program = (
+        "import sys, fsdp_bench.cli.main as main\n"
+        f"main.cli.main({['predict', *LLAMA, *extra]}, standalone_mode=False)\n"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'numpy', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].endswith("[]")
+
+
+def test_estimate_is_a_public_name_that_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "import fsdp_bench\n"
+        "assert 'fsdp_bench.predict' not in sys.modules\n"
+        "from fsdp_bench import ModelShape, TrainSetup, estimate\n"
+        "shape = ModelShape(name='tiny', family='llama', num_hidden_layers=2, hidden_size=64, num_attention_heads=4,\n"
+        "                   num_key_value_heads=4, intermediate_size=128, vocab_size=256, max_position_embeddings=64)\n"
+        "assert estimate(shape, TrainSetup(world_size=2)).memory.peak_allocated_bytes > 0\n"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

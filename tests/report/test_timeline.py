@@ -1,0 +1,180 @@
+"""The picture of one step: which moments it shows, and what is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.predict.events import Category, Event, Kind
+from fsdp_bench.predict.step import BETWEEN_STEPS, Step
+from fsdp_bench.report import timeline as timeline_module
+from fsdp_bench.report import timeline_chart
+from fsdp_bench.report.prediction import Prediction, Question, answer
+from fsdp_bench.report.timeline import CATEGORIES, phases, timeline
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.units import GIB
+
+TINY = ModelShape(
+    name="tiny",
+    family=Family.LLAMA,
+    num_hidden_layers=4,
+    hidden_size=256,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=512,
+    vocab_size=1024,
+    max_position_embeddings=1024,
+)
+H100 = loader.BUILT_IN.gpu("h100-sxm")
+
+
+def question(strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, **fields: object) -> Question:
+    return Question(TINY, TrainSetup(strategy=strategy, world_size=8, **fields), H100)  # type: ignore[arg-type]
+
+
+def mark(phase: str, block: int = -1) -> Event:
+    return Event(Kind.MARK, block, label=phase)
+
+
+def allocate(number: int, num_bytes: int, category: Category) -> Event:
+    return Event(Kind.ALLOCATE, number, num_bytes, category, label=f"op{number}")
+
+
+def free(number: int, num_bytes: int, category: Category) -> Event:
+    return Event(Kind.FREE, number, num_bytes, category)
+
+
+STEP = [
+    mark("load"),
+    allocate(1, 100, Category.PARAMETERS),
+    mark(BETWEEN_STEPS),
+    allocate(2, 200, Category.OPTIMIZER_STATE),
+    mark("forward"),
+    mark("forward", 0),
+    allocate(3, 10, Category.ACTIVATIONS),
+    mark("loss"),
+    allocate(4, 5, Category.LOGITS),
+    mark("backward", 0),
+    free(4, 5, Category.LOGITS),
+    free(3, 10, Category.ACTIVATIONS),
+    mark("optimizer"),
+    mark(BETWEEN_STEPS),
+    free(2, 200, Category.OPTIMIZER_STATE),
+]
+
+
+def test_a_step_is_its_phases_and_begins_with_what_lies_between_steps() -> None:
+    found = phases(STEP)
+    assert [phase.name for phase in found] == ["forward", "loss", "backward", "optimizer"]
+    assert [[moment.total for moment in phase.moments] for phase in found] == [
+        [300, 310],  # parameters and states were there before
+        [310, 315],
+        [315, 310, 300],
+        [300],
+    ]
+    forward = found[0].moments[1]
+    assert dict(zip(CATEGORIES, forward.live, strict=True)) == {
+        **dict.fromkeys(CATEGORIES, 0),
+        Category.PARAMETERS: 100,
+        Category.OPTIMIZER_STATE: 200,
+        Category.ACTIVATIONS: 10,
+    }
+    assert (forward.block, forward.operator) == (0, "op3")
+
+
+def test_micro_batches_are_phases_of_their_own() -> None:
+    names = [span.name for span in timeline(question(gradient_accumulation_steps=2), 400).spans]
+    assert names == ["forward", "loss", "backward"] * 2 + ["optimizer"]
+
+
+def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [event for number in range(10, 5000) for event in (
+        allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
+    spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
+    events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
+    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step(events, 0))
+    found = timeline(question(), 100)
+    assert len(found.columns) < 110
+    assert found.peak.moment.total == 1000
+    assert (found.peak_phase, found.peak.moment.operator) == ("forward", "op9")
+    assert found.num_events > 9000
+
+
+def test_the_axis_is_whole_and_its_phases_can_be_read() -> None:
+    found = timeline(question(), 400, narrowest=0.1)
+    assert found.spans[0].start == 0
+    assert found.spans[-1].end == pytest.approx(1)
+    assert all(left.end == right.start for left, right in zip(found.spans, found.spans[1:], strict=False))
+    assert min(span.end - span.start for span in found.spans) > 0.1 / 1.4
+    places = [column.x for column in found.columns]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD])
+def test_the_picture_and_the_prediction_agree_on_the_peak(api: Api, strategy: ShardingStrategy) -> None:
+    """The picture simulates every block; the prediction three, one of them stretched."""
+    asked = question(strategy, api=api)
+    memory = answer(asked).estimate.memory
+    highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
+    assert timeline(asked, 300).peak.moment.total == memory.phases[highest]
+
+
+def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    path = tmp_path / "step.png"
+    timeline_chart.draw([answer(question())], [], path)
+    pixels = imread(path)
+    assert pixels.shape[:2] == (900, 1600)
+    for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
+        wanted = to_rgb(timeline_chart.STYLES[category][0])
+        close = (abs(pixels[..., :3] - wanted).max(axis=2) < 0.02).sum()
+        assert close > 500, category
+
+
+def test_a_picture_can_be_svg(tmp_path: Path) -> None:
+    path = tmp_path / "step.svg"
+    timeline_chart.draw([answer(question())], [], path)
+    assert "<svg" in path.read_text()[:1000]
+    assert path.stat().st_size > 20_000
+
+
+def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
+    answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
+    refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
+    figure = timeline_chart._figure(answers, [refused])
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FULL_SHARD: fits", "NO_SHARD: fits"]
+    assert any("impossible: HYBRID_SHARD: " in text.get_text() for text in figure.texts)
+
+
+def test_the_cards_limit_is_drawn_where_it_is() -> None:
+    """tiny has 4 blocks of 655,872 parameters and 524,544 others: 16 bytes each in fp32 is 48 MiB under NO_SHARD."""
+    import msgspec
+
+    small = msgspec.structs.replace(H100, usable_memory_bytes=128 * 1024**2)
+    asked = Question(TINY, TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=8), small)
+    (axes,) = timeline_chart._figure([answer(asked)], []).axes
+    assert any(list(line.get_ydata()) == [128.0, 128.0] for line in axes.lines)  # MiB
+    (axes,) = timeline_chart._figure([answer(question())], []).axes
+    assert any("far above" in text.get_text() for text in axes.texts)
+    assert axes.get_ylim()[1] < 80 * GIB
+
+
+def test_conditions_are_printed_on_the_picture() -> None:
+    told = " ".join(text.get_text() for text in timeline_chart._figure([answer(question())], []).texts)
+    for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
+                  "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
+        assert words in told
+
+
+def test_too_many_setups_are_refused(tmp_path: Path) -> None:
+    answers: list[Prediction] = [answer(question())] * 7
+    with pytest.raises(SpecError, match="7 setups are too many"):
+        timeline_chart.draw(answers, [], tmp_path / "step.png")
