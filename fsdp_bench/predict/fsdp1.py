@@ -266,7 +266,9 @@ class FlatParamHandle:
         if computed is not None and computed.storage is not None:
             wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:
-            self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)")
+            stays = not wrapper.is_sharded and not self.sizes.casts_back
+            category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
+            self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)", category)
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:

@@ -32,7 +32,7 @@ def format_validation(comparisons: Sequence[Comparison], summary: Summary) -> st
         reading = comparison.phases[phase]
         lines.append(
             f"  {error:+.4%} in {phase}: predicted {format_gib(reading.predicted_bytes)}, "
-            f"{summary.against} {format_gib(reading.reference_bytes)}"
+            f"reference {format_gib(reading.reference_bytes)}"
             f" ({reading.predicted_bytes - reading.reference_bytes:+d} bytes): {comparison.label}"
         )
     failed = [comparison for comparison in comparisons if comparison.error is not None]
