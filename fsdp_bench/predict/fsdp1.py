@@ -10,43 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
+from fsdp_bench.predict.flat_layout import ALIGNMENT_BYTES, FlatLayout
 from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tensor
 from fsdp_bench.predict.transformer import Module, Transformer, Weight, materialize
 from fsdp_bench.spec.setup import BackwardPrefetch, ShardingStrategy, TrainSetup
-
-_ALIGNMENT_BYTES = 16
-"""_flat_param.py, _get_aligned_numel: with use_orig_params every parameter starts at a multiple of this."""
-
-
-class FlatLayout:
-    """FlatParamHandle._init_flat_param_and_metadata: where each weight lies in the flat parameter."""
-
-    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int, padded_to: int) -> None:
-        self.offsets: list[int] = []
-        self.paddings: list[int] = []
-        total = 0
-        for weight in weights:
-            if aligned_numel:
-                total = self._pad(total, aligned_numel)
-            self.offsets.append(total)
-            total += weight.numel
-        if aligned_numel:
-            total = self._pad(total, padded_to)
-        self.numel = total
-        self.shard_numel = -(-total // group_size)
-
-    def _pad(self, total: int, multiple: int) -> int:
-        padding = -total % multiple
-        if padding:
-            self.paddings.append(padding)
-        return total + padding
-
-    def in_first_shard(self, index: int, weight: Weight) -> int:
-        """Return how many elements of a weight rank 0 holds."""
-        return max(min(self.shard_numel - self.offsets[index], weight.numel), 0)
 
 
 class FlatParamHandle:
@@ -58,7 +28,7 @@ class FlatParamHandle:
         self.sizes = wrapper.sizes
         self.is_root = is_root
         self.weights = weights
-        aligned = _ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
+        aligned = ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
         # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
         padded_to = wrapper.group_size if wrapper.is_sharded else wrapper.setup.world_size
         self.layout = FlatLayout(weights, wrapper.group_size, aligned, padded_to)
@@ -364,7 +334,7 @@ class Fsdp1:
             weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
             taken.update(map(id, weights))
             handles[id(unit)] = FlatParamHandle(self, weights, unit is model)
-            unit.around = _outside(handles[id(unit)].around, unit.around)
+            unit.put_around(handles[id(unit)].around)
         self.wrapping_order = list(handles.values())
         # The head is registered first and runs last; every other unit runs in the order of its registration.
         self.forward_order = [
@@ -495,10 +465,3 @@ class Fsdp1:
             handle.finalize()
         self.post_forward_order.clear()
         self._callback_queued = False
-
-
-def _outside(outer: Callable[..., Any], inner: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return ``outer`` around what is already around a module."""
-    if inner is None:
-        return outer
-    return lambda forward, *inputs: outer(lambda *rest: inner(forward, *rest), *inputs)

@@ -286,7 +286,7 @@ class Fsdp2:
             taken.update(map(id, weights))
             reshards = setup.strategy.reshards_after_forward and unit is not model
             groups[id(unit)] = ParamGroup(self, weights, reshards)
-            unit.around = _outside(groups[id(unit)].around, unit.around)
+            unit.put_around(groups[id(unit)].around)
         self.root = groups[id(model)]
         self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
         if setup.forward_prefetch:
@@ -351,10 +351,3 @@ class Fsdp2:
         self.post_forward_order.clear()
         self.reduce_scatter_states.clear()
         self._callback_queued = False
-
-
-def _outside(outer: Callable[..., Any], inner: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return ``outer`` around what is already around a module."""
-    if inner is None:
-        return outer
-    return lambda forward, *inputs: outer(lambda *rest: inner(forward, *rest), *inputs)

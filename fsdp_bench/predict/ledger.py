@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace
-from fsdp_bench.predict.tape import Gradients, Node, Tape, Tensor
+from fsdp_bench.predict.tape import Backward, Gradients, Node, Tape, Tensor
 
 Saved = Any
 """What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
@@ -45,12 +45,14 @@ class Operators:
     # -- elementwise -------------------------------------------------------------------------------------------
 
     def like(self, x: Tensor, label: str, numel: int | None = None) -> Tensor:
+        """Allocate a tensor of the same dtype, and of the same size unless ``numel`` says otherwise."""
         return self.tape.tensor(x.numel if numel is None else numel, x.itemsize, label)
 
     def temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
+        """Allocate what backward needs for a moment, or hands on."""
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
-    def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward) -> Tensor:  # type: ignore[no-untyped-def]
+    def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
         if self.tape.grad_enabled and any(t.node is not None for t in inputs):
             out.node = Node(self.tape, backward, inputs, saved)

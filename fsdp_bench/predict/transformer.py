@@ -61,6 +61,14 @@ class Module:
         """Run forward inside of what is around it."""
         return self.forward(*inputs) if self.around is None else self.around(self.forward, *inputs)
 
+    def put_around(self, outer: Callable[..., Tensor]) -> None:
+        """Put ``outer``, which is called with forward and the inputs, around what is around the module already."""
+        inner = self.around
+        if inner is None:
+            self.around = outer
+        else:
+            self.around = lambda forward, *inputs: outer(lambda *rest: inner(forward, *rest), *inputs)
+
     def forward(self, *inputs: Any) -> Tensor:
         """Run the module's operators."""
         raise NotImplementedError
