@@ -58,7 +58,7 @@ def verdict(prediction: Prediction) -> str:
         return f"does not fit (predicted): {_shortage(prediction, usable)}"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {usable}"
     if reading.num_alloc_retries:
-        return f"does not fit (predicted): {reserved} only with {reading.num_alloc_retries} allocation retries"
+        return f"does not fit (predicted): {reserved} only with {_retries(reading.num_alloc_retries)}"
     left = f"{format_gib(card - reading.peak_reserved_bytes)} left for CUDA context and NCCL"
     if prediction.fits:
         return f"fits (predicted): {reserved}, {left}"
@@ -206,8 +206,12 @@ def _allocator(prediction: Prediction) -> str:
         return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
     return (
         f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
-        f"{reading.num_alloc_retries} allocation retries (predicted)"
+        f"{_retries(reading.num_alloc_retries)} (predicted)"
     )
+
+
+def _retries(count: int) -> str:
+    return "1 allocation retry" if count == 1 else f"{count} allocation retries"
 
 
 def _more(num_bytes: int) -> str:
@@ -251,7 +255,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
     ]
     if refused:
         lines.append("")
-        lines += [f"impossible: {', '.join(labels(q, varying))}: {q.impossible}" for q in refused]
+        lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
     if any(prediction.estimate.for_eager for prediction in predictions):
         lines += ["", "the setups compile; these are the predictions for eager"]
     return "\n".join(lines)
@@ -283,6 +287,13 @@ def labels(question: Question, varying: Sequence[str]) -> list[str]:
     if setup.effective_strategy is not setup.strategy:
         name += f" (runs {setup.effective_strategy.value})"
     return [name, *(str(getattr(setup, field)) for field in varying)]
+
+
+def title(question: Question, varying: Sequence[str]) -> str:
+    """Return what tells a setup from the others where no column's header says what a word means."""
+    strategy, *values = labels(question, varying)
+    named = zip(varying, values, strict=True)
+    return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
 
 
 def _cells(prediction: Prediction) -> list[str]:

@@ -11,7 +11,7 @@ from fsdp_bench.predict.events import Category
 from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
 from fsdp_bench.report.charts import DPI, EDGE, FAILURE, HEIGHT, WIDTH, text_width
 from fsdp_bench.report.prediction import TORCH_VERSION, Prediction, Question
-from fsdp_bench.report.prediction_text import common_line, labels, setup_line, varying_fields, verdict
+from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields, verdict
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB, MIB, format_gib
@@ -113,7 +113,7 @@ def _place(figure: Figure, panels: Sequence[Panel], scale: float, top: float, bo
 
 def _panel(prediction: Prediction, varying: Sequence[str], pixels: float) -> Panel:
     made = timeline(prediction.question, round(pixels / 1.5), NARROWEST / pixels)
-    return Panel(prediction, made, ", ".join(labels(prediction.question, varying)))
+    return Panel(prediction, made, title(prediction.question, varying))
 
 
 def _subtitle(panels: Sequence[Panel]) -> tuple[str, bool]:
@@ -163,9 +163,9 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_firs
     if not is_alone:
         good = panel.prediction.fits is not False
         fits = {True: "fits", False: "does not fit", None: "fit unknown"}[panel.prediction.fits]
-        title = f"{panel.title}: {fits}"
-        size = min(HEADER_FONT, HEADER_FONT * axes.bbox.width / text_width(title, HEADER_FONT, True))
-        axes.set_title(title, loc="left", fontsize=size, weight="bold", pad=7, color=INK if good else FAILURE)
+        text = f"{panel.title}: {fits}"
+        size = min(HEADER_FONT, 0.97 * HEADER_FONT * axes.bbox.width / text_width(text, HEADER_FONT, True))
+        axes.set_title(text, loc="left", fontsize=size, weight="bold", pad=7, color=INK if good else FAILURE)
 
 
 def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
@@ -299,7 +299,8 @@ def _notes(panels: Sequence[Panel], refused: Sequence[Question]) -> list[str]:
         if memory.peak_phase == "load":
             peak = format_gib(memory.peak_allocated_bytes)
             lines.append(f"{panel.title}: loading, which is not drawn, is higher: {peak}")
-    return lines + [f"impossible: {labels(question, ())[0]}: {question.impossible}" for question in refused[:3]]
+    reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
+    return lines + list(reasons)[:3]
 
 
 def _wrapped(parts: Sequence[str], width: float) -> list[str]:
