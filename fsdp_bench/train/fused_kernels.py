@@ -3,7 +3,7 @@
     attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
                 logsumexp; fp32, or with a mask: the memory-efficient one
     rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
-    autocast    AutocastCUDA's fp32 list (norms, softmax, ...), on top of a CPU's own lists
+    autocast    CUDA's lists (cuda_autocast.py)
 
 Attention's are torch's own operators with torch's own shape functions and autograd formulas; only the choice among
 them is made here, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels
@@ -21,19 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fsdp_bench.train import cuda_autocast
 from fsdp_bench.train.fake_gpu import NAME
 
 _HALF = (torch.float16, torch.bfloat16)
-
-_FP32_UNDER_AUTOCAST = (
-    *("rms_norm", "layer_norm", "group_norm", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim"),
-    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "expm1", "log", "log10", "log1p", "log2"),
-    *("logsumexp", "rsqrt", "reciprocal", "softplus", "dist", "cosine_similarity", "acos", "asin", "cosh", "sinh"),
-    *("tan", "erfinv", "pdist", "renorm"),
-)
-_FP32_RESULT_UNDER_AUTOCAST = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod")
-"""Operators of AutocastCUDA's two fp32 lists (aten/src/ATen/autocast_mode.h) that AutocastCPU has not."""
-
 
 _CAUGHT_AT = "AutogradCPU"
 """The key at which operators are caught before torch decomposes them."""
@@ -45,19 +36,11 @@ def fused_kernels() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, fused in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
-            library.impl(name, _on_accelerator(_operator(name), fused), _CAUGHT_AT)
-        for name in _FP32_UNDER_AUTOCAST:
-            library.impl(name, _fp32_arguments(_operator(name)), "AutocastCPU")
-        for name in _FP32_RESULT_UNDER_AUTOCAST:
-            library.impl(name, _fp32_result(_operator(name)), "AutocastCPU")
+            library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
+        cuda_autocast.register(library)
         yield
     finally:
         library._destroy()
-
-
-def _operator(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _on_accelerator(operator: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,32 +48,6 @@ def _on_accelerator(operator: Any, fused: Callable[..., Any]) -> Callable[..., A
         if first.device.type != NAME:
             return operator.decompose(first, *args, **kwargs)
         return fused(operator.decompose, first, *args, **kwargs)
-
-    return call
-
-
-def _without_autocast() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
-
-
-def _fp32_arguments(operator: Any) -> Callable[..., Any]:
-    def cast(value: Any) -> Any:
-        half = isinstance(value, Tensor) and value.dtype in _HALF and value.device.type == NAME
-        return value.to(torch.float32) if half else value
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast():
-            return operator(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
-
-    return call
-
-
-def _fp32_result(operator: Any) -> Callable[..., Any]:
-    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if first.dtype in _HALF and first.device.type == NAME and kwargs.get("dtype") is None:
-            kwargs["dtype"] = torch.float32
-        with _without_autocast():
-            return operator(first, *args, **kwargs)
 
     return call
 

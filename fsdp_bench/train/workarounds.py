@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.train.cuda_autocast import clear_cache
 from fsdp_bench.train.fake_gpu import NAME
 
 Replace = Callable[[Any], Any]
@@ -199,6 +200,14 @@ def _autocast_of_cpu_keys(original: Any) -> Any:
     return init
 
 
+def _clear_both_caches(original: Any) -> Any:
+    def clear() -> None:
+        original()
+        clear_cache()
+
+    return clear
+
+
 def _always(_original: Any) -> Any:
     return lambda *_args, **_kwargs: True
 
@@ -300,8 +309,15 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch.amp.autocast_mode:autocast.__init__",
         marker="self.device = device_type",
-        why="tensors with a CPU's dispatch keys obey a CPU's autocast; fused_kernels.py adds CUDA's fp32 list",
+        why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels cuda_autocast.py replaces",
         replace=_autocast_of_cpu_keys,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch:clear_autocast_cache",
+        marker="clear_autocast_cache",
+        why="cuda_autocast.py keeps its own casts of parameters, which must end when torch's do",
+        replace=_clear_both_caches,
         only_accelerator=True,
     ),
 )
