@@ -77,8 +77,9 @@ def _casting(operator: Any, dtype_of: Callable[[], torch.dtype]) -> Callable[...
     def call(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of()
         with _without_autocast():
-            cast = {key: _cast(value, dtype) for key, value in kwargs.items()}
-            return operator(*(_cast(value, dtype) for value in args), **cast)
+            named = {key: _cast(value, dtype) for key, value in kwargs.items()}
+            last_first = [_cast(value, dtype) for value in reversed(args)]  # the order in which gcc evaluates arguments
+            return operator(*reversed(last_first), **named)
 
     return call
 
