@@ -49,10 +49,11 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fsdp-bench")
 def cli() -> None:
-    """Which FSDP setting, how large a model, how fast: measured on this machine.
+    """Which FSDP setting, how large a model, how fast: predicted, dry-run or measured on this machine.
 
     \b
-    Exit codes: 0 done, 1 a trial crashed or timed out, 2 bad input, 130 interrupted (the same command resumes).
+    Exit codes: 0 done or it fits, 3 it does not fit, 2 bad input, 1 a trial crashed or timed out,
+    130 interrupted (the same command resumes).
     """
 
 

@@ -6,18 +6,22 @@ block's events, which is what fits on a card.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
-from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, cublas_workspace
+from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.predict.memory import Peak, breakdown, replay
 from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
+
+CONTEXT_AND_NCCL_BYTES = 3 * 1024**3
+"""The most that users report for the CUDA context and the communicators of a process: 1 to 3 GiB (issues of OpenTau
+and others; FSDP_FACTS.md). It warns; it is never part of a number."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
@@ -75,6 +79,11 @@ class Estimate:
         return None if self.host_bytes is None else self.host.peak_bytes <= self.host_bytes
 
     @property
+    def is_tight(self) -> bool:
+        """Whether what is left may be too little for the CUDA context and NCCL, which are not predicted."""
+        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES
+
+    @property
     def headroom_bytes(self) -> int | None:
         """What the card has beyond the reserved peak, for the CUDA context and NCCL; negative when it does not fit."""
         return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
@@ -123,8 +132,7 @@ def estimate(
     """Return everything that is predicted of one setup."""
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    if gpu is not None and kernels.cublas_workspace_bytes:
-        kernels = replace(kernels, cublas_workspace_bytes=cublas_workspace(gpu.name))
+    kernels = kernels_on(kernels, gpu.name if gpu else None)
     reading = replay_allocator(
         first_two_steps(shape, setup, kernels),
         gpu.usable_memory_bytes if gpu else None,

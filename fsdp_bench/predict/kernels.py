@@ -7,7 +7,7 @@ of memory-efficient attention's backward, flash attention's split-KV buffers for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FP32 = 4
 INT64 = 8
@@ -87,5 +87,14 @@ def cublas_workspace(gpu: str | None) -> int:
 
 
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
+
+
+def kernels_on(kernels: Kernels, gpu: str | None) -> Kernels:
+    """Return the kernels with the cuBLAS workspace of a GPU of the catalogue."""
+    if gpu is None or not kernels.cublas_workspace_bytes:
+        return kernels
+    return replace(kernels, cublas_workspace_bytes=cublas_workspace(gpu))
+
+
 CUBLAS_THREADS = 2
 """Handles are per thread: one for the thread that runs forward, one for autograd's device thread."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate
 from fsdp_bench.predict.host import Build
-from fsdp_bench.predict.kernels import Kernels, cublas_workspace
+from fsdp_bench.predict.kernels import Kernels, kernels_on
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup, impossible
-
-TORCH_VERSION = "2.13"
-"""The torch whose order of events predict/ follows."""
 
 TIME = (
     "step_seconds",
@@ -47,10 +45,7 @@ class Question:
     @property
     def kernel_set(self) -> Kernels:
         """The operators with the cuBLAS workspace of the card, as ``estimate`` takes it."""
-        kernels = KERNELS[self.kernels]
-        if self.gpu is None or not kernels.cublas_workspace_bytes:
-            return kernels
-        return replace(kernels, cublas_workspace_bytes=cublas_workspace(self.gpu.name))
+        return kernels_on(KERNELS[self.kernels], self.gpu.name if self.gpu else None)
 
     @property
     def impossible(self) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from fsdp_bench.report.prediction import TORCH_VERSION, Prediction, Question
+from fsdp_bench.predict import TORCH_VERSION
+from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.remedies import Remedy, dominant
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
@@ -61,7 +62,8 @@ def verdict(prediction: Prediction) -> str:
         return f"does not fit (predicted): {reserved} only with {_retries(reading.num_alloc_retries)}"
     left = f"{format_gib(card - reading.peak_reserved_bytes)} left for CUDA context and NCCL"
     if prediction.fits:
-        return f"fits (predicted): {reserved}, {left}"
+        tight = "; tight: users report 1 to 3 GiB for these" if estimate.is_tight else ""
+        return f"fits (predicted): {reserved}, {left}{tight}"
     host = format_gib(estimate.host.peak_bytes)
     if prediction.fits is None:
         return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
@@ -315,6 +317,8 @@ def _fits(prediction: Prediction) -> str:
     reading = prediction.estimate.allocator
     if prediction.fits is False and reading.out_of_memory is None:
         return "NO: retries" if reading.num_alloc_retries else "NO: host memory"
+    if prediction.estimate.is_tight and prediction.fits:
+        return "tight"
     return {True: "yes", False: "NO", None: UNKNOWN}[prediction.fits]
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.events import Category
 from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
 from fsdp_bench.report.charts import DPI, EDGE, FAILURE, HEIGHT, WIDTH, text_width
-from fsdp_bench.report.prediction import TORCH_VERSION, Prediction, Question
+from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields, verdict
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
 from fsdp_bench.spec.errors import SpecError
