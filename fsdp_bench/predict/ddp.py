@@ -22,17 +22,24 @@ _BROADCAST_BYTES = 250 * 1024**2
 """torch/nn/parallel/distributed.py, broadcast_bucket_size."""
 
 
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1024**2, 25 * 1024**2
+"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; DistributedDataParallel's bucket_cap_mb."""
+
+
 class _Gradient:
     """One parameter's gradient: the first is taken, further ones are added in place."""
 
-    def __init__(self, op: Operators, weight: Weight, itemsize: int) -> None:
+    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[int], None]) -> None:
         self.value: Tensor | None = None
+        self._numel = weight.numel
+        self._when_ready = when_ready
         weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest, weight.block)
         weight.seen.node = Leaf(op.tape, self._accumulate)
 
     def _accumulate(self, gradient: Tensor) -> None:
         if self.value is None:
             self.value = gradient
+        self._when_ready(self._numel)
 
 
 class Ddp:
@@ -53,10 +60,31 @@ class Ddp:
         self.sizes = sizes
         self.reduces_gradients = True
         self.weights = model.all_weights()
-        self.gradients = [_Gradient(op, weight, sizes.store) for weight in self.weights]
+        self.num_parameters = sum(weight.numel for weight in self.weights)
+        self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
+        self._waiting_numel = 0
+        self._seen_numel = 0
+        self._bucket_limit = _FIRST_BUCKET_BYTES
         if sizes.casts:
             self._autocast = sizes.compute
             model.around = self.around
+
+    def _ready(self, numel: int) -> None:
+        """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
+
+        Buckets follow the order in which gradients came in the first step (rebuild_buckets).
+        """
+        if not self.sizes.casts_back or not self.reduces_gradients:
+            return
+        self._waiting_numel += numel
+        self._seen_numel += numel
+        is_last = self._seen_numel == self.num_parameters
+        if is_last or self._waiting_numel * self.sizes.store >= self._bucket_limit:
+            num_bytes = self._waiting_numel * self.sizes.reduce
+            self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
+            self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
+        if is_last:
+            self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """torch.autocast around the model's forward."""

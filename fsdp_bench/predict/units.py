@@ -18,7 +18,8 @@ def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:
 def blocks_are_alike(model: Transformer, units: list[Module], setup: TrainSetup) -> bool:
     """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-        return True  # DistributedDataParallel has no units
+        # DistributedDataParallel has no units, but buckets, which matter where they are reduced in another dtype.
+        return setup.precision.reduce == setup.precision.store
     inside = {id(weight) for unit in units for weight in unit.all_weights()}
     return all(id(weight) in inside for block in model.blocks for weight in block.all_weights())
 
