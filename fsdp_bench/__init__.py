@@ -18,6 +18,7 @@ _HOMES = {
     "ShardingStrategy": "fsdp_bench.spec.setup",
     "Precision": "fsdp_bench.spec.setup",
     "TrialRecord": "fsdp_bench.spec.record",
+    "dry_run": "fsdp_bench.sweep.dry_run",
     "estimate": "fsdp_bench.predict.estimate",
     "load_results": "fsdp_bench.sweep.store",
     "fsdp": "fsdp_bench.train.wrap",
