@@ -17,7 +17,7 @@ from fsdp_bench.spec.record import MemoryReading
 from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.storage_tracker import StorageTracker
 
-GLOO_RELEASE_SECONDS = 0.002
+GLOO_RELEASE_SECONDS = 0.005
 """Gloo's threads hold a finished collective's tensors for a moment, which must not count in the next phase."""
 
 
@@ -65,7 +65,7 @@ class CpuMeter:
     def __init__(self, budget_bytes: int | None, compiled: bool) -> None:
         self._tracker: StorageTracker | None = None
         if not compiled:
-            self._tracker = StorageTracker(budget_bytes)
+            self._tracker = StorageTracker(budget_bytes, GLOO_RELEASE_SECONDS)
             self._tracker.__enter__()
         self._phases = _Phases()
         self._host = HostMeter()

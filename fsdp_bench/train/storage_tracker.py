@@ -5,6 +5,7 @@ Not covered: what operators use inside themselves and the process group's own bu
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Self
@@ -20,6 +21,10 @@ class BudgetExceeded(MemoryError):
     """Live tensors grew past ``memory_limit``: the CPU's stand-in for a card that is full."""
 
 
+_COLLECTIVES = ("c10d", "_c10d_functional")
+"""The namespaces of torch.ops in which collectives are."""
+
+
 class StorageTracker(TorchDispatchMode):
     """Counts the bytes of every storage that operators create while the mode is active.
 
@@ -27,9 +32,12 @@ class StorageTracker(TorchDispatchMode):
     and restores parameters with ``UntypedStorage.resize_``, which is no operator and is therefore intercepted.
     """
 
-    def __init__(self, budget_bytes: int | None = None) -> None:
+    def __init__(self, budget_bytes: int | None = None, settle_seconds: float = 0.0) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
+        self.settle_seconds = settle_seconds
+        """How long to wait after a collective: gloo's threads let go of its tensors a moment after it is done."""
+        self._collective_ran = False
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -41,6 +49,7 @@ class StorageTracker(TorchDispatchMode):
         tracker, original = self, self._resize
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            tracker._settle()
             result = original(storage, size)
             if storage._cdata in tracker._sizes:
                 tracker._set(storage._cdata, storage.nbytes())
@@ -59,12 +68,21 @@ class StorageTracker(TorchDispatchMode):
         """Run the operator, then count the storages that it returned."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor unwraps itself first; its local operators come back here
+        self._settle()
         result = func(*args, **(kwargs or {}))
+        if func.namespace in _COLLECTIVES:
+            self._collective_ran = True
         if isinstance(result, torch.Tensor):
             self._count(result)
         elif isinstance(result, tuple | list):
             self._count_all(result)
         return result
+
+    def _settle(self) -> None:
+        if self._collective_ran:
+            self._collective_ran = False
+            if self.settle_seconds:
+                time.sleep(self.settle_seconds)
 
     def reset_peak(self) -> None:
         """Start a new peak at what is live now."""

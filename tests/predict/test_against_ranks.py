@@ -67,8 +67,8 @@ def cases_of(world: int) -> Cases:
 def test_predicted_peaks_are_those_of_real_ranks(world: int, tmp_path: Path) -> None:
     """Within 1 % in every phase, equal to the byte in nearly all.
 
-    What differs: gloo's threads hold a finished collective's tensors for a moment (train/meters.py), which cannot be
-    waited for within backward.
+    What can differ: gloo's threads hold a finished collective's tensors for a moment. The meter waits for them, but
+    not for ever (train/meters.py).
     """
     cases = cases_of(world)
     measured = run_ranks(world, tmp_path, measure_cases, cases)[0]
