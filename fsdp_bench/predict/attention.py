@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from fsdp_bench.predict.kernels import FP32, flash_backward_workspace
 from fsdp_bench.predict.ledger import Operators, Saved
 from fsdp_bench.predict.tape import Gradients, Tensor
+from fsdp_bench.spec.errors import SpecError
 
 _NAME = "aten::scaled_dot_product_attention"
 _HEAD_MULTIPLE = 8
+_FP32_MULTIPLE = 4
+"""aten/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient: 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
     """
     is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
     is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
+    if heads.count == (1 if is_query else heads.groups):
+        return x  # a single head is the whole row
     if not op.kernels.is_cuda or not (is_padded or is_repeated):
         return x
     numel = x.numel
@@ -58,7 +63,8 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
         return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
 
-    return op.record(op.like(x, "aten::clone", numel), [x], [], backward)
+    merged = Tensor(x.storage, numel, x.itemsize) if heads.count == 1 else op.like(x, "aten::clone", numel)
+    return op.record(merged, [x], [], backward)
 
 
 def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
@@ -66,6 +72,11 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
     if not op.kernels.is_cuda:
         return _kernel(op, q, k, v, op.batch * heads.count * heads.length, [], [])
     if q.itemsize == FP32:
+        if heads.dim % _FP32_MULTIPLE:
+            raise SpecError(
+                f"head size {heads.dim}: in fp32 CUDA's fused attention wants a multiple of {_FP32_MULTIPLE}; torch"
+                " falls back to the unfused kernel, whose memory is unknown here; use bf16, or another head size"
+            )
         if heads.groups > 1:
             k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32

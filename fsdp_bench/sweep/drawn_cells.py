@@ -57,9 +57,25 @@ def draw_cells(count: int, seed: int, device: str = "cpu") -> tuple[Cell, ...]:
             cell = Cell(model=_shape(source), setup=_setup(source))
         except SpecError:
             continue  # two drawn values contradict each other
-        if impossible(cell.setup, device) is None:
+        if impossible(cell.setup, device) is None and not _is_left_out(cell, device):
             cells[cell] = None
     return tuple(cells)
+
+
+def _is_left_out(cell: Cell, device: str) -> bool:
+    """Leave out what the model does not claim, or what torch itself cannot run.
+
+    Selective checkpointing of a block with FSDP units inside: it counts FSDP's profiler marks as operators of the
+    block and may not find them again (torch 2.13: "invocation index ... not found in storage"). Heads in fp32 that
+    CUDA's fused attention does not take: see predict/attention.py. A single padded head before a bias: torch then
+    multiplies and adds in two operators, which the model does not know (an error of less than 1 %).
+    """
+    setup, shape = cell.setup, cell.model
+    if device == "cuda" and shape.num_attention_heads == 1 and shape.head_dim % 8 and shape.family is Family.GPT2:
+        return True
+    if setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE:
+        return True
+    return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 
 
 def _shape(source: random.Random) -> ModelShape:

@@ -11,12 +11,15 @@ from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.predict.estimate import estimate, predict_memory
 from fsdp_bench.predict.host import Build, host_memory, pinned_bytes
 from fsdp_bench.predict.kernels import (
+    CPU,
     CUDA_OBSERVED,
     cublas_workspace,
     embedding_backward_workspace,
     flash_backward_workspace,
 )
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 LLAMA_8B = model("Llama-3.1-8B").shape()
@@ -122,6 +125,25 @@ def test_a_pinned_tensor_takes_a_power_of_two(num_bytes: int) -> None:
     taken = pinned_bytes(num_bytes)
     assert num_bytes <= taken < 2 * num_bytes
     assert taken & (taken - 1) == 0
+
+
+def test_heads_that_no_fused_kernel_takes_are_refused_not_guessed() -> None:
+    shape = ModelShape(
+        name="odd",
+        family=Family.GPT2,
+        num_hidden_layers=2,
+        hidden_size=60,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=64,
+        vocab_size=100,
+        max_position_embeddings=64,
+    )
+    setup = TrainSetup(world_size=8, sequence_length=64)
+    with pytest.raises(SpecError, match="head size 15"):
+        predict_memory(shape, setup)
+    assert predict_memory(shape, replace(setup, precision=BF16)).peak_allocated_bytes > 0
+    assert predict_memory(shape, setup, CPU).peak_allocated_bytes > 0
 
 
 def test_what_kernels_allocate_inside() -> None:
