@@ -13,8 +13,9 @@ from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
-from fsdp_bench.predict.memory import Peak, breakdown, replay
+from fsdp_bench.predict.memory import STRETCHED_BLOCK, Peak, breakdown, replay
 from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -22,6 +23,9 @@ from fsdp_bench.spec.setup import TrainSetup
 CONTEXT_AND_NCCL_BYTES = 3 * 1024**3
 """The most that users report for the CUDA context and the communicators of a process: 1 to 3 GiB (issues of OpenTau
 and others; FSDP_FACTS.md). It warns; it is never part of a number."""
+
+DEEPEST = 1000
+"""Layers of which every block's allocations can be replayed in seconds."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
@@ -64,6 +68,11 @@ class Estimate:
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
+    def has_flash_attention(self) -> bool:
+        """Whether the card runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
+        return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
+
+    @property
     def host_bytes(self) -> int | None:
         """A node's memory, or None when it is not known."""
         return self.cluster.server.host_memory_bytes if self.cluster else None
@@ -71,7 +80,7 @@ class Estimate:
     @property
     def fits(self) -> bool | None:
         """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
-        if self.card_bytes is None:
+        if self.card_bytes is None or not self.has_flash_attention:
             return None
         fits_card = self.allocator.out_of_memory is None and self.allocator.num_alloc_retries == 0
         if not fits_card or self.host.peak_bytes == 0:
@@ -103,22 +112,27 @@ def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA
     return MemoryPrediction(
         peak_allocated_bytes=peak.num_bytes,
         peak_phase=phase,
-        peak_block=_block_at(step.events, peak, shape.num_hidden_layers - step.extra_blocks, step.extra_blocks),
+        peak_block=_block_at(step.events, peak, step.extra_blocks),
         peak_operator=step.events[peak.event].label,
         phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
         breakdown_bytes=breakdown(step.events, peak, step.extra_blocks),
     )
 
 
-def _block_at(events: list[Event], peak: Peak, simulated: int, extra: int) -> int | None:
+def _block_at(events: list[Event], peak: Peak, extra: int) -> int | None:
     """Return the real number of the block in whose part an event lies."""
-    block = -1
+    block, phase = -1, ""
     for event in events[: peak.event + 1]:
         if event.kind == Kind.MARK:
-            block = event.number
+            block, phase = event.number, event.label
     if block < 0:
         return None
-    return block if block == 0 or simulated == 1 else block + (extra if block > 1 else peak.turn)
+    if block > STRETCHED_BLOCK:
+        return block + extra
+    if block < STRETCHED_BLOCK or not extra:
+        return block
+    # Backward comes from the last block.
+    return STRETCHED_BLOCK + (extra - peak.turn if phase == "backward" else peak.turn)
 
 
 def estimate(
@@ -129,7 +143,13 @@ def estimate(
     build: Build = Build.META,
     expandable_segments: bool = False,
 ) -> Estimate:
-    """Return everything that is predicted of one setup."""
+    """Return everything that is predicted of one setup.
+
+    Raises:
+        SpecError: for a depth whose every block would take minutes, and for heads that no fused kernel takes.
+    """
+    if shape.num_hidden_layers > DEEPEST:
+        raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu.name if gpu else None)

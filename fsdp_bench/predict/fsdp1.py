@@ -28,6 +28,7 @@ class FlatParamHandle:
         self.sizes = wrapper.sizes
         self.is_root = is_root
         self.weights = weights
+        self.block = weights[0].block if weights else -1
         aligned = ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
         # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
         padded_to = wrapper.group_size if wrapper.is_sharded else wrapper.setup.world_size
@@ -162,6 +163,11 @@ class FlatParamHandle:
         wrapper = self.wrapper
         if self.is_root:
             wrapper.root_pre_forward()
+        if not self.weights:  # a root whose parameters are all in units below has no handle
+            out = forward(*inputs)
+            if out.node is not None:
+                out.node.before(wrapper.queue_final_callback)
+            return out
         if not self.prefetched:
             self.unshard(in_forward=True)
         self.needs_pre_forward_unshard = False
@@ -349,7 +355,7 @@ class Fsdp1:
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters()."""
         if not self.setup.use_orig_params:
-            return [Shard(h.layout.shard_numel, self.sizes.store, h.weights[0].block) for h in self.handles]
+            return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
         held = {
             id(weight): handle.layout.in_first_shard(index, weight)
             for handle in self.handles
@@ -367,7 +373,7 @@ class Fsdp1:
 
     def host_tensors(self) -> list[tuple[int, int]]:
         """Return elements and block of each pinned tensor with offload: _local_shard, and _cpu_grad like it."""
-        return [(handle.layout.shard_numel, handle.weights[0].block) for handle in self.handles]
+        return [(handle.layout.shard_numel, handle.block) for handle in self.handles]
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
@@ -393,7 +399,7 @@ class Fsdp1:
     def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
         """Yield the units, marking whose turn it is."""
         for handle in handles or self.handles:
-            self.tape.mark_block(handle.weights[0].block)
+            self.tape.mark_block(handle.block)
             yield handle
         self.tape.mark_block(-1)
 

@@ -50,6 +50,7 @@ class ParamGroup:
         self.sizes = wrapper.sizes
         self.group_size = wrapper.group_size
         self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
+        self.block = weights[0].block if weights else -1
         self.shard_numel = sum(param.padded_shard_numel for param in self.params)
         self.reshards_after_forward = reshards
         self.all_gather_result: Storage | None = None
@@ -137,6 +138,12 @@ class ParamGroup:
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """FSDPState._pre_forward, the module, FSDPState._post_forward."""
         wrapper, recomputes = self.wrapper, self.wrapper.engine.is_running
+        if not self.params:  # a root whose parameters are all in units below
+            out = forward(*inputs)
+            if out.node is not None:
+                out.node.before(wrapper.queue_final_callback)
+            wrapper.all_gather_state = None
+            return out
         if self.in_pre_backward:  # recomputed by checkpointing around this unit
             self.unshard()
             self.wait_for_unshard(in_forward=False)
@@ -331,7 +338,7 @@ class Fsdp2:
     def _by_block(self) -> Iterator[ParamGroup]:
         """Yield the units, marking whose turn it is."""
         for group in self.groups:
-            self.tape.mark_block(group.params[0].weight.block)
+            self.tape.mark_block(group.block)
             yield group
         self.tape.mark_block(-1)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.predict.step import Simulation
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 
 class Build(StrEnum):
@@ -57,11 +57,10 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
         return HostMemory(0, 0, 0, 0, load)
     shards, held = _shards(shape, setup)
     pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
-    gradients = pinned if setup.api is Api.FSDP1 else sum(count * pinned_bytes(n) for n, count in shards)
     is_adam = setup.optimizer is not OptimizerKind.SGD
     return HostMemory(
         pinned_parameters_bytes=ranks_per_node * pinned,
-        pinned_gradients_bytes=ranks_per_node * gradients,
+        pinned_gradients_bytes=ranks_per_node * pinned,
         optimizer_state_bytes=ranks_per_node * 2 * held if is_adam else 0,
         temporary_bytes=ranks_per_node * held if setup.optimizer is OptimizerKind.ADAMW_FOREACH else 0,
         load_bytes=load,
@@ -70,9 +69,10 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
 
 def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    simulation = Simulation(shape, setup, CUDA, 1)
+    simulation, blocks = Simulation(shape, setup, CUDA, 1), shape.num_hidden_layers
+    if not simulation.is_stretchable:
+        simulation, blocks = Simulation(shape, setup, CUDA, shape.num_hidden_layers), 1
     wrapper, itemsize = simulation.wrapper, simulation.sizes.store
-    blocks = shape.num_hidden_layers
     pinned = [(numel * itemsize, blocks if block >= 0 else 1) for numel, block in wrapper.host_tensors()]
     shards = wrapper.shards(simulation.model)
     held = sum(shard.numel * shard.itemsize * (blocks if shard.block >= 0 else 1) for shard in shards)

@@ -78,7 +78,8 @@ class Prediction:
         A fragmented card is full while its peak would fit: by how much it is too small is then not known.
         """
         room = self.estimate.headroom_bytes if self._on_card else None
-        if room is not None and room >= 0 and self.estimate.allocator.out_of_memory is not None:
+        reading = self.estimate.allocator
+        if room is not None and room >= 0 and (reading.out_of_memory is not None or reading.num_alloc_retries):
             return None
         return room
 
@@ -110,13 +111,14 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "memory": _memory(prediction),
         "time": dict.fromkeys(TIME),
         "fits": prediction.fits,
+        "tight": prediction.estimate.is_tight if prediction.fits else None,
         "headroom_bytes": prediction.headroom_bytes,
     }
 
 
 def refusal(question: Question) -> dict[str, Any]:
     """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
-    nothing = dict.fromkeys(("for_eager", "memory", "time", "fits", "headroom_bytes"))
+    nothing = dict.fromkeys(("for_eager", "memory", "time", "fits", "tight", "headroom_bytes"))
     return {**_asked(question), "impossible": question.impossible, **nothing}
 
 

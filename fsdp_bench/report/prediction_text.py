@@ -40,7 +40,13 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
     lines += [_fact("allocator", _allocator(prediction)), _fact("host memory", _host(prediction))]
-    lines.append(_fact("not predicted", "CUDA context and NCCL buffers (memory beyond reserved); step time"))
+    lines.append(
+        _fact(
+            "not predicted",
+            "CUDA context and NCCL buffers (memory beyond reserved); step time. Reserved assumes a host"
+            " that runs ahead of the GPU",
+        )
+    )
     if prediction.estimate.for_eager:
         lines.append(_fact("note", "the setup compiles; this is the prediction for eager"))
     return "\n".join(lines)
@@ -54,6 +60,8 @@ def verdict(prediction: Prediction) -> str:
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a card"
     if card is None:
         return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
+    if not estimate.has_flash_attention:
+        return "unknown whether it fits (predicted): torch has no flash attention for this card; peaks below assume it"
     usable = f"{format_gib(card)} usable"
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction, usable)}"

@@ -164,6 +164,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_firs
     if not is_alone:
         good = panel.prediction.fits is not False
         fits = {True: "fits", False: "does not fit", None: "fit unknown"}[panel.prediction.fits]
+        fits += ", tight" if panel.prediction.fits and panel.prediction.estimate.is_tight else ""
         text = f"{panel.title}: {fits}"
         size = min(HEADER_FONT, 0.97 * HEADER_FONT * axes.bbox.width / text_width(text, HEADER_FONT, True))
         axes.set_title(text, loc="left", fontsize=size, weight="bold", pad=7, color=INK if good else FAILURE)
