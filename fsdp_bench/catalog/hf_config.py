@@ -43,6 +43,18 @@ _ACTIVATIONS = {
     "mistral": ("hidden_act", ("silu",)),
     "gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")),
 }
+_OTHER_MODULES = (
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "quantization_config",
+    "vision_config",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "kv_lora_rank",
+    "num_nextn_predict_layers",
+)
+"""Keys with which a config describes modules that llama, mistral and gpt2 have not."""
 _MISTRAL_KEY_VALUE_HEADS = 8
 """MistralConfig's default where the file has none; LlamaConfig's is as many as attention heads."""
 
@@ -55,7 +67,7 @@ def read_hf_config(path: Path) -> ModelShape:
     """
     config = _load(path)
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise SpecError(f"{path}: model_type {model_type!r} is not built here; one of {', '.join(FAMILIES)}")
     try:
         _refuse_variants(config)
@@ -80,11 +92,11 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _refuse_variants(config: dict[str, Any]) -> None:
-    """Refuse what changes the modules without changing the sizes."""
+    """Refuse what changes the modules without changing the sizes that are read here."""
     field, known = _ACTIVATIONS[config["model_type"]]
     if config.get(field, known[0]) not in known:
         raise SpecError(f"{field} {config[field]!r} is not built here; one of {', '.join(known)}")
-    for field in ("add_cross_attention", "quantization_config", "is_encoder_decoder"):
+    for field in _OTHER_MODULES:
         if config.get(field):
             raise SpecError(f"{field} is set, which is not built here")
 

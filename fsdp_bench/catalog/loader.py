@@ -158,5 +158,9 @@ def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
     for entry in reversed(entries):
         if folded in names_of(entry):
             return entry
-    known = {spelling: entry for entry in entries for spelling in names_of(entry)}
-    raise SpecError(f"{kind}: {name!r} is not in the catalogue{nearest(folded, known)}")
+    containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
+    if len(containing) > 1:
+        raise SpecError(f"{kind}: {name!r} is not in the catalogue alone; one of {', '.join(containing)}")
+    spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
+    close = f" (did you mean {containing[0]!r}?)" if containing else nearest(folded, spellings)
+    raise SpecError(f"{kind}: {name!r} is not in the catalogue{close}")

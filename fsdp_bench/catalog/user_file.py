@@ -48,6 +48,8 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
             source = {"title": str(path), "date": day}
             for holder in (entry, *(entry[link] for link in _LINKS if isinstance(entry.get(link), dict))):
                 holder.setdefault("source", source)
+            if "usable_memory_bytes" in entry:
+                entry.setdefault("usable_memory_source", source)
     return tables
 
 

@@ -45,6 +45,8 @@ def command(
     Needs torch but no GPU. Prints the live bytes: their peak, where it is, and what it consists of.
     """
     spec, hardware = _spec(words, module, block)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
     spec = msgspec.structs.replace(spec, kernels=kernels, trace=str(trace.resolve()) if trace else None)
     with _patience(spec):
         answer = run_one(spec)

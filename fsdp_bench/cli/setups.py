@@ -30,8 +30,8 @@ from fsdp_bench.spec.units import parse_count
 Hardware = Cluster | Gpu | None
 """A cluster of known servers, a GPU alone, or nothing known."""
 
-GPT2_POSITIONS = 1024
-"""Learned positions of the ladder's gpt2; a longer sequence gets as many as it needs, as in sweep files."""
+POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
+"""Positions of the ladder's models; a longer sequence gets as many as it needs, as in sweep files."""
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
@@ -117,7 +117,7 @@ def _model(words: SetupWords, catalog: Catalog, sequence_length: int) -> ModelSh
         raise SpecError(f"{' and '.join(given)} each name a model; keep one")
     if words.params is not None:
         family = Family(words.family or "llama")
-        positions = max(sequence_length, GPT2_POSITIONS) if family is Family.GPT2 else None
+        positions = max(sequence_length, POSITIONS[family])
         return rung(family, parse_count(words.params, "params"), positions=positions)
     if words.family is not None:
         raise SpecError(f"family: goes with --params; {given[0]} has its own")

@@ -84,6 +84,18 @@ class Prediction:
         return room
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know before trusting the answer."""
+        setup, model = self.question.setup, self.question.model
+        notes = []
+        if self.estimate.for_eager:
+            notes.append("the setup compiles; this is the prediction for eager")
+        if setup.sequence_length > model.max_position_embeddings:
+            longest = model.max_position_embeddings
+            notes.append(f"{setup.sequence_length} tokens are beyond the {longest} positions of {model.name}")
+        return tuple(notes)
+
+    @property
     def host_bytes(self) -> int | None:
         """What the ranks of one node hold in its memory; None when how many ranks it has is unknown."""
         host = self.estimate.host.peak_bytes
@@ -108,6 +120,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
         **_asked(prediction.question),
         "impossible": None,
         "for_eager": prediction.estimate.for_eager,
+        "notes": prediction.notes,
         "memory": _memory(prediction),
         "time": dict.fromkeys(TIME),
         "fits": prediction.fits,
@@ -118,7 +131,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
 
 def refusal(question: Question) -> dict[str, Any]:
     """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
-    nothing = dict.fromkeys(("for_eager", "memory", "time", "fits", "tight", "headroom_bytes"))
+    nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "fits", "tight", "headroom_bytes"))
     return {**_asked(question), "impossible": question.impossible, **nothing}
 
 

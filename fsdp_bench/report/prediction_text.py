@@ -47,13 +47,17 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
             " that runs ahead of the GPU",
         )
     )
-    if prediction.estimate.for_eager:
-        lines.append(_fact("note", "the setup compiles; this is the prediction for eager"))
+    lines += [_fact("note", note) for note in prediction.notes]
     return "\n".join(lines)
 
 
 def verdict(prediction: Prediction) -> str:
     """Return whether it fits, by how much, and what is in the way."""
+    is_known = prediction.fits is not None
+    return ("in eager it " if is_known and prediction.estimate.for_eager else "") + _verdict(prediction)
+
+
+def _verdict(prediction: Prediction) -> str:
     estimate = prediction.estimate
     card, reading = estimate.card_bytes, estimate.allocator
     if prediction.question.kernels != "cuda":
@@ -266,8 +270,8 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
     if refused:
         lines.append("")
         lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
-    if any(prediction.estimate.for_eager for prediction in predictions):
-        lines += ["", "the setups compile; these are the predictions for eager"]
+    notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
+    lines += ["", *(_fact("note", note) for note in notes)] if notes else []
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -287,9 +288,9 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in _POSITIVE_FIELDS:
             if (value := getattr(self, field)) < 1:
                 raise SpecError(f"{field}: {value} is not allowed; 1 or more")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
             raise SpecError(f"max_grad_norm: {self.max_grad_norm} is not allowed; a positive number, or leave it out")
-        if self.learning_rate < 0:
+        if not 0 <= self.learning_rate < math.inf:
             raise SpecError(f"learning_rate: {self.learning_rate} is not allowed; 0 or more")
         self._check_shard_size()
 

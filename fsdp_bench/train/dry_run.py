@@ -96,7 +96,9 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
         if spec.module is not None:
             user = load_user_module(spec.module, dtype, world.home_of(setup))
             if user.block is None and setup.wrap is Wrap.BLOCK:
-                raise SpecError("module: name its blocks' class (--transformer-block), or wrap by size or not at all")
+                raise SpecError(
+                    "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
+                )
             count = setup.gradient_accumulation_steps
             return _Subject(user.model, user.block, loss_of, lambda made: module_step(made, [user.batch] * count))
         assert spec.model is not None

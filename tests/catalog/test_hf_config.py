@@ -98,6 +98,8 @@ def test_the_name_is_the_files_own_or_its_folders(tmp_path: Path) -> None:
     ("config", "part"),
     [
         ({**LLAMA, "model_type": "qwen2"}, "model_type 'qwen2' is not built here; one of llama, mistral, gpt2"),
+        ({**LLAMA, "model_type": ["llama"]}, "model_type ['llama'] is not built here"),
+        ({**LLAMA, "num_local_experts": 8}, "num_local_experts is set, which is not built here"),
         ({"hidden_size": 1}, "model_type None is not built here"),
         ([], "not an object"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu' is not built here; one of silu"),

@@ -100,5 +100,5 @@ def test_what_cannot_be_planned_says_why_when_it_is_asked_for(name: str, reason:
 def test_names_are_read_in_any_case_and_as_on_hugging_face() -> None:
     assert model("LLAMA-3.1-8b") is model("meta-llama/Llama-3.1-8B") is model("meta-llama/Meta-Llama-3.1-8B")
     assert model("mistralai/Mistral-7B-v0.1").shape().family is Family.LLAMA
-    with pytest.raises(SpecError, match=r"did you mean 'llama-3\.1-8b'"):
+    with pytest.raises(SpecError, match=r"did you mean 'Llama-3\.1-8B'"):
         model("Llama-3.1-8")

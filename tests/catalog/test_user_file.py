@@ -65,6 +65,16 @@ def test_entries_are_added_with_the_file_as_their_source(write: Callable[[str], 
     assert catalog.server("p5.48xlarge") is BUILT_IN.server("p5.48xlarge")
 
 
+def test_the_memory_of_a_users_card_has_a_source(write: Callable[[str], Path]) -> None:
+    path = write(
+        '[[gpu]]\nname = "Mine"\nproduct_names = []\nmemory_gib = 16\ndense_flops_per_second = {}\n'
+        "native_bf16 = true\nusable_memory_bytes = 16000000000\n"
+    )
+    source = load_user_catalog(path).gpu("mine").usable_memory_source
+    assert source is not None
+    assert source.title == str(path)
+
+
 def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[str], Path]) -> None:
     catalog = load_user_catalog(write(GPU + SERVER))
     assert catalog.gpu("RTX-4090").memory_gib == 48
@@ -83,7 +93,7 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
         (SERVER.replace("gpus_per_node = 4", ""), "[[server]] 'basement': has no `gpus_per_node`"),
         (SERVER.replace("4\n", "'4'\n"), "Expected `int`, got `str` - at `gpus_per_node`"),
         (SERVER.replace("= 4\n", "= 0\n"), "gpus_per_node: 0 is not allowed; a positive number"),
-        (SERVER.replace("RTX-4090", "RTX-409"), "gpu: 'RTX-409' is not in the catalogue (did you mean 'rtx-4090'?)"),
+        (SERVER.replace("RTX-4090", "RTX-409"), "gpu: 'RTX-409' is not in the catalogue (did you mean 'RTX-4090'?)"),
         (SERVER.replace('"basement"', "7"), "[[server]] number 1: Expected `str`, got `int` - at `name`"),
         (SERVER + SERVER, "[[server]]: the name 'basement' is taken twice"),
         (SERVER + '[server.intra_node]\nkind = "pci"', "kind: 'pci' is not allowed; one of nvswitch,"),

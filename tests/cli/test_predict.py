@@ -194,6 +194,8 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
         ((*GPT2, "--kernels", "tpu"), "'tpu' is not one of"),
         ((*GPT2, "--load", "rank-9"), "'rank-9' is not one of"),
         (("--model", "gpt2", "--strategy", "hsdp"), "HYBRID_SHARD needs at least 2 groups"),
+        ((*GPT2, "--max-grad-norm", "nan"), "max_grad_norm: nan is not allowed"),
+        (("--model", "gpt2", "--gpu", "A100"), "one of A100-SXM-40GB, A100-SXM-80GB"),
         ((*GPT2, "--chart", "step.jpg"), "a file that ends in .png or .svg"),
         ((*GPT2, "--chart", "no-such-folder/step.png"), "'no-such-folder' is no folder"),
     ],
@@ -205,6 +207,14 @@ def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("fsdp-bench: ")
     assert part in line
+
+
+def test_what_a_reader_must_know_is_a_note() -> None:
+    found = document(*LLAMA, "--seq", 200_000, "--compile", code=3)
+    compiled, beyond = found["notes"]
+    assert compiled.endswith("for eager")
+    assert beyond == "200000 tokens are beyond the 131072 positions of Llama-3.1-8B"
+    assert run_command("predict", *GPT2, "--compile").stdout.startswith("in eager it fits (predicted): ")
 
 
 def test_too_many_setups_for_one_picture_are_refused(tmp_path: Path) -> None:

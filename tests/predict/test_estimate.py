@@ -9,18 +9,22 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.predict.estimate import estimate, predict_memory
+from fsdp_bench.predict.events import Kind
 from fsdp_bench.predict.host import Build, host_memory, pinned_bytes
 from fsdp_bench.predict.kernels import (
     CPU,
+    CUDA,
     CUDA_OBSERVED,
     cublas_workspace,
     embedding_backward_workspace,
     flash_backward_workspace,
 )
+from fsdp_bench.predict.memory import replay
+from fsdp_bench.predict.step import simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
 LLAMA_8B = model("Llama-3.1-8B").shape()
 BF16 = Precision.parse("bf16-mixed")
@@ -118,6 +122,49 @@ def test_offload_moves_the_state_to_the_host() -> None:
     without = predict_memory(LLAMA_8B, replace(setup, offload=Offload.NONE))
     assert on_device.breakdown_bytes["optimizer_state"] == on_device.breakdown_bytes["parameters"] == 0
     assert on_device.peak_allocated_bytes < without.peak_allocated_bytes
+
+
+def test_the_host_keeps_the_same_state_however_the_model_is_wrapped() -> None:
+    """Elements are dealt to the ranks once, whatever the units; units change only what padding adds."""
+    shape = model("gpt2").shape()
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16, offload=Offload.PARAMS)
+    held = [host_memory(shape, replace(setup, wrap=wrap), 8).optimizer_state_bytes for wrap in Wrap]
+    assert held == pytest.approx([8 * shape.num_parameters] * len(held), rel=1e-3)
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_a_root_whose_parameters_are_all_in_units_below_is_predicted(api: Api) -> None:
+    shape = replace(model("gpt2").shape(), tie_word_embeddings=False)
+    setup = TrainSetup(world_size=8, sequence_length=512, api=api, wrap=Wrap.SIZE, min_num_params=1)
+    found = predict_memory(shape, setup)
+    assert found.peak_allocated_bytes == sum(found.breakdown_bytes.values())
+    assert found.breakdown_bytes["parameters"] == pytest.approx(4 * shape.num_parameters / 8, rel=0.01)
+
+
+def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
+    """In backward the blocks come from the last to the first."""
+    shape = replace(LLAMA_8B, num_hidden_layers=9)
+    for checkpointing in Checkpointing:
+        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+            setup = TrainSetup(world_size=8, sequence_length=256, strategy=strategy, checkpointing=checkpointing)
+            whole = simulate(shape, setup, CUDA, shape.num_hidden_layers).events
+            replayed = replay(whole)
+            peak = replayed.phases[replayed.peak_phase]
+            marks = [event.number for event in whole[: peak.event + 1] if event.kind == Kind.MARK]
+            block = marks[-1] if marks and marks[-1] >= 0 else None
+            assert predict_memory(shape, setup).peak_block == block, (strategy, checkpointing)
+
+
+def test_a_depth_that_would_take_minutes_is_refused() -> None:
+    with pytest.raises(SpecError, match="num_hidden_layers: 100000 is not allowed here"):
+        estimate(replace(LLAMA_8B, num_hidden_layers=100_000), TrainSetup())
+
+
+def test_a_card_without_flash_attention_gets_no_verdict_in_16_bits() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    shape = model("gpt2").shape()
+    assert estimate(shape, setup, gpu("V100-SXM2-32GB")).fits is None
+    assert estimate(shape, replace(setup, precision=Precision.parse("fp32")), gpu("V100-SXM2-32GB")).fits is True
 
 
 @given(st.integers(min_value=1, max_value=2**50))
