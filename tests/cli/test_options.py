@@ -165,7 +165,7 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("", "no model is named; --model NAME, --hf-config FILE or --params 7B"),
         ("--params 7B --model gpt2", "--model and --params each name a model; keep one"),
         ("--model qwen3-8b", "Qwen3-8B is known as data only: Qwen 3 normalises"),
-        ("--model lama-3.1-8b", "did you mean 'llama-3.1-8b'"),
+        ("--model lama-3.1-8b", "did you mean 'Llama-3.1-8B'"),
         ("--model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
         ("--model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),
         ("--params 7", "params: 7 is off the ladder"),
