@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fsdp_bench.report.slides import Group, Slot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+T = TypeVar("T")
 
 FONT = 11.0
 HEADER_FONT = 12.5
@@ -33,11 +35,11 @@ Width = Callable[[str, float, bool], float]
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Generic[T]):
     """A trial's slot and where its bar's middle is; a collapsed group has one place for all of its slots."""
 
-    group: Group
-    slot: Slot
+    group: Group[T]
+    slot: Slot[T]
     middle: float
 
 
@@ -59,10 +61,10 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Generic[T]):
     """Everything that stands along the axis."""
 
-    places: tuple[Place, ...]
+    places: tuple[Place[T], ...]
     labels: tuple[Label, ...]
     span: float
     """Slots from one end of the axis to the other."""
@@ -70,7 +72,9 @@ class Layout:
     """Pixels that the labels take under the axis."""
 
 
-def lay_out(groups: tuple[Group, ...], titles: tuple[str, ...], pixels: float, margin: float, width: Width) -> Layout:
+def lay_out(
+    groups: tuple[Group[T], ...], titles: tuple[str, ...], pixels: float, margin: float, width: Width
+) -> Layout[T]:
     """Place groups on an axis.
 
     Args:
@@ -100,7 +104,7 @@ def lay_out(groups: tuple[Group, ...], titles: tuple[str, ...], pixels: float, m
     return Layout(tuple(places), tuple(labels), span, top)
 
 
-def _spans(groups: tuple[Group, ...], pixels: float, width: Width) -> tuple[list[float], list[float], float]:
+def _spans(groups: tuple[Group[T], ...], pixels: float, width: Width) -> tuple[list[float], list[float], float]:
     """Return every group's room and start, and the axis's length, in slots; each is wide enough for its header."""
     spans = [float(1 if group.collapsed else len(group.slots)) for group in groups]
     needed = [max(width(line, HEADER_FONT, True) for line in _header(group).split("\n")) + 12 for group in groups]
@@ -114,7 +118,7 @@ def _spans(groups: tuple[Group, ...], pixels: float, width: Width) -> tuple[list
     return spans, starts, total
 
 
-def _header(group: Group) -> str:
+def _header(group: Group[T]) -> str:
     """Return a group's header, the longest of PyTorch's names on two lines."""
     return group.header.replace("_HYBRID_SHARD_ZERO2", "_HYBRID_SHARD\n_ZERO2", 1)
 
@@ -129,7 +133,7 @@ def broken(text: str, room: float, width: Width) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _level(places: list[Place], level: int, top: float, slot: float, width: Width) -> tuple[list[Label], float]:
+def _level(places: list[Place[T]], level: int, top: float, slot: float, width: Width) -> tuple[list[Label], float]:
     """Return one level's labels and their depth in pixels: broken into lines where they must be, else upright."""
     innermost = level == len(places[0].slot.labels) - 1
     runs = []

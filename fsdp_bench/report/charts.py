@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report import bars
 from fsdp_bench.report.axis import FAINT, FONT, INK, LINE, Layout, draw_labels, lay_out
 from fsdp_bench.report.bars import Bar
+from fsdp_bench.report.canvas import (
+    DPI,
+    EDGE,
+    FAILURE,
+    HEIGHT,
+    WIDTH,
+    new_figure,
+    scale_axis,
+    shorten,
+    text_width,
+    wrap,
+    write,
+)
 from fsdp_bench.report.slides import Slide, slides
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
@@ -23,17 +35,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT, DPI = 1600, 900, 120
-"""Pixels, and pixels an inch: on a slide of 13.3 x 7.5 inches a point of a font here is a point there."""
-
-EDGE = 30.0
-"""Pixels between the picture's edge and its texts."""
 LEFT, RIGHT, TOP = 160.0, 25.0, 142.0
 """Pixels around the axes; the legend adds to the top, and the bottom depends on the texts there."""
 BAR, WIDEST_BAR = 0.8, 130.0
 """Width of a bar in slots, and at most in pixels."""
 MOST_NOTES = 3
-FAILURE = "#A61C00"
 
 # Okabe and Ito's palette from dark to light, so that it survives black and white; hatches tell the parts apart too.
 STYLES = {
@@ -119,23 +125,19 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
 
 
 def _figure(chart: Chart, slide: Slide) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     layout = lay_out(slide.groups, slide.levels, WIDTH - LEFT - RIGHT, LEFT - EDGE, text_width)
     drawn = [chart.bar(place.slot.record) for place in layout.places]
     scale, unit = _unit(chart, drawn)
     device = slide.groups[0].slots[0].record.device
     meaning = chart.meaning.get(device, chart.meaning["cuda"])
-    footer = _wrap((*slide.conditions, meaning), WIDTH - 2 * EDGE) + _noted(slide.notes)
+    footer = wrap((*slide.conditions, meaning), WIDTH - 2 * EDGE) + _noted(slide.notes)
     for index, line in enumerate(footer):
-        _write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
-    _write(figure, HEIGHT - 34, chart.title, size=18, weight="bold")
-    _write(figure, HEIGHT - 66, slide.subtitle, size=13)
+        write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
+    write(figure, HEIGHT - 34, chart.title, size=18, weight="bold")
+    write(figure, HEIGHT - 66, slide.subtitle, size=13)
     top = HEIGHT - TOP - _legend(figure, drawn) * LINE
-    _write(figure, top + 24, unit.format(unit="GPU" if device in ("cuda", "emulated") else "rank"), size=12)
+    write(figure, top + 24, unit.format(unit="GPU" if device in ("cuda", "emulated") else "rank"), size=12)
     bottom = layout.depth + len(footer) * LINE + 26
     axes = figure.add_axes((LEFT / WIDTH, bottom / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, (top - bottom) / HEIGHT))
     _draw_bars(axes, layout, drawn, scale)
@@ -143,53 +145,11 @@ def _figure(chart: Chart, slide: Slide) -> Figure:
     return figure
 
 
-@lru_cache(maxsize=4096)
-def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return a line's width in pixels of the picture."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    if not text.strip():
-        return 0.0
-    font = FontProperties(weight="bold" if bold else "normal")
-    return float(TextPath((0, 0), text, size=size, prop=font).get_extents().width) * DPI / 72
-
-
-def _wrap(parts: tuple[str, ...], width: float) -> list[str]:
-    """Join facts with semicolons into lines that are not wider than that; a fact that is, is broken at blanks."""
-    words: list[str] = []
-    for part in parts:
-        whole = text_width(part, FONT) <= width
-        words += [f"{part};"] if whole else f"{part};".split(" ")
-    words[-1] = words[-1].removesuffix(";")
-    lines = [""]
-    for word in words:
-        candidate = f"{lines[-1]} {word}".strip()
-        if text_width(candidate, FONT) <= width:
-            lines[-1] = candidate
-        else:
-            lines.append(word)
-    return lines
-
-
 def _noted(notes: tuple[str, ...]) -> list[str]:
     """Return the first notes, one line each, and how many there are more."""
-    shown = [_shortened(note) for note in notes[:MOST_NOTES]]
+    shown = [shorten(note) for note in notes[:MOST_NOTES]]
     more = len(notes) - MOST_NOTES
     return [*shown, f"and {more} more reasons: trials.csv"] if more > 0 else shown
-
-
-def _shortened(note: str) -> str:
-    """Cut a note to one line of the picture."""
-    note = note if len(note) <= 240 else f"{note[:240]}..."
-    while text_width(note, FONT) > WIDTH - 2 * EDGE:
-        note = note[:-12].rstrip(" .") + "..."
-    return note
-
-
-def _write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:
-    """Write a line at the left edge, its middle so many pixels over the lower edge."""
-    figure.text(EDGE / WIDTH, y / HEIGHT, text, fontsize=size, color=color, weight=weight, va="center")
 
 
 def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
@@ -203,7 +163,7 @@ def _number(value: float, scale: float) -> str:
     return f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
 
 
-def _draw_bars(axes: Axes, layout: Layout, drawn: list[Bar], scale: float) -> None:
+def _draw_bars(axes: Axes, layout: Layout[TrialRecord], drawn: list[Bar], scale: float) -> None:
     """Draw every bar with its text, and give the axis the height at which all texts fit over their bars."""
     texts, upright = _texts(drawn, scale, axes.bbox.width / layout.span)
     longest = [max(text_width(line, FONT, True) for line in text.split("\n")) for text in texts]
@@ -253,17 +213,10 @@ def _draw_pieces(axes: Axes, middle: float, width: float, bar: Bar, scale: float
                   markeredgewidth=1.8, zorder=3)  # fmt: skip
 
 
-def _dress(axes: Axes, layout: Layout) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _dress(axes: Axes, layout: Layout[TrialRecord]) -> None:
     axes.set_xlim(0, layout.span)
     axes.set_xticks([])
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter("{x:,g}")
-    axes.tick_params(axis="y", labelsize=12, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    scale_axis(axes)
     draw_labels(axes, layout.labels, DPI / 72)
 
 

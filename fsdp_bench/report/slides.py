@@ -12,12 +12,15 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import Generic, TypeVar
 
 from fsdp_bench.report.bars import device_name, ended
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
+
+T = TypeVar("T")
 
 MAX_BARS = 24
 """Bars that a slide shows legibly."""
@@ -69,21 +72,21 @@ _PLAIN = ("model", "precision", "api")
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One trial's place in a picture."""
+class Slot(Generic[T]):
+    """One trial's place in a picture, or that of whatever else has a bar."""
 
-    record: TrialRecord
+    record: T
     labels: tuple[str, ...]
     """One word a level, outermost first."""
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Generic[T]):
     """The trials of one strategy."""
 
     header: str
     """The strategy, and the one that really ran where that differs."""
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot[T], ...]
     collapsed: bool = False
     """Whether all of the group was skipped, so that one word stands for its slots."""
 
@@ -102,7 +105,7 @@ class Slide:
     """Facts to print on the picture, in order."""
     notes: tuple[str, ...]
     """Why some trials have no bar, and which measurements are suspect."""
-    groups: tuple[Group, ...]
+    groups: tuple[Group[TrialRecord], ...]
 
 
 def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
@@ -282,7 +285,7 @@ def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, su
     )
 
 
-def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group]:
+def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group[TrialRecord]]:
     """Group by the strategy requested and the one that ran; a strategy of which nothing ran is one group."""
     ran = {record.setup.strategy for record in records if record.outcome is not Outcome.SKIPPED}
 

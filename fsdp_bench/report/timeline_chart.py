@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.events import Category
 from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
-from fsdp_bench.report.charts import DPI, EDGE, FAILURE, HEIGHT, WIDTH, text_width
+from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, scale_axis, text_width, write
 from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields, verdict
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
@@ -76,24 +76,20 @@ def draw(predictions: Sequence[Prediction], refused: Sequence[Question], path: P
 
 
 def _figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     columns = ROWS[len(predictions)][1]
     pixels = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
     varying = varying_fields([prediction.question for prediction in predictions])
     panels = [_panel(prediction, varying, pixels) for prediction in predictions]
     footer = _wrapped(_conditions(predictions, varying), WIDTH - 2 * EDGE) + _notes(panels, refused)
     for index, line in enumerate(footer):
-        _write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
-    _write(figure, HEIGHT - 34, "Predicted memory over one training step", size=18, weight="bold")
+        write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
+    write(figure, HEIGHT - 34, "Predicted memory over one training step", size=18, weight="bold")
     subtitle, good = _subtitle(panels)
-    _write(figure, HEIGHT - 66, subtitle, size=13, color=INK if good else FAILURE)
+    write(figure, HEIGHT - 66, subtitle, size=13, color=INK if good else FAILURE)
     top = HEIGHT - 112 - _legend(figure, panels) * LINE
     scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
-    _write(figure, top, f"predicted live bytes on one GPU, {unit}", size=12)
+    write(figure, top, f"predicted live bytes on one GPU, {unit}", size=12)
     _place(figure, panels, scale, top=top - (50 if len(panels) > 1 else 18), bottom=len(footer) * LINE + 46)
     return figure
 
@@ -146,17 +142,11 @@ def _limit(panels: Sequence[Panel], height: float) -> float:
 
 
 def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_first: bool, is_alone: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_xlim(0, 1)
     axes.set_ylim(0, limit / scale)
     axes.set_xticks([])
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter("{x:,g}")
-    axes.tick_params(axis="y", labelsize=12, length=0, labelleft=is_first)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    scale_axis(axes)
+    axes.tick_params(axis="y", labelleft=is_first)
     _draw_stack(axes, panel.timeline, scale)
     _draw_phases(axes, panel.timeline)
     _draw_card(axes, panel, scale, is_alone)
@@ -318,8 +308,3 @@ def _wrapped(parts: Sequence[str], width: float) -> list[str]:
         lines[-1].append(word)
         room -= needed - 0.7 * blank
     return [" ".join(line) for line in lines]
-
-
-def _write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:
-    """Write a line at the left edge, its middle so many pixels over the lower edge."""
-    figure.text(EDGE / WIDTH, y / HEIGHT, text, fontsize=size, color=color, weight=weight, va="center")
