@@ -66,10 +66,8 @@ class Bracket:
             return None
         if low < self.predicted < high:
             return self.predicted
-        if low >= self.predicted:
-            stride = low + (low - self.predicted) + 1
-        else:
-            stride = high - (self.predicted - high) - 1
+        too_low = low >= self.predicted
+        stride = low + (low - self.predicted) + 1 if too_low else high - (self.predicted - high) - 1
         return stride if low < stride < high else (low + high) // 2
 
     def _near(self) -> range:

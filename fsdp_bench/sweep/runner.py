@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -45,18 +46,28 @@ def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset(
     """
     state = SweepState(records={}, pending=[], notes=[])
     for trial in plan.trials:
-        record, note = store.read(trial.spec.id)
-        if note:
-            state.notes.append(note)
-        if record is not None and _runs_again(record, trial, retry):
-            aside = store.set_aside(trial.spec.id)
-            state.notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
-            record = None
+        record = look_up(trial, store, retry, state.notes)
         if record is not None:
             state.records[trial.spec.id] = record
         else:
             state.pending.append(trial)
     return state
+
+
+def look_up(trial: Trial, store: Store, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
+    """Return a trial's record where it stands; add a line to ``notes`` where one was set aside.
+
+    Raises:
+        ResultsError, SpecError: as ``survey``.
+    """
+    record, note = store.read(trial.spec.id)
+    if note:
+        notes.append(note)
+    if record is None or not _runs_again(record, trial, retry):
+        return record
+    aside = store.set_aside(trial.spec.id)
+    notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
+    return None
 
 
 def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
@@ -74,22 +85,45 @@ def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState
         ResultsError: when results cannot be written; what is stored stays.
         KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
     """
-    launcher: Launcher = Torchrun() if plan.launcher == "torchrun" else ForkServer(store.folder / ".server.log")
-    try:
+    with TrialRunner(plan.name, plan.launcher, store, machine) as runner:
         for trial in state.pending:
             observe(trial, None)
-            if trial.skip_reason is not None:
-                record = _skipped(trial, plan.name)
-            else:
-                record = TrialRun(trial.spec, plan.name, store, machine).run(launcher)
-            if record.outcome is Outcome.CRASHED:
-                store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
-            store.write_record(record)
-            state.records[trial.spec.id] = record
-            observe(trial, record)
-    finally:
-        launcher.close()
-        (store.folder / ".server.log").unlink(missing_ok=True)
+            state.records[trial.spec.id] = runner.run(trial)
+            observe(trial, state.records[trial.spec.id])
+
+
+class TrialRunner:
+    """Runs one trial after another with one launcher, which is closed at the end."""
+
+    def __init__(self, sweep: str, launcher: str, store: Store, machine: Machine) -> None:
+        self._sweep = sweep
+        self._store = store
+        self._machine = machine
+        self._log = store.folder / ".server.log"
+        self._launcher: Launcher = Torchrun() if launcher == "torchrun" else ForkServer(self._log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._launcher.close()
+        self._log.unlink(missing_ok=True)
+
+    def run(self, trial: Trial) -> TrialRecord:
+        """Run a trial, or skip it for its reason; its record is stored when this returns.
+
+        Raises:
+            ResultsError: when results cannot be written; what is stored stays.
+            KeyboardInterrupt: passed on after the trial's processes have ended; it leaves no record.
+        """
+        if trial.skip_reason is not None:
+            record = _skipped(trial, self._sweep)
+        else:
+            record = TrialRun(trial.spec, self._sweep, self._store, self._machine).run(self._launcher)
+        if record.outcome is Outcome.CRASHED:
+            self._store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
+        self._store.write_record(record)
+        return record
 
 
 def _now() -> str:

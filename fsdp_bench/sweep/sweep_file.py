@@ -1,0 +1,176 @@
+"""A sweep file as it was read. cells.py crosses its cells; grid.py makes them trials, frontier_file.py searches.
+
+[run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
+[grid]       lists are crossed, the last key varying fastest; a single value holds for all
+[[include]]  further cells; what [grid] gives as a single value holds here too, lists are crossed
+[[exclude]]  cells that are not run, each with its reason
+[models.X]   a model of one's own, by Hugging Face's names; named in the grid as model = "X"
+[frontier]   the dial to be turned in every cell, until memory runs out
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.record import Device, RunPlan
+from fsdp_bench.spec.units import format_gib, parse_bytes
+from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.shapes import read_models
+from fsdp_bench.sweep.words import check_keys, convert
+
+_RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
+_TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """One file, its [run] resolved for a machine; its cells still in words."""
+
+    path: Path
+    text: str
+    document: dict[str, Any]
+    machine: Machine
+    """With the memory that --gpu-memory leaves of its GPUs."""
+    name: str
+    launcher: str
+    device: Device
+    run: RunPlan
+    models: dict[str, ModelShape]
+    card_is_limited: bool
+    """Whether --gpu-memory made the card smaller than it is."""
+
+    @property
+    def has_frontier(self) -> bool:
+        """Whether cells are searched, not run."""
+        return "frontier" in self.document
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before what is said about it."""
+    try:
+        yield
+    except SpecError as error:
+        raise SweepFileError(f"{path}: {error}") from None
+
+
+def read_file(path: Path, machine: Machine, gpu_memory_bytes: int | None = None) -> SweepFile:
+    """Read a sweep file and resolve its [run] for this machine.
+
+    Args:
+        path: the file.
+        machine: where it will run.
+        gpu_memory_bytes: what --gpu-memory leaves of each GPU; it goes before [run] memory_limit.
+
+    Raises:
+        SweepFileError: one line: the file, the place in it, what is allowed.
+        MachineError: when the file asks for a device that this machine lacks, or --gpu-memory for a larger card.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except FileNotFoundError:
+        raise SweepFileError(
+            f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/"
+        ) from None
+    except OSError as error:
+        raise SweepFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SweepFileError(f"{path}: not valid TOML: {error}") from None
+    with naming(path):
+        return _resolve(path, text, document, machine, gpu_memory_bytes)
+
+
+def _resolve(
+    path: Path, text: str, document: dict[str, Any], machine: Machine, gpu_memory_bytes: int | None
+) -> SweepFile:
+    check_keys("", document, _TOP_KEYS)
+    run = table(document, "run")
+    check_keys("[run] ", run, _RUN_KEYS)
+    name, device, plan = _name(run, path.stem), _device(run, machine), _run_plan(run)
+    if gpu_memory_bytes is not None:
+        machine = _limited(machine, device, gpu_memory_bytes)
+        name = f"{name}-on-{format_gib(gpu_memory_bytes).replace(' ', '').replace('.0', '')}"
+        plan = msgspec.structs.replace(plan, memory_limit_bytes=gpu_memory_bytes)
+    return SweepFile(
+        path=path,
+        text=text,
+        document=document,
+        machine=machine,
+        name=name,
+        launcher=one_of("[run] launcher", run.get("launcher", "fork"), ("fork", "torchrun")),
+        device=device,
+        run=plan,
+        models=read_models(table(document, "models")),
+        card_is_limited=gpu_memory_bytes is not None,
+    )
+
+
+def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine:
+    """Return the machine with smaller GPUs."""
+    if device != "cuda":
+        raise MachineError("--gpu-memory: this sweep runs on a CPU, whose budget is [run] memory_limit")
+    smallest = min(gpu.memory_bytes for gpu in machine.gpus)
+    if gpu_memory_bytes > smallest:
+        raise MachineError(
+            f"--gpu-memory: {format_gib(gpu_memory_bytes)} is not allowed; a GPU here has {format_gib(smallest)}"
+        )
+    gpus = tuple(msgspec.structs.replace(gpu, memory_bytes=gpu_memory_bytes) for gpu in machine.gpus)
+    return msgspec.structs.replace(machine, gpus=gpus)
+
+
+def table(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table of the file, empty when it is not there.
+
+    Raises:
+        SpecError: when it is something else.
+    """
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise SpecError(f"{key}: must be a table, written [{key}]")
+    return value
+
+
+def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return a word of a closed vocabulary.
+
+    Raises:
+        SpecError: naming what is allowed.
+    """
+    if value not in allowed:
+        raise SpecError(f"{field}: {value!r} is not allowed; one of {', '.join(allowed)}")
+    return str(value)
+
+
+def _name(run: dict[str, Any], stem: str) -> str:
+    name = run.get("name", stem)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise SpecError(f"[run] name: {name!r} is not allowed; letters, digits, '.', '_' and '-', for a folder's name")
+    return name
+
+
+def _device(run: dict[str, Any], machine: Machine) -> Device:
+    wanted = one_of("[run] device", run.get("device", "auto"), ("auto", "cpu", "cuda"))
+    if wanted == "cuda" and not machine.gpus:
+        raise MachineError(
+            "[run] device: 'cuda' was asked for and this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES);"
+            " 'auto' would use the CPU, `fsdp-bench doctor` says what is here"
+        )
+    return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
+
+
+def _run_plan(run: dict[str, Any]) -> RunPlan:
+    fields = {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
+    if "memory_limit" in run:
+        fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
+    return convert(fields, RunPlan, "[run]")
