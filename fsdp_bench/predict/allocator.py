@@ -19,10 +19,11 @@ replay, so the caller chooses what is assumed:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.program import BLOCK_STRIDE, Instruction, Program, plain
 from fsdp_bench.predict.segments import MIN_BLOCK_BYTES, SMALL_BYTES, Block, Card, ExpandablePool, SegmentPool
 
 
@@ -53,6 +54,8 @@ class AllocatorReading:
     num_alloc_retries: int
     """Failed allocations on the card that flushed the cache; each one stalls the step."""
     out_of_memory: OutOfMemory | None
+    full_in_phase: str | None
+    """Label of the MARK before the first retry."""
 
 
 class CachingAllocator:
@@ -80,6 +83,8 @@ class CachingAllocator:
         self.peak_active_bytes = 0
         self.num_alloc_retries = 0
         self.num_ooms = 0
+        self.full_in_phase: str | None = None
+        """The phase of a program in which the first retry came."""
         self._card = Card(card_bytes)
         self._make_pool: type[SegmentPool] = ExpandablePool if expandable_segments else SegmentPool
         self._small: dict[int, SegmentPool] = {}
@@ -175,6 +180,7 @@ class CachingAllocator:
             peak_reserved_bytes=self.peak_reserved_bytes,
             num_alloc_retries=self.num_alloc_retries,
             out_of_memory=out_of_memory,
+            full_in_phase=self.full_in_phase,
         )
 
     def _grow(self, pool: SegmentPool, size: int) -> Block | None:
@@ -266,14 +272,14 @@ def _advance(known: dict[int, int], more: dict[int, int]) -> None:
 
 
 def replay(
-    events: Iterable[Event],
+    events: Program | Iterable[Event],
     card_bytes: int | None = None,
     expandable_segments: bool = False,
     *,
     host_runs_ahead: bool = True,
     streams_keep_pace: bool = False,
 ) -> AllocatorReading:
-    """Runs a step's events through a fresh allocator, until they end or the card is full.
+    """Runs events, or a program of them, through a fresh allocator, until they end or the card is full.
 
     The first step fills the cache; for a steady state pass the events of two. Arguments as for CachingAllocator.
     """
@@ -283,26 +289,56 @@ def replay(
         host_runs_ahead=host_runs_ahead,
         streams_keep_pace=streams_keep_pace,
     )
+    return allocator.reading(run(allocator, events if isinstance(events, Program) else plain(events)))
+
+
+def run(allocator: CachingAllocator, program: Program) -> OutOfMemory | None:
+    """Runs a program through an allocator; where the card gets full it ends, and the place is returned."""
+    waits = _WaitsInOrder(allocator)
+    for part in program.parts:
+        for turn in part.turns:
+            failed = _turn(allocator, waits, part.instructions, turn * BLOCK_STRIDE)
+            if allocator.num_alloc_retries and allocator.full_in_phase is None:
+                allocator.full_in_phase = part.phase
+            if failed is not None:
+                unit = part.block + turn if part.block >= 0 else -1
+                return OutOfMemory(part.phase, unit, failed.label, failed.num_bytes)
+    return None
+
+
+def _turn(
+    allocator: CachingAllocator, waits: _WaitsInOrder, instructions: Sequence[Instruction], shift: int
+) -> Event | None:
+    """Runs one turn of a part; returns the allocation that failed."""
     allocate, free = allocator.allocate, allocator.free
-    phase, unit = "", -1
-    for event in events:
-        kind = event.kind
-        if kind == Kind.ALLOCATE:
-            if not allocate(event.number, event.num_bytes, event.stream):
-                return allocator.reading(OutOfMemory(phase, unit, event.label, event.num_bytes))
-        elif kind == Kind.FREE:
-            free(event.number)
-        elif kind == Kind.MARK:
-            phase, unit = event.label, event.number
+    for kind, number, num_bytes, stream, event in instructions:
+        tensor = number + shift if number > 0 else number
+        if kind == 0:
+            if not allocate(tensor, num_bytes, stream):
+                return event
+        elif kind == 1:
+            free(tensor)
+        elif kind == Kind.RECORD_STREAM:
+            allocator.record_stream(tensor, stream)
+        elif kind == Kind.RECORD_EVENT:
+            waits.record(stream)
         else:
-            _synchronisation(allocator, event)
-    return allocator.reading()
+            waits.wait()
+    return None
 
 
-def _synchronisation(allocator: CachingAllocator, event: Event) -> None:
-    if event.kind == Kind.RECORD_STREAM:
-        allocator.record_stream(event.number, event.stream)
-    elif event.kind == Kind.RECORD_EVENT:
-        allocator.record_event(event.number, event.stream)
-    elif event.kind == Kind.HOST_WAIT:
-        allocator.host_wait(event.number)
+class _WaitsInOrder:
+    """Numbers the events of a program, which are waited for in the order in which they are recorded."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._recorded = 0
+        self._waited = 0
+
+    def record(self, stream: int) -> None:
+        self._allocator.record_event(self._recorded, stream)
+        self._recorded += 1
+
+    def wait(self) -> None:
+        self._allocator.host_wait(self._waited)
+        self._waited += 1

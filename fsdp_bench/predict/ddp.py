@@ -15,7 +15,7 @@ from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard, marked
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Storage, Tensor
-from fsdp_bench.predict.transformer import Module, Weight
+from fsdp_bench.predict.transformer import Module, Transformer, Weight
 from fsdp_bench.spec.setup import TrainSetup
 
 _BROADCAST_BYTES = 250 * 1024**2
@@ -49,7 +49,7 @@ class Ddp:
         self,
         op: Operators,
         engine: Engine,
-        model: Module,
+        model: Transformer,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,
@@ -59,6 +59,7 @@ class Ddp:
         self.model = model
         self.sizes = sizes
         self.reduces_gradients = True
+        self.shape = model.shape
         self.weights = model.all_weights()
         self.num_parameters = sum(weight.numel for weight in self.weights)
         self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
@@ -104,7 +105,7 @@ class Ddp:
         held = []
         for shard in marked(tape, "load", self.shards(self.model)):
             held.append(tape.storage(shard.numel * itemsize, "to_empty", Category.PARAMETERS))
-        total = sum(shard.numel for shard in self.shards(self.model)) * itemsize
+        total = self.shape.num_parameters * itemsize
         tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         for shard in marked(tape, "load", self.shards(self.model)):
             held.append(tape.storage(shard.numel * itemsize, "bucket", Category.REDUCTION_BUFFERS))

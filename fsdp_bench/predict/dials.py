@@ -1,10 +1,10 @@
 """Dials: one quantity turned up step by step, all else equal. Each step is a whole question; search.py answers them.
 
-    model      the size ladder (spec/ladder.py): rung by rung, 10M to 1T parameters
-    depth      num_hidden_layers of one model, its widths as they are
-    batch      micro_batch_size
-    sequence   sequence_length, in multiples of 128
-    gpus       world_size, turned down: from many GPUs to one
+model      the size ladder (spec/ladder.py): rung by rung, 10M to 1T parameters
+depth      num_hidden_layers of one model, its widths as they are
+batch      micro_batch_size
+sequence   sequence_length, in multiples of 128
+gpus       world_size, turned down: from many GPUs to one
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def sequence_dial(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> D
 
 
 def gpus_dial(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Dial:
-    """Turn the number of GPUs down: whole nodes, then fewer GPUs of one node; without a server, each divisor of MOST_GPUS.
+    """Turn the number of GPUs down: whole nodes, then fewer GPUs of one node.
 
     A hybrid strategy keeps its shard size; counts that it cannot have are left out.
     """
     each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
     counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
-    counts += [count for count in range(each - 1, 0, -1)]
+    counts += range(each - 1, 0, -1)
     allowed = [count for count in counts if _holds(setup, count)]
     return Dial("world_size", allowed, lambda count: Step(shape, *_resized(setup, hardware, count)))
 

@@ -135,6 +135,14 @@ def _block_at(events: list[Event], peak: Peak, extra: int) -> int | None:
     return STRETCHED_BLOCK + (extra - peak.turn if phase == "backward" else peak.turn)
 
 
+def read_allocator(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
+) -> AllocatorReading:
+    """Return what the caching allocator would show after two steps on a card of a size, or on one without limit."""
+    steps = first_two_steps(shape, setup, kernels)
+    return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
+
+
 def estimate(
     shape: ModelShape,
     setup: TrainSetup,
@@ -142,8 +150,9 @@ def estimate(
     kernels: Kernels = CUDA,
     build: Build = Build.META,
     expandable_segments: bool = False,
+    reading: AllocatorReading | None = None,
 ) -> Estimate:
-    """Return everything that is predicted of one setup.
+    """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
 
     Raises:
         SpecError: for a depth whose every block would take minutes, and for heads that no fused kernel takes.
@@ -153,12 +162,8 @@ def estimate(
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu.name if gpu else None)
-    reading = replay_allocator(
-        first_two_steps(shape, setup, kernels),
-        gpu.usable_memory_bytes if gpu else None,
-        expandable_segments=expandable_segments,
-        streams_keep_pace=True,
-    )
+    card_bytes = gpu.usable_memory_bytes if gpu else None
+    reading = reading or read_allocator(shape, setup, kernels, card_bytes, expandable_segments)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
         model=shape,

@@ -112,12 +112,13 @@ class SegmentPool:
     """The free blocks of one size class and one stream; its segments come from cudaMalloc and keep their size."""
 
     __slots__ = ("_card", "_free", "_keys", "_min_rest", "stream")
+    # _keys are the free blocks' sizes and addresses, sorted; _free the blocks in the same order.
 
     def __init__(self, card: Card, stream: int, is_small: bool) -> None:
         self.stream = stream
         self._card = card
         self._keys: list[int] = []
-        self._free: dict[int, Block] = {}
+        self._free: list[Block] = []
         self._min_rest = MIN_BLOCK_BYTES if is_small else SMALL_BYTES + 1
         """should_split: the rest becomes a block of its own from this size on."""
 
@@ -130,7 +131,8 @@ class SegmentPool:
         at = bisect_left(keys, size << _ADDRESS_BITS)
         if at == len(keys):
             return None
-        return self._split(self._free.pop(keys.pop(at)), size)
+        del keys[at]
+        return self._split(self._free.pop(at), size)
 
     def grow(self, size: int) -> Block | None:
         """A block of new memory from cudaMalloc, or None where the card has none; the last branch of alloc_block."""
@@ -160,7 +162,7 @@ class SegmentPool:
 
     def trim(self) -> None:
         """Returns the segments that are one free block to the card; release_blocks, release_block."""
-        for block in list(self._free.values()):
+        for block in list(self._free):
             if block.before is None and block.after is None:
                 self._remove(block)
                 self._card.give_back(block.size)
@@ -184,14 +186,14 @@ class SegmentPool:
 
     def _add(self, block: Block) -> None:
         key = block.size << _ADDRESS_BITS | block.address
-        insort(self._keys, key)
-        self._free[key] = block
+        at = bisect_left(self._keys, key)
+        self._keys.insert(at, key)
+        self._free.insert(at, block)
         block.is_free = True
 
     def _remove(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
-        del self._keys[bisect_left(self._keys, key)]
-        del self._free[key]
+        at = bisect_left(self._keys, block.size << _ADDRESS_BITS | block.address)
+        del self._keys[at], self._free[at]
         block.is_free = False
 
 
@@ -215,10 +217,11 @@ class ExpandablePool(SegmentPool):
         at = bisect_left(keys, size << _ADDRESS_BITS)
         if at == len(keys):
             return None
-        room = _expandable_bytes(free[keys[at]])
-        while at + 1 < len(keys) and (next_room := _expandable_bytes(free[keys[at + 1]])) < room:
+        room = _expandable_bytes(free[at])
+        while at + 1 < len(keys) and (next_room := _expandable_bytes(free[at + 1])) < room:
             at, room = at + 1, next_room
-        return self._split(free.pop(keys.pop(at)), size)
+        del keys[at]
+        return self._split(free.pop(at), size)
 
     def grow(self, size: int) -> Block | None:
         """Maps pages until a run of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
@@ -241,7 +244,7 @@ class ExpandablePool(SegmentPool):
     def trim(self) -> None:
         """Unmaps every page that lies wholly in a free block; release_blocks, unmap_block."""
         page = self._page_bytes
-        for block in [self._free[key] for key in self._keys]:
+        for block in list(self._free):
             begin = -(-block.address // page) * page
             end = (block.address + block.size) // page * page
             if begin < end:

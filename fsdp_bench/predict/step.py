@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fsdp_bench.predict import optimizer
+from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.predict.ddp import Ddp
@@ -17,6 +17,7 @@ from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
 from fsdp_bench.predict.memory import SIMULATED_BLOCKS
 from fsdp_bench.predict.precision import Sizes
+from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import Transformer
@@ -198,12 +199,26 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
     return Step(list(simulation.tape.events), shape.num_hidden_layers - blocks)
 
 
-def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
-    """Return the events of loading and of the first two steps, every block: what a caching allocator goes through.
+def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Program:
+    """Return loading and the first two steps, every block: what a caching allocator goes through.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
     """
-    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
+    if extra > 0:
+        simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
+        found = program.repeated(_two_steps(simulation), extra) if simulation.is_stretchable else None
+        if found is not None:
+            return found
+    return program.plain(events_of_two_steps(shape, setup, kernels))
+
+
+def events_of_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
+    """Return the same with every block simulated."""
+    return _two_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers))
+
+
+def _two_steps(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.step()
     simulation.step()

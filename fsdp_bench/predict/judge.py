@@ -1,0 +1,131 @@
+"""What a step of a dial is held against: a card with its caching allocator and its host, or a budget of live bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.predict.allocator import AllocatorReading
+from fsdp_bench.predict.dials import Step
+from fsdp_bench.predict.estimate import Estimate, estimate, read_allocator
+from fsdp_bench.predict.host import Build, HostMemory, host_memory
+from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.predict.memory import replay
+from fsdp_bench.predict.step import simulate
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import Offload
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one step comes to."""
+
+    fits: bool
+    """Without an allocation retry, and within the host's memory."""
+    runs: bool
+    """Without running out of memory."""
+    reading: AllocatorReading | None
+    """Of the caching allocator; None where something else decided."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a step that does not fit is short of."""
+
+    place: str
+    """``card`` or ``host``."""
+    phase: str
+    """Where the card is full first; for the host ``load`` or ``training``."""
+    category: str
+    """What most of the peak is: a category of the breakdown; of the host one of HostMemory's parts."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Assumptions under which steps are judged.
+
+    On a card: the caching allocator's peak within ``usable_memory_bytes``, and the host's memory where it is known.
+    With ``budget_bytes``: live bytes within a budget, as on a CPU, where a measured trial has the same limit.
+    """
+
+    kernels: Kernels = CUDA
+    build: Build = Build.META
+    expandable_segments: bool = False
+    budget_bytes: int | None = None
+
+    def size_bytes(self, step: Step) -> int:
+        """Return what there is: the budget, or what a process can use of the card.
+
+        Raises:
+            SpecError: when nobody documents that.
+        """
+        if self.budget_bytes is not None:
+            return self.budget_bytes
+        gpu = _gpu(step)
+        if gpu is None:
+            raise SpecError("no GPU is named; --server NAME or --gpu NAME")
+        if gpu.usable_memory_bytes is None:
+            raise SpecError(f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB")
+        return gpu.usable_memory_bytes
+
+    def live_bytes(self, step: Step) -> int:
+        """Return the peak of live bytes, in a millisecond or two. What is reserved is never less."""
+        simulated = simulate(step.model, step.setup, self._kernels(step))
+        return replay(simulated.events, simulated.extra_blocks).peak_bytes
+
+    def host_fits(self, step: Step) -> bool:
+        """Return whether a node's memory holds its ranks; True where it is not known."""
+        cluster = step.hardware if isinstance(step.hardware, Cluster) else None
+        if cluster is None or cluster.server.host_memory_bytes is None:
+            return True
+        if step.setup.offload is Offload.NONE and self.build is Build.META:
+            return True
+        needed = host_memory(step.model, step.setup, cluster.gpus_per_node, self.build).peak_bytes
+        return needed <= cluster.server.host_memory_bytes
+
+    def verdict(self, step: Step) -> Verdict:
+        """Judge one step; on a card every block's allocations are replayed."""
+        size = self.size_bytes(step)
+        if self.budget_bytes is not None:
+            live = self.live_bytes(step)
+            return Verdict(live <= size, live <= size, None)
+        if not self.host_fits(step):
+            return Verdict(False, False, None)
+        reading = read_allocator(step.model, step.setup, self._kernels(step), size, self.expandable_segments)
+        runs = reading.out_of_memory is None
+        return Verdict(runs and not reading.num_alloc_retries, runs, reading)
+
+    def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
+        """Return everything that is predicted of a step, with the allocator's reading where it is known already."""
+        return estimate(
+            step.model, step.setup, step.hardware, self.kernels, self.build, self.expandable_segments, reading
+        )
+
+    def limit(self, step: Step, found: Estimate) -> Limit:
+        """Return what a step that does not fit is short of."""
+        if self.budget_bytes is None and not self.host_fits(step):
+            return _host_limit(found.host, found.host_bytes or 0)
+        breakdown, reading = found.memory.breakdown_bytes, found.allocator
+        category = max(breakdown, key=lambda name: breakdown[name])
+        phase = found.memory.peak_phase if self.budget_bytes is not None else reading.full_in_phase
+        return Limit("card", phase or found.memory.peak_phase, category)
+
+    def _kernels(self, step: Step) -> Kernels:
+        gpu = _gpu(step)
+        return kernels_on(self.kernels, gpu.name if gpu else None)
+
+
+def _gpu(step: Step) -> Gpu | None:
+    return step.hardware.gpu if isinstance(step.hardware, Cluster) else step.hardware
+
+
+def _host_limit(host: HostMemory, available: int) -> Limit:
+    if host.load_bytes > available:
+        return Limit("host", "load", "parameters")
+    parts = {
+        "pinned parameters": host.pinned_parameters_bytes,
+        "pinned gradients": host.pinned_gradients_bytes,
+        "optimizer state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+    }
+    return Limit("host", "training", max(parts, key=lambda name: parts[name]))

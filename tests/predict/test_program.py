@@ -1,0 +1,106 @@
+"""The shortened program of two steps against every block simulated: the same instructions, one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.predict import program, step
+from fsdp_bench.predict.allocator import replay
+from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.kernels import CUDA
+from fsdp_bench.predict.program import BLOCK_STRIDE, Program, plain, repeated
+from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from tests.predict.test_step import many, shape
+
+CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.head_dim % 4 == 0]
+
+
+def told(program: Program) -> Iterator[tuple[object, ...]]:
+    """What happens, with tensors and events numbered in the order in which they come to life."""
+    tensors: dict[int, int] = {}
+    recorded: deque[int] = deque()
+    count = 0
+    for part in program.parts:
+        for turn in part.turns:
+            for kind, number, num_bytes, stream, event in part.instructions:
+                tensor = number + turn * BLOCK_STRIDE if number > 0 else number
+                count += 1
+                if kind == Kind.RECORD_EVENT:
+                    recorded.append(count)
+                    yield kind, stream
+                elif kind == Kind.HOST_WAIT:
+                    yield kind, recorded.popleft()
+                else:
+                    if kind == Kind.ALLOCATE:
+                        tensors[tensor] = count
+                    yield (
+                        kind,
+                        tensors[tensor],
+                        num_bytes,
+                        stream,
+                        event.category,
+                        event.label,
+                        part.phase,
+                        (part.block + turn),
+                    )
+
+
+@many
+@given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
+def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
+    model = replace(cell.model, num_hidden_layers=layers)
+    short = step.first_two_steps(model, cell.setup, CUDA)
+    whole = plain(step.events_of_two_steps(model, cell.setup, CUDA))
+    assert list(told(short)) == list(told(whole))
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("strategy", list(ShardingStrategy))
+def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: ShardingStrategy) -> None:
+    setup = TrainSetup(
+        api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
+    )
+    parts = step.first_two_steps(shape(num_hidden_layers=12), setup, CUDA).parts
+    assert max(len(part.turns) for part in parts) == 12 - program.SIMULATED_BLOCKS + 1
+
+
+@many
+@given(st.sampled_from(CELLS))
+def test_a_program_and_its_events_are_one_to_the_allocator(cell: Cell) -> None:
+    model = replace(cell.model, num_hidden_layers=9)
+    readings = [
+        replay(source, streams_keep_pace=True)
+        for source in (
+            step.first_two_steps(model, cell.setup, CUDA),
+            step.events_of_two_steps(model, cell.setup, CUDA),
+        )
+    ]
+    assert readings[0] == readings[1]
+
+
+def test_blocks_that_differ_are_not_repeated() -> None:
+    """Six blocks, of which the fourth allocates more than the third."""
+    events = []
+    for block in range(program.SIMULATED_BLOCKS):
+        events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512 * (1 + block // 3))]
+    assert repeated(events, 4) is None
+    alike = [replaced._replace(num_bytes=512) if replaced.kind == Kind.ALLOCATE else replaced for replaced in events]
+    found = repeated(alike, 4)
+    assert found is not None
+    assert sum(len(part.turns) * len(part.instructions) for part in found.parts) == program.SIMULATED_BLOCKS + 4
+
+
+def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:
+    """A tensor of the first block that the last one frees."""
+    events = [Event(Kind.MARK, 0, label="forward"), Event(Kind.ALLOCATE, 100, 512)]
+    for block in range(program.SIMULATED_BLOCKS):
+        events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512)]
+    events.append(Event(Kind.FREE, 100, 512))
+    assert repeated(events, 4) is None
