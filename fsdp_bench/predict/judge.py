@@ -17,18 +17,6 @@ from fsdp_bench.spec.setup import Offload
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What one step comes to."""
-
-    fits: bool
-    """Without an allocation retry, and within the host's memory."""
-    runs: bool
-    """Without running out of memory."""
-    reading: AllocatorReading | None
-    """Of the caching allocator; None where something else decided."""
-
-
-@dataclass(frozen=True)
 class Limit:
     """What a step that does not fit is short of."""
 
@@ -83,17 +71,15 @@ class Judge:
         needed = host_memory(step.model, step.setup, cluster.gpus_per_node, self.build).peak_bytes
         return needed <= cluster.server.host_memory_bytes
 
-    def verdict(self, step: Step) -> Verdict:
-        """Judge one step; on a card every block's allocations are replayed."""
-        size = self.size_bytes(step)
-        if self.budget_bytes is not None:
-            live = self.live_bytes(step)
-            return Verdict(live <= size, live <= size, None)
-        if not self.host_fits(step):
-            return Verdict(False, False, None)
-        reading = read_allocator(step.model, step.setup, self._kernels(step), size, self.expandable_segments)
-        runs = reading.out_of_memory is None
-        return Verdict(runs and not reading.num_alloc_retries, runs, reading)
+    def needed(self, step: Step) -> AllocatorReading:
+        """Return what the caching allocator would reserve on a card without limit: it fits where that is no more."""
+        return read_allocator(step.model, step.setup, self._kernels(step), None, self.expandable_segments)
+
+    def on_card(self, step: Step) -> AllocatorReading:
+        """Return how the caching allocator does on the card, with retries."""
+        return read_allocator(
+            step.model, step.setup, self._kernels(step), self.size_bytes(step), self.expandable_segments
+        )
 
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
         """Return everything that is predicted of a step, with the allocator's reading where it is known already."""

@@ -1,12 +1,13 @@
 """The inverse questions: how far a dial can be turned before a setup no longer fits.
 
 Two limits are found: ``fits``, the last step below the first one that needs an allocation retry or more host memory
-than a node has; and ``runs``, the last step below the first one that runs out of memory, retries or not.
+than a node has; and ``runs``, a step that ends without running out of memory, retries or not, while the next one does
+run out.
 
 Memory does not grow at every step of every dial: on the size ladder a wider model begins with fewer layers, and what
-the caching allocator reserves jumps with the sizes. So the answer is the largest step below the *first* failure, and a
+the caching allocator reserves jumps with the sizes. So ``fits`` is the largest step below the *first* failure, and a
 larger one may fit again. Within one width memory grows with every layer; so, to find that first failure, the last
-depths of the two widths below the answer are tried too. Other dials are taken to be monotonic.
+depths of the two widths below are tried too. Other dials, and ``runs``, are taken to be monotonic.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.dials import Dial
 from fsdp_bench.predict.estimate import Estimate
-from fsdp_bench.predict.judge import Judge, Limit, Verdict
+from fsdp_bench.predict.judge import Judge, Limit
 
 __all__ = ["Judge", "Limit", "Reach", "reach", "reach_all"]
 
@@ -33,9 +35,6 @@ USUAL_SHARES = (0.85, 0.97)
 Nothing else depends on them."""
 
 
-Holds = Callable[[Verdict], bool]
-
-
 @dataclass(frozen=True)
 class Reach:
     """How far a dial can be turned."""
@@ -44,7 +43,8 @@ class Reach:
     fits: int
     """Index of the last step that fits, below the first that does not; -1 where none does."""
     runs: int
-    """The same for steps that end without running out of memory, retries allowed; at least ``fits``."""
+    """Index of a step that ends without running out of memory, retries allowed, while the next one does run out; at
+    least ``fits``."""
     limited_by: Limit | None
     """Of the step after ``fits``; None where the dial ends."""
     at: Estimate | None
@@ -88,7 +88,7 @@ class _Hint:
 
     def __init__(self) -> None:
         self.index: int | None = None
-        self.shares = list(USUAL_SHARES)
+        self.shares = USUAL_SHARES
 
 
 _shared: tuple[Sequence[Dial], Judge, _Hint] | None = None
@@ -108,12 +108,10 @@ def _reach_shared(index: int) -> tuple[int, int, Limit | None, Estimate | None, 
 
 
 def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
-    steps = _Steps(dial, judge, hint.index)
-    fits = _below_first_failure(steps, _fits, -1, hint.shares[0])
-    runs = _below_first_failure(steps, _runs, fits, hint.shares[1])
-    hint.index = max(fits, 0)
-    if fits >= 0:
-        hint.shares = [steps.share(fits), max(steps.live(runs) / steps.size, steps.share(fits))]
+    steps = _Steps(dial, judge, hint)
+    fits = _fitting_below_first_failure(steps)
+    runs = _running(steps, fits, steps.end)
+    hint.index, hint.shares = max(fits, 0), steps.shares(fits, runs)
     beyond = fits + 1 if fits + 1 < len(dial) else None
     return Reach(
         dial=dial,
@@ -125,64 +123,98 @@ def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
     )
 
 
-def _fits(verdict: Verdict) -> bool:
-    return verdict.fits
-
-
-def _runs(verdict: Verdict) -> bool:
-    return verdict.runs
-
-
 class _Steps:
     """The steps of a dial with what is known of them; each question is asked once."""
 
-    def __init__(self, dial: Dial, judge: Judge, start: int | None) -> None:
+    def __init__(self, dial: Dial, judge: Judge, hint: _Hint) -> None:
         self.dial = dial
         self.judge = judge
         self.size = judge.size_bytes(dial[0])
-        self._start = min(len(dial) // 2 if start is None else start, len(dial) - 1)
+        self._hint = hint
         self._live: dict[int, int] = {}
-        self._verdicts: dict[int, Verdict] = {}
+        self._needed: dict[int, AllocatorReading] = {}
+        self._on_card: dict[int, AllocatorReading] = {}
         self.end = self._host_end()
         """The first step that needs more host memory than there is."""
+
+    def fits(self, index: int) -> bool:
+        """Whether a step needs neither a retry nor more host memory than there is."""
+        if index >= self.end or self.live(index) > self.size:
+            return False
+        return self.judge.budget_bytes is not None or self.needed(index).peak_reserved_bytes <= self.size
+
+    def runs(self, index: int) -> bool:
+        """Whether a step ends without running out of memory."""
+        if index >= self.end or self.live(index) > self.size:
+            return False
+        return self.judge.budget_bytes is not None or self.on_card(index).out_of_memory is None
 
     def live(self, index: int) -> int:
         if index not in self._live:
             self._live[index] = self.judge.live_bytes(self.dial[index])
         return self._live[index]
 
-    def verdict(self, index: int) -> Verdict:
-        if index not in self._verdicts:
-            fails = self.live(index) > self.size
-            self._verdicts[index] = Verdict(False, False, None) if fails else self.judge.verdict(self.dial[index])
-        return self._verdicts[index]
+    def needed(self, index: int) -> AllocatorReading:
+        if index not in self._needed:
+            self._needed[index] = self.judge.needed(self.dial[index])
+        return self._needed[index]
+
+    def on_card(self, index: int) -> AllocatorReading:
+        """Return the reading on the card; where it needs no more than there is, the one without limit is the same."""
+        needed = self._needed.get(index)
+        if needed is not None and needed.peak_reserved_bytes <= self.size:
+            return needed
+        if index not in self._on_card:
+            self._on_card[index] = self.judge.on_card(self.dial[index])
+        return self._on_card[index]
 
     def estimate(self, index: int) -> Estimate:
-        return self.judge.estimate(self.dial[index], self.verdict(index).reading)
+        reading = self.on_card(index) if self.judge.budget_bytes is None else None
+        return self.judge.estimate(self.dial[index], reading)
 
-    def share(self, index: int) -> float:
-        """Return the part of live bytes in what is reserved at a step that fits."""
-        reading = self.verdict(index).reading
-        return 1.0 if reading is None else self.live(index) / reading.peak_reserved_bytes
+    def shares(self, fits: int, runs: int) -> tuple[float, float]:
+        """Return the part of live bytes in what is reserved, at the last step that fits and at the last that runs."""
+        if fits < 0 or self.judge.budget_bytes is not None:
+            return USUAL_SHARES
+        return self.live(fits) / self.needed(fits).peak_reserved_bytes, self.live(runs) / self.size
 
-    def guess(self, room: float, low: int, high: int) -> int:
-        """Return an index between two whose live bytes come to about ``room``: false position on logarithms."""
-        known = {index: math.log(live / room) for index, live in self._live.items()}
-        index = min(max(self._start, low + 1), high - 1)
-        for _ in range(6):
-            known[index] = math.log(self.live(index) / room)
-            below = max((i for i, over in known.items() if over <= 0), default=None)
-            above = min((i for i, over in known.items() if over > 0), default=None)
-            if below is not None and above is not None:
-                if above - below <= 1:
-                    break
-                part = known[below] / (known[below] - known[above])
-                index = min(max(below + round(part * (above - below)), below + 1), above - 1)
+    @property
+    def share_that_runs(self) -> float:
+        """Part of the card that live bytes fill at the last step that runs, as far as is known."""
+        return 1.0 if self.judge.budget_bytes is not None else self._hint.shares[1]
+
+    def share_that_fits(self) -> float:
+        """Return the part of live bytes in what is reserved, at the step nearest to the card's size that was tried."""
+        if self.judge.budget_bytes is not None:
+            return 1.0
+        if not self._needed:
+            return self._hint.shares[0]
+        nearest = min(self._needed, key=lambda index: abs(self._needed[index].peak_reserved_bytes - self.size))
+        return self.live(nearest) / self._needed[nearest].peak_reserved_bytes
+
+    def guess(self, share: float, low: int, high: int) -> int:
+        """Return the last index between two whose live bytes are within a share of the card.
+
+        False position on logarithms: live bytes grow about as a power of most dials.
+        """
+        room = self.size * share
+        index = len(self.dial) // 2 if self._hint.index is None else self._hint.index
+        within, beyond = low, high
+        while beyond - within > 1:
+            index = min(max(index, within + 1), beyond - 1)
+            within, beyond = (index, beyond) if self.live(index) <= room else (within, index)
+            if within == low:
+                index = max(beyond // 2, beyond - 64)
+            elif beyond == high:
+                index = min(2 * within + 1, within + 64)
             else:
-                index = min(index * 2 + 1, high - 1) if above is None else max(index // 2, low + 1)
-            if index in known or not low < index < high:
-                break
-        return low + 1 if below is None else below
+                index = within + round((beyond - within) * self._part(within, beyond, room))
+        return max(within, low + 1)
+
+    def _part(self, within: int, beyond: int, room: float) -> float:
+        """Return how far it is to ``room`` between two steps."""
+        below, above = self.live(within), self.live(beyond)
+        return math.log(room / below) / math.log(above / below) if above > below else 0.5
 
     def width_below(self, index: int) -> int:
         """Return the last step that is less wide; -1 where there is none."""
@@ -201,43 +233,50 @@ class _Steps:
         return high
 
 
-def _below_first_failure(steps: _Steps, holds: Holds, known: int, share: float) -> int:
-    """Return the last step below the first that does not hold; all up to ``known`` are known to."""
-    high = steps.end
+def _fitting_below_first_failure(steps: _Steps) -> int:
+    """Return the last step below the first that does not fit."""
+    end = steps.end
     while True:
-        last = _bracket(steps, holds, known, high, share)
-        failure = _failure_below(steps, holds, last, known)
+        last = _fitting(steps, -1, end)
+        failure = _failure_below(steps, last)
         if failure is None:
             return last
-        high = failure
+        end = failure
 
 
-def _bracket(steps: _Steps, holds: Holds, low: int, high: int, share: float) -> int:
-    """Return a step that holds and whose next one does not, between one that holds and one that does not."""
-    up = down = 1
-    index = steps.guess(steps.size * share, low, high) if high - low > 1 else low
+def _fitting(steps: _Steps, low: int, high: int) -> int:
+    """Return a step that fits and whose next one does not: what one step reserves says where to look next."""
     while high - low > 1:
-        index = min(max(index, low + 1), high - 1)
-        if holds(steps.verdict(index)):
-            low = index
-            index = low + up
-            if holds is _fits:
-                index = max(index, steps.guess(steps.size * steps.share(low), low, high))
-            up *= 2
-        else:
-            high = index
-            index = high - down
-            down *= 2
+        index = steps.guess(steps.share_that_fits(), low, high)
+        low, high = (index, high) if steps.fits(index) else (low, index)
     return low
 
 
-def _failure_below(steps: _Steps, holds: Holds, last: int, known: int) -> int | None:
-    """Return the first of the widths' last steps below ``last`` that does not hold."""
+def _running(steps: _Steps, low: int, high: int) -> int:
+    """Return a step that runs and whose next one does not: gallop until both sides are known, then halve."""
+    if high - low < 2:
+        return low
+    index, stride = steps.guess(steps.share_that_runs, low, high), 1
+    has_low = has_high = False
+    while high - low > 1:
+        index = min(max(index, low + 1), high - 1)
+        if steps.runs(index):
+            low, has_low, index = index, True, index + stride
+        else:
+            high, has_high, index = index, True, index - stride
+        if has_low and has_high:
+            index = (low + high) // 2
+        stride *= 2
+    return low
+
+
+def _failure_below(steps: _Steps, last: int) -> int | None:
+    """Return the first of the widths' last steps below ``last`` that does not fit."""
     failure, index = None, last
     for _ in range(WIDTHS_BELOW):
         index = steps.width_below(index)
-        if index <= known:
+        if index < 0:
             break
-        if not holds(steps.verdict(index)):
+        if not steps.fits(index):
             failure = index
     return failure
