@@ -129,7 +129,11 @@ _TYPES: dict[str, Any] = {
 
 
 def setup_options(
-    *, model: bool = True, lists: Collection[str] = (), defaults: Mapping[str, str] | None = None
+    *,
+    model: bool = True,
+    lists: Collection[str] = (),
+    defaults: Mapping[str, str] | None = None,
+    repeatable: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the options that describe a setup; the command gets what was written as its argument ``words``.
 
@@ -138,6 +142,8 @@ def setup_options(
         lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
             checkpointing and optimizer.
         defaults: what an option is when it is not given, where that is not TrainSetup's own default.
+        repeatable: the options that may be given several times; the command gets each as an argument of its own, a
+            tuple, and ``words`` has None there.
     """
     sections = {
         "Model": {**(_MODEL if model else {}), **_FAMILY},
@@ -150,31 +156,39 @@ def setup_options(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(**values: Any) -> int:
-            words = {field.name: values.pop(field.name) for field in fields(SetupWords) if field.name in values}
+            names = [field.name for field in fields(SetupWords) if field.name not in repeatable]
+            words = {name: values.pop(name) for name in names if name in values}
             return function(words=SetupWords(**words), **values)
 
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
             for form, text in reversed(texts.items()):
-                decorated = _option(form, text, group, lists, defaults or {})(decorated)
+                decorated = _option(form, text, group, lists, defaults or {}, repeatable)(decorated)
         return decorated
 
     return decorate
 
 
 def _option(
-    form: str, text: str, group: str, lists: Collection[str], defaults: Mapping[str, str]
+    form: str,
+    text: str,
+    group: str,
+    lists: Collection[str],
+    defaults: Mapping[str, str],
+    repeatable: Collection[str],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from how it is written: ``--seq N``, ``--compile``, ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
     name = declaration.partition("/")[0].strip("-").replace("-", "_")
     if name in lists:
         text += " Several by comma, or all."
+    if name in repeatable:
+        text += " May be given several times."
     if name in defaults:
         text += f" Default: {defaults[name]}."
     attributes: dict[str, Any] = {"group": group, "help": text, "default": defaults.get(name)}
     if metavar:
-        attributes |= {"metavar": metavar, "type": _TYPES.get(name, str)}
+        attributes |= {"metavar": metavar, "type": _TYPES.get(name, str), "multiple": name in repeatable}
     else:
         attributes |= {"is_flag": True, "type": bool}
     return click.option(declaration, name, cls=_Option, **attributes)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
@@ -46,7 +47,7 @@ def command(
     if len(refused) == len(questions):
         raise SpecError(refused[0].impossible)
     if chart is not None:
-        _check(chart)
+        check_picture(chart)
     predictions = [answer(question) for question in questions if not question.impossible]
     if chart is not None:
         _draw(predictions, refused, chart)
@@ -78,19 +79,7 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
     return {"predictions": [refusal(q) if q.impossible else document(next(answers)) for q in questions]}
 
 
-def _check(chart: Path) -> None:
-    """Refuse a picture that cannot be written before anything is predicted."""
-    if chart.suffix.lower() not in (".png", ".svg"):
-        raise SpecError(f"chart: {str(chart)!r} is not allowed; a file that ends in .png or .svg")
-    if not chart.parent.is_dir():
-        raise SpecError(f"chart: {str(chart.parent)!r} is no folder")
-
-
 def _draw(predictions: Sequence[Prediction], refused: Sequence[Question], chart: Path) -> None:
     from fsdp_bench.report.timeline_chart import draw
 
-    try:
-        draw(predictions, refused, chart)
-    except OSError as error:
-        raise SpecError(f"chart: {str(chart)!r} cannot be written: {error.strerror or error}") from error
-    click.echo(f"picture: {chart}", err=True)
+    save_picture(lambda path: draw(predictions, refused, path), chart)

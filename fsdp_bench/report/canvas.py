@@ -76,7 +76,7 @@ def scale_axis(axes: Axes) -> None:
     """Give the vertical axis round numbers and level lines, and nothing else."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(min(6, max(2, int(axes.bbox.height / 40))), steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(axis="y", labelsize=12, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

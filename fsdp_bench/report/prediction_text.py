@@ -39,15 +39,15 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
-    lines += [_fact("allocator", _allocator(prediction)), _fact("host memory", _host(prediction))]
+    lines += [fact("allocator", _allocator(prediction)), fact("host memory", _host(prediction))]
     lines.append(
-        _fact(
+        fact(
             "not predicted",
             "CUDA context and NCCL buffers (memory beyond reserved); step time. Reserved assumes a host"
             " that runs ahead of the GPU",
         )
     )
-    lines += [_fact("note", note) for note in prediction.notes]
+    lines += [fact("note", note) for note in prediction.notes]
     return "\n".join(lines)
 
 
@@ -98,7 +98,7 @@ def _shortage(prediction: Prediction, usable: str) -> str:
     runs_out = f"it runs out in {where} at {full.label}"
     if prediction.headroom_bytes is None:
         return f"{usable} would hold the peak of {peak}, but not in the segments of the allocator; {runs_out}"
-    return f"{peak} allocated of {usable}, mostly {_words(dominant(prediction))}; {runs_out}"
+    return f"{peak} allocated of {usable}, mostly {spaced(dominant(prediction))}; {runs_out}"
 
 
 def remedy_line(remedy: Remedy) -> str:
@@ -115,14 +115,15 @@ def remedy_line(remedy: Remedy) -> str:
 def _asked(prediction: Prediction) -> list[str]:
     question = prediction.question
     return [
-        _fact("model", f"{question.model.name}: {question.model.describe()}"),
-        _fact("setup", setup_line(question.setup)),
-        *_hardware(question),
-        _fact("modelled", _modelled(question)),
+        fact("model", f"{question.model.name}: {question.model.describe()}"),
+        fact("setup", setup_line(question.setup)),
+        *hardware_facts(question),
+        fact("modelled", modelled(question)),
     ]
 
 
-def _modelled(question: Question) -> str:
+def modelled(question: Question) -> str:
+    """Return whose code is modelled."""
     kernels = "CUDA" if question.kernels == "cuda" else "CPU"
     segments = ", expandable segments" if question.expandable_segments else ""
     return f"torch {TORCH_VERSION}, {kernels} kernels, rank 0{segments}"
@@ -152,27 +153,27 @@ def seldom(setup: TrainSetup) -> list[str]:
     """Return the fields that few change, where they were changed."""
     default = TrainSetup()
     changed = [field for field in _SELDOM if getattr(setup, field) != getattr(default, field)]
-    return [f"{_words(field)} {_value(getattr(setup, field))}" for field in changed]
+    return [f"{spaced(field)} {_value(getattr(setup, field))}" for field in changed]
 
 
 def _value(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _hardware(question: Question) -> list[str]:
+def hardware_facts(question: Question, prefix: str = "") -> list[str]:
     """Return what it runs on, and where the card's memory was read."""
     hardware, gpu = question.hardware, question.gpu
     if gpu is None:
-        return [_fact("hardware", "none named")]
+        return [fact("hardware", "none named")]
     name = f"{question.setup.world_size} x {gpu.name}"
     if isinstance(hardware, Cluster):
         name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
     source = gpu.usable_memory_source
     if gpu.usable_memory_bytes is None or source is None:
-        return [_fact("hardware", f"{name}; usable memory unknown")]
+        return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
     return [
-        _fact("hardware", f"{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
-        _fact("", f"source: {source.title} ({source.date})"),
+        fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
+        fact("", f"source: {source.title} ({source.date})"),
     ]
 
 
@@ -180,7 +181,7 @@ def _peak(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
     place = _place(memory.peak_phase, memory.peak_block)
     peak = format_gib(memory.peak_allocated_bytes)
-    return [_fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
+    return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
 
 
 def _place(phase: str, block: int | None) -> str:
@@ -200,7 +201,7 @@ def _breakdown(prediction: Prediction) -> list[str]:
     parts = sorted(breakdown.items(), key=lambda item: -item[1])
     shown = [(name, size) for name, size in parts if size >= 0.001 * top]
     rest = top - sum(size for _, size in shown)
-    lines = [_row(_words(name), size, top, f"{size / top:.1%}") for name, size in shown]
+    lines = [_row(spaced(name), size, top, f"{size / top:.1%}") for name, size in shown]
     if rest >= 0.0005 * top:
         lines.append(_row("others", rest, top, f"{rest / top:.1%}"))
     return ["predicted breakdown at the peak", *lines]
@@ -259,19 +260,19 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
     first = questions[0]
     common = common_line(first.setup, varying)
     lines = [
-        _fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
-        _fact("model", f"{first.model.name}: {first.model.describe()}"),
-        _fact("setup", common),
-        *_hardware(first),
-        _fact("modelled", _modelled(first)),
+        fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
+        fact("model", f"{first.model.name}: {first.model.describe()}"),
+        fact("setup", common),
+        *hardware_facts(first),
+        fact("modelled", modelled(first)),
         "",
-        *_aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom"}),
+        *aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom"}),
     ]
     if refused:
         lines.append("")
         lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
     notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
-    lines += ["", *(_fact("note", note) for note in notes)] if notes else []
+    lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return "\n".join(lines)
 
 
@@ -280,11 +281,14 @@ def varying_fields(questions: Sequence[Question]) -> list[str]:
     return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
 
 
-def common_line(setup: TrainSetup, varying: Sequence[str]) -> str:
-    """Return what the setups have in common."""
-    parts = ["1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"]
+def common_line(setup: TrainSetup, varying: Sequence[str], turned: str | None = None) -> str:
+    """Return what the setups have in common; ``turned`` is the field of which the largest or least is looked for."""
+    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
+    parts = ["as few ranks as fit" if turned == "world_size" else ranks]
     parts += [] if "api" in varying else [setup.api.value]
-    parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens"]
+    batch = "as many as fit" if turned == "micro_batch_size" else setup.micro_batch_size
+    tokens = "as many tokens as fit" if turned == "sequence_length" else f"{setup.sequence_length} tokens"
+    parts += [f"batch {batch} x {tokens}"]
     for field in _OFTEN:
         if field not in varying:
             value = str(getattr(setup, field))
@@ -320,7 +324,7 @@ def _cells(prediction: Prediction) -> list[str]:
         _size(prediction.reserved_bytes, "-" if prediction.fits is False else UNKNOWN),
         _fits(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
-        f"{_words(largest)} {share:.0%}",
+        f"{spaced(largest)} {share:.0%}",
     ]
 
 
@@ -338,7 +342,7 @@ def _size(num_bytes: int | None, otherwise: str) -> str:
     return otherwise if num_bytes is None else format_gib(num_bytes)
 
 
-def _aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
     """Return a table's lines; the columns of those names are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = [name in numbers for name in table[0]]
@@ -349,7 +353,7 @@ def _aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _fact(name: str, value: str) -> str:
+def fact(name: str, value: str) -> str:
     """Return a fact on a line, a long one wrapped under itself."""
     lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
     return "\n".join(
@@ -357,5 +361,6 @@ def _fact(name: str, value: str) -> str:
     )
 
 
-def _words(name: str) -> str:
+def spaced(name: str) -> str:
+    """Return a field's name as a word in a sentence."""
     return name.replace("_", " ")

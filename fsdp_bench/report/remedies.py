@@ -92,6 +92,15 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     return _together(question, memory) or sorted(tried, key=_needed)[:MOST]
 
 
+def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
+    """Return the same setup on twice the GPUs, whether or not that helps; None where it cannot run."""
+    question = prediction.question
+    world = 2 * question.setup.world_size
+    option, count, hardware = _larger(question.hardware, world)
+    changed = _replaced(question, {"world_size": world}, hardware)
+    return _tried(Change({option: str(count)}, changed)) if changed else None
+
+
 def _settings(prediction: Prediction) -> Iterator[Change]:
     """Yield the changes that leave the training as it is: how memory is handed out, and who builds the model."""
     question, estimate = prediction.question, prediction.estimate

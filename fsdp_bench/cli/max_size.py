@@ -1,0 +1,209 @@
+"""``fsdp-bench max-size``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from msgspec.structs import replace as struct_replace
+
+from fsdp_bench.cli.hardware import sized
+from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.pictures import check_picture, save_picture
+from fsdp_bench.cli.predict import LISTS
+from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, gpus_dial, model_dial, sequence_dial
+from fsdp_bench.predict.host import Build
+from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+SEQUENCE = 2048
+"""Tokens, as sweeps/gpu.toml has; a model with fewer learned positions gets as many as it has."""
+
+DEFAULTS = {
+    "strategy": "all",
+    "precision": "bf16-mixed",
+    "offload": "none",
+    "checkpointing": "none,full",
+    "api": "fsdp1",
+}
+
+DIALS = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
+_TURNED = {
+    "params": ("model", "hf_config", "params"),
+    "num_hidden_layers": (),
+    "micro_batch_size": ("batch",),
+    "sequence_length": ("seq",),
+    "gpus": ("nodes", "gpus_per_node", "world_size"),
+}
+"""Options that a dial turns, so that giving them contradicts it."""
+
+Place = tuple[Cluster | Gpu, list[Dial]]
+
+
+@click.command("max-size", cls=SetupCommand)
+@setup_options(lists=LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
+@click.option(
+    "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
+)
+@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@click.option(
+    "--load",
+    default=Build.META.value,
+    type=click.Choice([build.value for build in Build]),
+    help="Who builds the model in host memory before it is sharded.",
+)
+@click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
+@click.option("--published", is_flag=True, help="The one published chart of this kind (2022) beside predictions.")
+@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw grouped bars; .svg too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
+def command(
+    words: SetupWords,
+    server: tuple[str, ...],
+    gpu: tuple[str, ...],
+    dial: str,
+    gpu_memory: str | None,
+    load: str,
+    expandable_segments: bool,
+    published: bool,
+    chart: Path | None,
+    as_json: bool,
+) -> int:
+    """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
+
+    With --dial it finds the deepest model, the largest batch, the longest sequence or the fewest GPUs instead.
+    --server and --gpu may be given several times. --seq is 2048 and --batch 1 where they are not given.
+
+    \b
+    Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
+    """
+    if chart is not None:
+        check_picture(chart)
+    if published:
+        return _published(chart, as_json)
+    places = _places(words, server, gpu, dial, gpu_memory)
+    arrangement = None
+    if chart is not None:
+        from fsdp_bench.report.max_size_picture import arrange
+
+        arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
+    sizes = largest(places, Assumptions(Build(load), expandable_segments))
+    if chart is not None and arrangement is not None and not all(one.nothing_fits for one in sizes):
+        from fsdp_bench.report.max_size_chart import draw
+        from fsdp_bench.report.max_size_picture import picture
+
+        save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
+    return _print(sizes, as_json)
+
+
+def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
+    from fsdp_bench.report.nothing_fits import nothing_fits, nothing_fits_document
+
+    failure = nothing_fits(sizes)
+    if as_json:
+        failed = {"nothing_fits": nothing_fits_document(failure) if failure else None}
+        sys.stdout.write(to_json({**document_of(sizes), **failed}).decode())
+    else:
+        from fsdp_bench.report.max_size_text import report
+
+        first, *rest = report(sizes, failure).split("\n")
+        click.secho(first, fg="red" if failure else None, bold=True)
+        click.echo("\n".join(rest))
+    return 3 if failure else 0
+
+
+def _places(
+    words: SetupWords, servers: Sequence[str], gpus: Sequence[str], dial: str, gpu_memory: str | None
+) -> list[Place]:
+    """Return the dials of every server or GPU that is named."""
+    if servers and gpus:
+        raise SpecError("--server and --gpu each name the GPU; keep one")
+    if not servers and not gpus:
+        raise SpecError("no GPU is named; --server NAME or --gpu NAME")
+    _check_dial(words, dial)
+    named = [replace(words, server=name) for name in dict.fromkeys(servers)]
+    named += [replace(words, gpu=name) for name in dict.fromkeys(gpus)]
+    return [_place(_with_sequence(one, dial), dial, gpu_memory) for one in named]
+
+
+def _check_dial(words: SetupWords, dial: str) -> None:
+    given = [name for name in _TURNED[dial] if getattr(words, name) is not None]
+    if given and dial == "params":
+        allowed = ", ".join(DIALS[1:])
+        raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to turn: --dial {allowed}")
+    if given:
+        raise SpecError(f"--{given[0].replace('_', '-')} is what --dial {dial} turns; leave one out")
+
+
+def _with_sequence(words: SetupWords, dial: str) -> SetupWords:
+    """Return the words with this verb's own sequence length where none is given, as far as the model has positions."""
+    if words.seq is not None or dial == "sequence_length":
+        return words
+    model = None if dial == "params" else read_model(words)
+    if model is None or model.family is not Family.GPT2 or words.params is not None:
+        return replace(words, seq=SEQUENCE)
+    return replace(words, seq=min(SEQUENCE, model.max_position_embeddings))
+
+
+def _place(words: SetupWords, dial: str, gpu_memory: str | None) -> Place:
+    if dial == "gpus" and words.gpu is not None:
+        words = replace(words, world_size=4)  # the dial has its own counts; hybrid strategies need four to be read
+    setups, hardware = read_setups(words)
+    known = sized(hardware, gpu_memory)
+    if dial == "params":
+        family = Family(words.family or Family.LLAMA)
+        return known, [model_dial(family, setup, known) for setup in setups]
+    model = read_model(words)
+    return known, [_dial(dial, model, setup, known) for setup in setups]
+
+
+def _dial(name: str, model: ModelShape, setup: TrainSetup, hardware: Cluster | Gpu) -> Dial:
+    if name == "gpus":
+        return gpus_dial(model, _in_nodes(setup, hardware), hardware)
+    build = {"num_hidden_layers": depth_dial, "micro_batch_size": batch_dial, "sequence_length": sequence_dial}[name]
+    return build(model, setup, hardware)
+
+
+def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
+    """Return a hybrid setup with the GPUs of a node as its shard group, as it has on several nodes."""
+    each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
+    if not setup.strategy.is_hybrid or setup.shard_size is not None or each == 1:
+        return setup
+    return struct_replace(setup, world_size=2 * each, shard_size=each)
+
+
+def _name(hardware: Cluster | Gpu) -> str:
+    return hardware.server.name if isinstance(hardware, Cluster) else hardware.name
+
+
+def _published(chart: Path | None, as_json: bool) -> int:
+    context = click.get_current_context()
+    own = ("published", "chart", "as_json")
+    given = [name for name in context.params if name not in own and _is_given(context, name)]
+    if given:
+        raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
+    from fsdp_bench.report.published_sizes import (
+        compare_published_sizes,
+        published_document,
+        published_picture,
+        published_text,
+    )
+
+    found = compare_published_sizes()
+    if chart is not None:
+        from fsdp_bench.report.max_size_chart import draw
+
+        save_picture(lambda path: draw(published_picture(found), path), chart)
+    sys.stdout.write(to_json(published_document(found)).decode() if as_json else published_text(found) + "\n")
+    return 0
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

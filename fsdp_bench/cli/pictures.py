@@ -1,0 +1,35 @@
+"""Writes pictures where the user wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from fsdp_bench.spec.errors import SpecError
+
+
+def check_picture(chart: Path) -> None:
+    """Refuse a picture that cannot be written before anything is predicted.
+
+    Raises:
+        SpecError: for another suffix than .png and .svg, and for a folder that does not exist.
+    """
+    if chart.suffix.lower() not in (".png", ".svg"):
+        raise SpecError(f"chart: {str(chart)!r} is not allowed; a file that ends in .png or .svg")
+    if not chart.parent.is_dir():
+        raise SpecError(f"chart: {str(chart.parent)!r} is no folder")
+
+
+def save_picture(draw: Callable[[Path], None], chart: Path) -> None:
+    """Draw into a file, and say so on standard error.
+
+    Raises:
+        SpecError: when it cannot be written.
+    """
+    try:
+        draw(chart)
+    except OSError as error:
+        raise SpecError(f"chart: {str(chart)!r} cannot be written: {error.strerror or error}") from error
+    click.echo(f"picture: {chart}", err=True)

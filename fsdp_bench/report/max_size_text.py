@@ -1,0 +1,145 @@
+"""The largest that fits as people read it: the answer first, then one row a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_bench.report.max_size import Cell, Sizes, limit_words
+from fsdp_bench.report.max_size_words import model_line, value_text, words_of
+from fsdp_bench.report.nothing_fits import NothingFits, nothing_fits_lines
+from fsdp_bench.report.prediction import Prediction
+from fsdp_bench.report.prediction_text import (
+    aligned,
+    common_line,
+    fact,
+    hardware_facts,
+    labels,
+    modelled,
+    title,
+    varying_fields,
+)
+from fsdp_bench.report.remedies import dominant
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Offload
+from fsdp_bench.spec.units import GIB, format_gib
+
+NONE = "none"
+COLUMN = "fits, predicted"
+CONTEXT_BYTES = 3 * GIB
+"""What --gpu-memory is proposed to leave for the CUDA context and NCCL."""
+
+
+def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
+    """Return every place's table; the first line is the answer."""
+    lines = nothing_fits_lines(failure, any(len(one.answered) > 1 for one in sizes)) if failure else []
+    for one in sizes:
+        lines += ["", *_table(one)] if lines else _table(one)
+    return "\n".join(lines)
+
+
+def _table(sizes: Sizes) -> list[str]:
+    first = sizes.cells[0]
+    varying = varying_fields([cell.question for cell in sizes.cells])
+    lines = [] if sizes.nothing_fits or not sizes.answered else [best_line(sizes, varying), ""]
+    lines += [
+        fact("model", model_line(first)),
+        fact("setup", common_line(first.setup, varying, first.dial.name)),
+        *hardware_facts(first.question, "up to " if first.dial.name == "world_size" else ""),
+        fact("modelled", modelled(first.question)),
+        fact("fits", meaning(sizes)),
+    ]
+    has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
+    if sizes.answered:
+        header, numbers = _header(sizes, varying, has_host)
+        lines += ["", *aligned([header, *(_row(cell, varying, has_host) for cell in sizes.answered)], numbers)]
+    notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
+    lines += ["", *(fact("note", note) for note in notes)] if notes else []
+    return [*lines, *_unanswered(sizes)]
+
+
+def _unanswered(sizes: Sizes) -> list[str]:
+    """Return a line for each reason why settings have no answer."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for cell in sizes.cells:
+        if cell.impossible:
+            told.setdefault(("impossible", cell.impossible), []).append(cell.setup.strategy.value)
+        elif cell.unknown:
+            told.setdefault(("unknown", cell.unknown), []).append(str(cell.setup.precision))
+    lines = []
+    for (kind, reason), names in told.items():
+        count = "1 setting" if len(names) == 1 else f"{len(names)} settings"
+        lines.append(fact(kind, f"{count} with {' or '.join(dict.fromkeys(names))}: {reason}"))
+    return ["", *lines] if lines else []
+
+
+def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
+    """Return the answer of one place: the most of all settings, or the fewest GPUs."""
+    fitting = [cell for cell in sizes.answered if cell.fits is not None]
+    choose = min if fitting[0].dial.name == "world_size" else max
+    best = choose(fitting, key=lambda cell: cell.fits or 0)
+    words, name = words_of(best), best.dial.name
+    found = value_text(name, best.fits or 0)
+    if name == "num_parameters":
+        found = best.at.question.model.name if best.at else found
+    what = words.title[0].lower() + words.title[1:]
+    return f"{sizes.name}: {what} (predicted): {found}, {title(best.shown, varying)}"
+
+
+def meaning(sizes: Sizes) -> str:
+    """Return what "fits" means here, with everything that it leaves out."""
+    usable, cells = sizes.gpu.usable_memory_bytes or 0, sizes.answered
+    parts = ["no allocation retries", "nothing kept free for CUDA context and NCCL, for which users report 1 to 3 GiB"]
+    if usable > 2 * CONTEXT_BYTES:
+        parts[1] += f": --gpu-memory {(usable - CONTEXT_BYTES) / GIB:.0f}GiB does"
+    if any(cell.setup.offload is Offload.PARAMS for cell in cells):
+        parts.append(host_line(sizes))
+    return "; ".join(parts)
+
+
+def host_line(sizes: Sizes) -> str:
+    """Return what offloaded states are held against."""
+    has = sizes.hardware.server.host_memory_bytes if isinstance(sizes.hardware, Cluster) else None
+    if has is None:
+        return "host memory is not known, so offloaded states are not held against any"
+    return f"offloaded states within the {format_gib(has)} of a node"
+
+
+def _header(sizes: Sizes, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
+    """Return the column names, and those of numbers."""
+    name = sizes.cells[0].dial.name
+    header = ["strategy", *varying, COLUMN, "without OOM"]
+    header += ["layers x hidden"] if name == "num_parameters" else []
+    header += ["reserved", *(["host memory"] if has_host else []), "limited by"]
+    return header, {COLUMN, "without OOM", "reserved", "host memory", "layers x hidden"}
+
+
+def _row(cell: Cell, varying: Sequence[str], has_host: bool) -> list[str]:
+    name, at = cell.dial.name, cell.at
+    row = [*labels(cell.shown, varying)]
+    row.append(NONE if cell.fits is None else value_text(name, cell.fits))
+    row.append(NONE if cell.runs is None else value_text(name, cell.runs))
+    if name == "num_parameters":
+        row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
+    row.append(_share(at) if at else "")
+    if has_host:
+        row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
+    return [*row, why(cell)]
+
+
+def _share(at: Prediction) -> str:
+    """Return the peak reserved and what the card has."""
+    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.card_bytes or 0) / GIB:.1f}"
+
+
+def why(cell: Cell) -> str:
+    """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
+    if cell.limit is None:
+        return "nothing: the dial ends here"
+    beyond = cell.beyond
+    if cell.fits is not None or beyond is None:
+        return limit_words(cell.limit)
+    smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.dial.values[0]:,}")
+    if cell.limit.place == "host":
+        return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
+    need, phase = format_gib(beyond.estimate.memory_needed_bytes), beyond.estimate.memory.peak_phase
+    return f"{smallest} needs {need} in {phase}, mostly {dominant(beyond).replace('_', ' ')}"
