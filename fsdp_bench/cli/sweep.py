@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fsdp_bench.cli.frontier import list_searches, search
+from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
-from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.sweep.grid import read_sweep
-from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
+from fsdp_bench.spec.units import parse_bytes
+from fsdp_bench.sweep.frontier_file import searches_of
+from fsdp_bench.sweep.grid import trials_of
+from fsdp_bench.sweep.machine import Machine, probe_machine
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
-from fsdp_bench.sweep.selection import select
+from fsdp_bench.sweep.selection import select, select_searches
 from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.sweep_file import SweepFile, read_file
 from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
@@ -35,6 +36,7 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
     "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
 )
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
+@click.option("--gpu-memory", metavar="SIZE", help="Limit each GPU to the memory of a smaller one, for example 24GiB.")
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 def command(
     file: Path,
@@ -43,26 +45,51 @@ def command(
     list_only: bool,
     only: tuple[str, ...],
     retry: tuple[str, ...],
+    gpu_memory: str | None,
     no_charts: bool,
 ) -> int:
     """Train every trial of a sweep FILE on this machine and record what it took.
 
+    Where FILE has a table [frontier], search the largest model, depth, batch or sequence of every cell instead.
     Whatever a trial does, the sweep goes on: running out of memory, a crash or a hang is that trial's outcome.
     Interrupt at any time; the same command resumes and repeats nothing.
     """
     machine = probe_machine()
-    whole = read_sweep(file, machine)
+    limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
+    read = read_file(file, machine, limit)
+    store = Store(results / (machine_name or machine.name) / read.name)
+    outcomes = frozenset(map(Outcome, retry))
+    if not read.has_frontier:
+        return _sweep(read, store, machine, only, outcomes, list_only, no_charts)
+    whole = searches_of(read)
+    plan = select_searches(whole, only)
+    if list_only:
+        list_searches(plan, store)
+        return 0
+    return search(whole, plan, store, machine, outcomes)
+
+
+def _sweep(
+    file: SweepFile,
+    store: Store,
+    machine: Machine,
+    only: tuple[str, ...],
+    retry: frozenset[Outcome],
+    list_only: bool,
+    no_charts: bool,
+) -> int:
+    """Run the trials of a file without [frontier]."""
+    whole = trials_of(file)
     plan = select(whole, only)
-    store = Store(results / (machine_name or machine.name) / plan.name)
     if list_only:
         _list(plan, store)
         return 0
-    _require_torch()
-    signal.signal(signal.SIGTERM, _interrupt)
+    require_torch()
+    interrupt_on_sigterm()
     console = Console(stderr=True)
     store.open()
     try:
-        state = survey(plan, store, frozenset(map(Outcome, retry)))
+        state = survey(plan, store, retry)
         for note in state.notes:
             console.print(f"note: {note}", style="yellow", highlight=False)
         store.write_machine(machine)
@@ -92,15 +119,6 @@ def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
     return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _require_torch() -> None:
-    if torch_version() is None:
-        raise MachineError("a sweep trains with torch, which is not installed; pip install 'fsdp-bench[train]'")
-
-
 def _introduction(plan: SweepPlan, machine: Machine, state: SweepState, store: Store) -> str:
     done = len(state.records)
     resumed = f", {done} already recorded" if done else ""
@@ -109,14 +127,7 @@ def _introduction(plan: SweepPlan, machine: Machine, state: SweepState, store: S
 
 def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, console: Console) -> None:
     """Run what is pending under a progress bar; without a terminal, one line a trial."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("", total=len(plan.trials), completed=len(plan.trials) - len(state.pending))
 
         def observe(trial: Trial, record: TrialRecord | None) -> None:
@@ -126,9 +137,7 @@ def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, con
             progress.advance(task)
             if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
                 done = f"[{len(state.records)}/{len(plan.trials)}]"
-                reason = f": {record.reason}" if record.reason else ""
-                text = f"{done} {record.id} {trial.label}  {record.outcome.value} {record.wall_seconds:.1f} s{reason}"
-                progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+                say(progress, f"{done} {record.id} {trial.label}  {ending(record)}")
 
         run_sweep(plan, store, machine, state, observe)
 

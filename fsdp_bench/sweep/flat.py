@@ -1,10 +1,11 @@
-"""A record as one flat row: the columns of trials.csv and of load_results."""
+"""A record as one flat row: the columns of trials.csv and of load_results, and those of frontier.csv."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.record import TrialRecord
 
 
@@ -56,6 +57,41 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "torch": next((rank.environment.get("torch") for rank in record.ranks if rank.environment), None),
         "started_at": record.started_at,
         "wall_seconds": record.wall_seconds,
+    }
+
+
+def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
+    """Return a cell's row: setup, dial, both limits predicted and measured, and what it took."""
+    predicted, measured = cell.predicted, cell.measured
+    failure = measured.limited_by if measured else None
+    setup = to_builtins(cell.setup)
+    setup.pop(cell.dial.name, None)
+    return {
+        "cell": cell.label,
+        "sweep": record.sweep,
+        "source": record.source,
+        "device": record.device,
+        "machine": record.machine,
+        "memory_limit_bytes": record.run.memory_limit_bytes,
+        "card_is_limited": record.card_is_limited,
+        "model": cell.model.name if cell.model else None,
+        "family": cell.family.value,
+        "vocab_size": cell.vocab_size,
+        **setup,
+        "dial": cell.dial.name,
+        "num_steps": cell.dial.num_steps,
+        "status": cell.status,
+        "reason": cell.reason,
+        "predicted_fits": predicted.fits if predicted else None,
+        "measured_fits": measured.fits if measured else None,
+        "steps_apart": cell.steps_apart,
+        "predicted_runs": predicted.runs if predicted else None,
+        "measured_runs": measured.runs if measured else None,
+        "measured_num_parameters": measured.num_parameters if measured else None,
+        "limited_by_place": failure.place if failure else None,
+        "limited_by_phase": failure.phase if failure else None,
+        "trials": len(cell.trials),
+        "most_trials": cell.most_trials,
     }
 
 

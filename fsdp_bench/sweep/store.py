@@ -6,6 +6,8 @@ results/MACHINE/SWEEP/
     trials/ID.json   one record a trial, written whole or not at all
     set-aside/       records that were broken or superseded by --retry, by name; never deleted
     trials.csv       the flat table, rebuilt from the records
+    frontier.json    of a sweep with [frontier]: what was found in each cell; rebuilt from the records
+    frontier.csv     the same as a flat table
     *.png            the charts drawn from them
 """
 
@@ -25,8 +27,9 @@ import msgspec
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
+from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
-from fsdp_bench.sweep.flat import flat_row
+from fsdp_bench.sweep.flat import flat_row, frontier_row
 from fsdp_bench.sweep.machine import Machine
 
 if TYPE_CHECKING:
@@ -156,6 +159,17 @@ class Store:
             return None, f"{path.name} is not a whole record ({error}); kept as {aside}, its trial runs again"
         return record, None
 
+    def peek(self, trial_id: str) -> TrialRecord | None:
+        """Return a trial's record where there is a whole one; moves nothing.
+
+        Raises:
+            SpecError: when a newer fsdp-bench wrote it.
+        """
+        try:
+            return read_record(self._path(trial_id).read_bytes(), f"{trial_id}.json")
+        except (OSError, msgspec.DecodeError):
+            return None
+
     def set_aside(self, trial_id: str) -> Path:
         """Move a record to set-aside/ under a new name; return that.
 
@@ -179,12 +193,19 @@ class Store:
 
     def write_table(self, records: list[TrialRecord]) -> None:
         """Rebuild trials.csv."""
-        rows = [flat_row(record) for record in records]
+        self._write_rows("trials.csv", [flat_row(record) for record in records])
+
+    def write_frontier(self, record: FrontierRecord) -> None:
+        """Rebuild frontier.json and frontier.csv."""
+        self.write("frontier.json", to_json(record))
+        self._write_rows("frontier.csv", [frontier_row(cell, record) for cell in record.cells])
+
+    def _write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["id"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        self.write("trials.csv", text.getvalue().encode())
+        self.write(name, text.getvalue().encode())
 
 
 def read_records(folder: Path) -> list[TrialRecord]:

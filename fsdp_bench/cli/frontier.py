@@ -1,0 +1,124 @@
+"""``fsdp-bench sweep FILE`` where FILE has [frontier]: cells are searched, not run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
+from fsdp_bench.report.frontier_text import print_frontier
+from fsdp_bench.spec.frontier import FrontierRecord
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.finding import Finding
+from fsdp_bench.sweep.frontier import frontier_record, recall, resolved_searches, run_frontier
+from fsdp_bench.sweep.frontier_file import FrontierPlan
+from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.runner import TrialRunner, look_up
+from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.trial import Trial
+
+
+def list_searches(plan: FrontierPlan, store: Store) -> None:
+    """Print each cell, where its search begins and what is known of it; writes nothing."""
+    findings = recall(plan, lambda trial: store.peek(trial.spec.id))
+    for number, finding in enumerate(findings, 1):
+        print(f"{number:4d}  {finding.search.label}  {_known(finding)}")
+    searched = [finding for finding in findings if finding.status != "skipped"]
+    found = sum(finding.status == "found" for finding in searched)
+    print(
+        f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
+        f" {len(findings) - len(searched)} skipped"
+    )
+
+
+def _known(finding: Finding) -> str:
+    if finding.status == "skipped":
+        return f"skipped: {finding.reason}"
+    if finding.status == "found":
+        text = f"found: {finding.print(finding.fits)}"
+    else:
+        dial = finding.dial_range
+        text = f"searches {dial.num_steps} steps up to {dial.print(dial.largest)} {finding.start}"
+    return f"{text}; {finding.reason}" if finding.reason and finding.records else text
+
+
+def search(whole: FrontierPlan, plan: FrontierPlan, store: Store, machine: Machine, retry: frozenset[Outcome]) -> int:
+    """Search the plan's cells and print the table; frontier.json is of the whole."""
+    require_torch()
+    interrupt_on_sigterm()
+    console = Console(stderr=True)
+    store.open()
+    try:
+        notes: list[str] = []
+        findings = recall(plan, lambda trial: look_up(trial, store, retry, notes))
+        for note in notes:
+            console.print(f"note: {note}", style="yellow", highlight=False)
+        store.write_machine(machine)
+        store.write("sweep.toml", resolved_searches(whole, machine).encode())
+        console.print(_introduction(plan, machine, findings, store), highlight=False)
+        try:
+            _run(plan, findings, store, machine, console)
+        except KeyboardInterrupt:
+            done = f"{_num_found(findings)} of {len(findings)} cells are done"
+            print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+            return 130
+        finally:
+            _write(whole, store, machine)
+        print_frontier(_record(plan, findings, machine), Console())
+    finally:
+        store.close()
+    return 1 if any(finding.status == "unknown" for finding in findings) else 0
+
+
+def _num_found(findings: Sequence[Finding]) -> int:
+    return sum(finding.status in ("found", "skipped") for finding in findings)
+
+
+def _introduction(plan: FrontierPlan, machine: Machine, findings: Sequence[Finding], store: Store) -> str:
+    trials = sum(len(finding.records) for finding in findings)
+    resumed = f", {trials} trials already recorded" if trials else ""
+    return f"sweep {plan.name}: {len(findings)} cells on {machine.describe()}{resumed}; results in {store.folder}"
+
+
+def _record(plan: FrontierPlan, findings: Sequence[Finding], machine: Machine) -> FrontierRecord:
+    return frontier_record(plan, findings, machine.describe())
+
+
+def _write(whole: FrontierPlan, store: Store, machine: Machine) -> None:
+    """Rebuild the tables of the whole sweep from what is recorded."""
+    everything = recall(whole, lambda trial: store.peek(trial.spec.id))
+    store.write_frontier(_record(whole, everything, machine))
+    store.write_table([finding.records[index] for finding in everything for index in sorted(finding.records)])
+
+
+def _run(plan: FrontierPlan, findings: Sequence[Finding], store: Store, machine: Machine, console: Console) -> None:
+    """Search under a progress bar that counts cells; without a terminal, one line a trial and one a cell."""
+    with (
+        progress_bar(console) as progress,
+        TrialRunner(plan.name, plan.launcher, store, machine) as runner,
+    ):
+        task = progress.add_task("", total=len(findings), completed=_num_found(findings))
+
+        def observe(finding: Finding, trial: Trial, record: TrialRecord | None) -> None:
+            if record is None:
+                progress.update(task, description=f"trial {len(finding.records) + 1}: {trial.label}")
+                return
+            number = f"[{findings.index(finding) + 1}/{len(findings)}]"
+            if not console.is_terminal:
+                say(progress, f"{number} {record.id} {trial.label}  {ending(record)}")
+            if finding.next_index is None:
+                progress.update(task, completed=_num_found(findings))
+                say(progress, f"{number} {finding.search.label}: {_answer(finding)}")
+
+        run_frontier(findings, runner, observe)
+
+
+def _answer(finding: Finding) -> str:
+    if finding.status != "found":
+        return f"{finding.status}: {finding.reason}"
+    predicted = finding.predicted.fits
+    text = "unknown" if predicted is None else finding.print(predicted)
+    count = len(finding.records)
+    return f"{finding.print(finding.fits)} fits, predicted {text}, {count} trial{'' if count == 1 else 's'}"

@@ -1,0 +1,55 @@
+"""What both kinds of sweep share at the terminal."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.machine import torch_version
+
+
+def require_torch() -> None:
+    """Refuse to begin what cannot run.
+
+    Raises:
+        MachineError: when torch is not installed.
+    """
+    if torch_version() is None:
+        raise MachineError("a sweep trains with torch, which is not installed; pip install 'fsdp-bench[train]'")
+
+
+def interrupt_on_sigterm() -> None:
+    """Treat SIGTERM as an interrupt at the keyboard."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return a bar with the time left; silent where there is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def ending(record: TrialRecord) -> str:
+    """Return how a trial ended, for a progress line."""
+    reason = f": {record.reason}" if record.reason else ""
+    return f"{record.outcome.value} {record.wall_seconds:.1f} s{reason}"
+
+
+def say(progress: Progress, text: str) -> None:
+    """Print a line above the bar, as it is."""
+    progress.console.print(text, highlight=False, markup=False, soft_wrap=True)

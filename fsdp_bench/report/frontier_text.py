@@ -1,0 +1,86 @@
+"""A frontier sweep as a table on the terminal: predicted and measured largest model, cell by cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, Reached
+from fsdp_bench.spec.units import format_gib
+
+COLUMNS = ("cell", "predicted", "measured", "steps apart", "trials", "full in")
+MOST_REASONS = 8
+"""Kinds of reasons that are printed; frontier.json has every cell's."""
+
+
+def print_frontier(record: FrontierRecord, console: Console) -> None:
+    """Print one row a cell that was searched, what was skipped, and the sum of it."""
+    table = Table(header_style="bold", box=None, padding=(0, 1))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("cell", "full in") else "right", no_wrap=True)
+    for cell in record.cells:
+        if cell.status != "skipped":
+            table.add_row(*_row(cell))
+    if not console.is_terminal or console.width < 150:
+        console = Console(file=console.file, width=max(console.width, 180), no_color=not console.is_terminal)
+    console.print(_title(record), highlight=False, markup=False, soft_wrap=True)
+    console.print(table, highlight=False)
+    _print_reasons(record, console)
+    console.print(summary(record), highlight=False, markup=False, soft_wrap=True)
+
+
+def _title(record: FrontierRecord) -> str:
+    limit = record.run.memory_limit_bytes
+    if record.device == "cpu":
+        memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for the card"
+    elif limit is None:
+        memory = "the whole card"
+    else:
+        memory = f"the card limited to {format_gib(limit)}" + (" by --gpu-memory" if record.card_is_limited else "")
+    return f"largest that fits (measured) on {record.machine}: {memory}"
+
+
+def _row(cell: FrontierCell) -> list[str]:
+    measured = _value(cell, cell.measured) if cell.status == "found" else cell.status
+    apart = "" if cell.steps_apart is None else "same" if cell.steps_apart == 0 else f"{cell.steps_apart:+d}"
+    return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
+
+
+def _value(cell: FrontierCell, reached: Reached | None) -> str:
+    if reached is None:
+        return "unknown"
+    text = cell.dial.print(reached.fits)
+    return text if reached.runs == reached.fits else f"{text} (with retries {cell.dial.print(reached.runs)})"
+
+
+def _why(cell: FrontierCell) -> str:
+    if cell.measured is None:
+        return cell.reason or ""
+    failure = cell.measured.limited_by
+    if failure is None:
+        return "nothing: the dial ends"
+    return f"{failure.phase} ({failure.place})" + ("" if failure.ran_out else ", with retries")
+
+
+def _print_reasons(record: FrontierRecord, console: Console) -> None:
+    reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
+    for reason, count in reasons.most_common(MOST_REASONS):
+        console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def summary(record: FrontierRecord) -> str:
+    """Return the sum of a frontier in one line."""
+    searched = [cell for cell in record.cells if cell.status != "skipped"]
+    found = [cell for cell in searched if cell.status == "found"]
+    text = f"{len(found)} of {len(searched)} cells found"
+    compared = [cell.steps_apart for cell in found if cell.steps_apart is not None]
+    if compared:
+        same, one = compared.count(0), sum(abs(steps) == 1 for steps in compared)
+        text += f"; predicted and measured are the same step in {same} of {len(compared)}, one apart in {one}"
+        text += f", more in {len(compared) - same - one}"
+    if found:
+        trials = [len(cell.trials) for cell in found]
+        text += f"; {sum(trials) / len(trials):.1f} trials a cell, at most {max(trials)}"
+    return text
