@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fsdp_bench.predict.estimate import DEEPEST
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.ladder import rungs
+from fsdp_bench.spec.ladder import SMALLEST, rung, rungs
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -59,8 +59,9 @@ class Dial:
 def model_dial(family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None) -> Dial:
     """Turn the size ladder; gpt2 gets as many learned positions as the sequence needs."""
     positions = max(setup.sequence_length, POSITIONS[family])
+    smallest = rung(family, SMALLEST, vocab_size, positions).num_parameters
     ladder = rungs(family, vocab_size, positions)
-    by_size = {shape.num_parameters: shape for shape in ladder}
+    by_size = {shape.num_parameters: shape for shape in ladder if shape.num_parameters >= smallest}
     return Dial("num_parameters", tuple(by_size), lambda size: Step(by_size[size], setup, hardware))
 
 
