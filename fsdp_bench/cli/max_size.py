@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace as struct_replace
@@ -23,6 +24,9 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup
+
+if TYPE_CHECKING:
+    from fsdp_bench.report.max_size_picture import Arrangement
 
 SEQUENCE = 2048
 """Tokens, as sweeps/gpu.toml has; a model with fewer learned positions gets as many as it has."""
@@ -95,12 +99,19 @@ def command(
 
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     sizes = largest(places, Assumptions(Build(load), expandable_segments))
-    if chart is not None and arrangement is not None and not all(one.nothing_fits for one in sizes):
-        from fsdp_bench.report.max_size_chart import draw
-        from fsdp_bench.report.max_size_picture import picture
-
-        save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
+    if chart is not None and arrangement is not None:
+        _draw(sizes, arrangement, chart)
     return _print(sizes, as_json)
+
+
+def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None:
+    from fsdp_bench.report.max_size_chart import draw
+    from fsdp_bench.report.max_size_picture import picture
+
+    if any(cell.fits is not None for one in sizes for cell in one.cells):
+        save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
+    else:
+        click.echo("no picture: there is no bar to draw", err=True)
 
 
 def _print(sizes: Sequence[Sizes], as_json: bool) -> int:

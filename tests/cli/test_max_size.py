@@ -1,0 +1,215 @@
+"""``fsdp-bench max-size`` as a process: its document, that it agrees with ``predict``, its words and exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run_command
+
+ONE_CELL = ("--strategy", "full_shard", "--checkpointing", "full")
+G5 = ("--server", "g5.48xlarge")
+SETUP = {"strategy", "precision", "offload", "checkpointing", "api", "optimizer", "effective_strategy"}
+ANSWER = {"max_parameters", "num_hidden_layers", "hidden_size", "limited_by", "memory", "model", "source", "next"}
+
+
+def document(*words: object, code: int = 0) -> Any:
+    """Run with --json; what is printed must be one document and nothing else."""
+    done = run_command("max-size", *words, "--json")
+    assert done.returncode == code, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def predicted(*words: object, code: int) -> Any:
+    done = run_command("predict", *words, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(*words: object) -> str:
+    done = run_command("max-size", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_the_largest_model_fits_under_predict_and_the_next_rung_does_not() -> None:
+    found = document(*G5, *ONE_CELL)
+    assert (found["server"]["name"], found["server"]["gpu"], found["source"]) == ("g5.48xlarge", "A10G", "predicted")
+    assert found["nothing_fits"] is None
+    (cell,) = found["cells"]
+    assert cell.keys() >= SETUP | ANSWER
+    assert cell["precision"] == "bf16-mixed"
+    same = (*G5, *ONE_CELL, "--precision", "bf16-mixed", "--seq", 2048, "--batch", 1)
+    at = predicted("--params", cell["max_parameters"], *same, code=0)
+    assert at["memory"] == cell["memory"]
+    assert at["model"]["num_parameters"] == cell["max_parameters"]
+    assert (at["model"]["num_hidden_layers"], at["model"]["hidden_size"]) == (
+        cell["num_hidden_layers"],
+        cell["hidden_size"],
+    )
+    beyond = predicted("--params", cell["next"]["num_parameters"], *same, code=3)
+    assert beyond["memory"] == cell["next"]["memory"]
+    assert cell["next"]["num_parameters"] > cell["max_parameters"]
+    assert cell["runs_parameters"] >= cell["max_parameters"]
+
+
+def test_by_default_it_compares_all_strategies_with_and_without_checkpointing() -> None:
+    done = run_command("max-size", *G5)
+    assert done.returncode == 0
+    answer, _, table = done.stdout.partition("\n\n")
+    assert answer.startswith("g5.48xlarge: largest model that fits (predicted): llama-")
+    rows = table.split("\n\n")[1].splitlines()
+    assert "fits, predicted" in rows[0]
+    assert len(rows) == 1 + 5 * 2
+    assert {row.split()[0] for row in rows[1:]} == {
+        *("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
+    }
+    assert all(" on the card" in row and " of 22.1" in row for row in rows[1:])
+    assert "batch 1 x 2048 tokens" in table
+    assert "22.1 GiB usable" in table
+
+
+def test_several_servers_are_several_documents_and_a_larger_card_holds_more() -> None:
+    found = document(*G5, "--server", "p4d.24xlarge", "--server", "g5.48xlarge", *ONE_CELL)
+    assert [one["server"]["name"] for one in found["servers"]] == ["g5.48xlarge", "p4d.24xlarge"]
+    sizes = [one["cells"][0]["max_parameters"] for one in found["servers"]]
+    assert sizes[0] < sizes[1]
+
+
+def test_the_largest_batch_agrees_with_predict() -> None:
+    model = ("--model", "gpt2", *G5, *ONE_CELL)
+    (cell,) = document(*model, "--dial", "micro_batch_size")["cells"]
+    assert cell["setup"]["sequence_length"] == 1024  # gpt2 has no more positions than that
+    same = (*model, "--precision", "bf16-mixed", "--seq", 1024)
+    assert predicted(*same, "--batch", cell["fits_value"], code=0)["memory"] == cell["memory"]
+    predicted(*same, "--batch", cell["fits_value"] + 1, code=3)
+
+
+def test_the_fewest_gpus_agree_with_predict() -> None:
+    model = ("--model", "Llama-3.1-8B", "--server", "p4d.24xlarge", *ONE_CELL)
+    (cell,) = document(*model, "--dial", "gpus")["cells"]
+    same = (*model, "--precision", "bf16-mixed", "--seq", 2048)
+    assert predicted(*same, "--world-size", cell["fits_value"], code=0)["memory"] == cell["memory"]
+    predicted(*same, "--world-size", cell["next"]["value"], code=3)
+    assert cell["next"]["value"] < cell["fits_value"]
+
+
+def test_a_batch_that_alone_does_not_fit_says_what_it_needs_and_what_would_help() -> None:
+    words = (*G5, *ONE_CELL, "--batch", 64, "--seq", 8192)
+    done = run_command("max-size", *words)
+    assert done.returncode == 3
+    first, *rest = done.stdout.splitlines()
+    # 64 x 8192 tokens x 32000 words: 12 bytes for each of the logits in backward are 187.5 GiB.
+    sentence = r"nothing fits: the smallest model, llama-\S+M, needs 18\d\.\d GiB of 22\.1 GiB in phase backward, "
+    assert re.fullmatch(sentence + r"mostly logits \(predicted\)", first)
+    assert any("--loss chunked" in line and "(predicted)" in line for line in rest[:3])
+    assert any("more GPUs do not help: --nodes 2 still needs" in line for line in rest[:4])
+    failed = document(*words, code=3)
+    assert failed["cells"][0]["max_parameters"] is None
+    assert failed["nothing_fits"]["category"] == "logits"
+    assert failed["nothing_fits"]["needed_bytes"] > 12 * 64 * 8192 * 32000
+
+
+def test_no_picture_is_drawn_where_nothing_fits(tmp_path: Path) -> None:
+    path = tmp_path / "none.png"
+    done = run_command("max-size", *G5, *ONE_CELL, "--batch", 4096, "--chart", path)
+    assert (done.returncode, path.exists()) == (3, False)
+    assert "no picture" in done.stderr
+
+
+def test_a_card_without_flash_attention_is_unknown_in_16_bit() -> None:
+    found = document("--server", "p3dn.24xlarge", *ONE_CELL, "--precision", "fp32,bf16-mixed")["cells"]
+    assert [cell["max_parameters"] is None for cell in found] == [False, True]
+    assert "flash attention" in found[1]["unknown"]
+    assert found[0].keys() == found[1].keys()
+
+
+def test_a_setting_that_cannot_run_has_its_reason() -> None:
+    done = run_command("max-size", *G5, "--gpus-per-node", "2", "--strategy", "full_shard,hsdp")
+    assert done.returncode == 0
+    assert "impossible        2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in done.stdout
+
+
+def test_gpu_memory_stands_in_for_what_nobody_documents() -> None:
+    words = ("--gpu", "A10", "--world-size", "8", *ONE_CELL)
+    assert "nobody documents" in refused(*words)
+    assert "--gpu-memory" in refused(*words)
+    server = document(*words, "--gpu-memory", "22GiB")["server"]
+    assert server["gpu_memory_bytes"] == 22 * 1024**3
+    assert "command line" in server["gpu_memory_source"]["title"]
+
+
+def test_what_offload_is_held_against_is_said() -> None:
+    offloaded = (*ONE_CELL, "--offload", "params")
+    alone = run_command("max-size", "--gpu", "H100-SXM", "--world-size", "8", *offloaded)
+    assert "host memory is not known" in " ".join(alone.stdout.split())
+    (cell,) = document("--server", "p5.48xlarge", *offloaded)["cells"]
+    assert cell["limited_by"]["words"].startswith("host memory: ")
+    # A node of 2048 GiB; fp32 parameters, gradients and two moments are 16 bytes a parameter, pinned ones more.
+    assert cell["memory"]["peak_host_bytes_per_node"] <= 2048 * 1024**3
+    assert cell["max_parameters"] < 2048 * 1024**3 / 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--server", "p5.48xlrge"), "did you mean 'p5.48xlarge'?"),
+        ((), "no GPU is named; --server NAME or --gpu NAME"),
+        ((*G5, "--gpu", "A10G"), "keep one"),
+        ((*G5, "--model", "gpt2"), "--dial num_hidden_layers, micro_batch_size, sequence_length, gpus"),
+        ((*G5, "--dial", "gpus", "--model", "gpt2", "--nodes", "2"), "--nodes is what --dial gpus turns"),
+        ((*G5, "--dial", "micro_batch_size"), "no model is named"),
+        ((*G5, "--dial", "depth"), "'depth' is not one of"),
+        ((*G5, "--gpu-memory", "80GiB"), "A10G has 24 GiB"),
+        ((*G5, "--gpu-memory", "much"), "is not a size"),
+        ((*G5, "--strategy", "zero9"), "zero9"),
+        ((*G5, "--chart", "size.pdf"), "ends in .png or .svg"),
+        ((*G5, "--published"), "--published has its own settings"),
+        ((*G5, "--precision", "all", "--offload", "all", "--chart", "x.png"), "too many for one picture"),
+    ],
+)
+def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
+    assert said in refused(*words)
+
+
+def test_it_loads_nothing_heavy() -> None:
+    heavy = ["torch", "pandas", "numpy", "rich", "matplotlib"]
+    code = (
+        "import sys; from fsdp_bench.cli.main import cli;"
+        f"cli.main(['max-size', *{[*G5, *ONE_CELL]!r}], standalone_mode=False);"
+        f"sys.exit(','.join(m for m in {heavy!r} if m in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_is_of_slide_size(tmp_path: Path) -> None:
+    path = tmp_path / "size.png"
+    done = run_command("max-size", *G5, "--strategy", "full_shard,ddp", "--checkpointing", "full", "--chart", path)
+    assert done.returncode == 0, done.stderr
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (1600, 900)
+
+
+def test_the_published_chart_stands_beside_predictions_without_a_claim(tmp_path: Path) -> None:
+    path = tmp_path / "published.png"
+    done = run_command("max-size", "--published", "--json", "--chart", path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert path.exists()
+    published = {bar["strategy"]: bar["published"]["max_parameters"] for bar in found["bars"]}
+    assert published == {"NO_SHARD": 750e6, "SHARD_GRAD_OP": 2e9, "FULL_SHARD": 2.5e9}
+    assert {bar["micro_batch_size"] for bar in found["bars"]} == {15, 16, 18}
+    assert "says nothing about accuracy" in found["claim"]
+    assert {"precision", "sequence length", "activation checkpointing"} <= set(found["not_stated"])
+    for bar in found["bars"]:
+        for cell in bar["predicted"]:
+            assert cell["memory"]["peak_reserved_bytes"] <= bar["published"]["reserved_bytes"]
