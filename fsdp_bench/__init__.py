@@ -20,6 +20,7 @@ _HOMES = {
     "TrialRecord": "fsdp_bench.spec.record",
     "dry_run": "fsdp_bench.sweep.dry_run",
     "estimate": "fsdp_bench.predict.estimate",
+    "largest_model": "fsdp_bench.predict.search",
     "load_results": "fsdp_bench.sweep.store",
     "fsdp": "fsdp_bench.train.wrap",
 }
