@@ -12,17 +12,17 @@ from fsdp_bench.report.frontier_text import print_frontier
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.finding import Finding
-from fsdp_bench.sweep.frontier import frontier_record, recall, resolved_searches, run_frontier
+from fsdp_bench.sweep.frontier import frontier_record, recall, resolved_searches, run_frontier, set_aside
 from fsdp_bench.sweep.frontier_file import FrontierPlan
 from fsdp_bench.sweep.machine import Machine
-from fsdp_bench.sweep.runner import TrialRunner, look_up
+from fsdp_bench.sweep.runner import TrialRunner
 from fsdp_bench.sweep.store import Store
 from fsdp_bench.sweep.trial import Trial
 
 
 def list_searches(plan: FrontierPlan, store: Store) -> None:
     """Print each cell, where its search begins and what is known of it; writes nothing."""
-    findings = recall(plan, lambda trial: store.peek(trial.spec.id))
+    findings = recall(plan, store.peek_all())
     for number, finding in enumerate(findings, 1):
         print(f"{number:4d}  {finding.search.label}  {_known(finding)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
@@ -40,7 +40,8 @@ def _known(finding: Finding) -> str:
         text = f"found: {finding.print(finding.fits)}"
     else:
         dial = finding.dial_range
-        text = f"searches {dial.num_steps} steps up to {dial.print(dial.largest)} {finding.start}"
+        ends = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)}"
+        text = f"searches {dial.num_steps} steps, {ends}, {finding.start}"
     return f"{text}; {finding.reason}" if finding.reason and finding.records else text
 
 
@@ -51,9 +52,9 @@ def search(whole: FrontierPlan, plan: FrontierPlan, store: Store, machine: Machi
     console = Console(stderr=True)
     store.open()
     try:
-        notes: list[str] = []
-        findings = recall(plan, lambda trial: look_up(trial, store, retry, notes))
-        for note in notes:
+        records, notes = store.read_all()
+        findings = recall(plan, records)
+        for note in notes + set_aside(findings, store, retry):
             console.print(f"note: {note}", style="yellow", highlight=False)
         store.write_machine(machine)
         store.write("sweep.toml", resolved_searches(whole, machine).encode())
@@ -88,7 +89,7 @@ def _record(plan: FrontierPlan, findings: Sequence[Finding], machine: Machine) -
 
 def _write(whole: FrontierPlan, store: Store, machine: Machine) -> None:
     """Rebuild the tables of the whole sweep from what is recorded."""
-    everything = recall(whole, lambda trial: store.peek(trial.spec.id))
+    everything = recall(whole, store.peek_all())
     store.write_frontier(_record(whole, everything, machine))
     store.write_table([finding.records[index] for finding in everything for index in sorted(finding.records)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from fsdp_bench.predict.judge import Judge
 from fsdp_bench.predict.kernels import CPU_GLOO
@@ -23,8 +24,11 @@ class Forecast:
     """One line: why there is no prediction."""
 
 
+@cache
 def forecast(search: Search) -> Forecast:
-    """Predict how far a cell's dial can be turned, against the same limit as its trials have."""
+    """Predict how far a cell's dial can be turned, against the same limit as its trials have; once per process."""
+    if search.skip_reason is not None:
+        return Forecast(None, None, None)
     try:
         found = reach(search.dial, _judge(search))
     except SpecError as error:

@@ -9,29 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
-from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.finding import Finding
 from fsdp_bench.sweep.forecast import forecast
 from fsdp_bench.sweep.frontier_file import FrontierPlan, Search
 from fsdp_bench.sweep.machine import Machine
-from fsdp_bench.sweep.runner import TrialRunner
+from fsdp_bench.sweep.runner import TrialRunner, look_up
+from fsdp_bench.sweep.store import Store
 from fsdp_bench.sweep.trial import Trial
 
 Observer = Callable[[Finding, Trial, TrialRecord | None], None]
 """Told of each trial twice: with None when it starts, with its record when it has one."""
 
 
-Reader = Callable[[Trial], TrialRecord | None]
+def recall(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[Finding]:
+    """Predict every cell, and sort out what is recorded of it."""
+    return [Finding(search, forecast(search), _recorded(search, records)) for search in plan.searches]
 
 
-def recall(plan: FrontierPlan, read: Reader) -> list[Finding]:
-    """Predict every cell, and read what is recorded of it."""
-    return [Finding(search, forecast(search), _recorded(search, read)) for search in plan.searches]
+def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
+    """Return a cell's records by index: those whose ID a step of the dial has."""
+    indices = {value: index for index, value in enumerate(search.dial.values)}
+    found: dict[int, TrialRecord] = {}
+    for record in records:
+        index = indices.get(search.turned(record.model, record.setup))
+        if index is not None and search.trial(index).spec.id == record.id:
+            found[index] = record
+    return found
 
 
-def _recorded(search: Search, read: Reader) -> dict[int, TrialRecord]:
-    records = ((index, read(search.trial(index))) for index in range(len(search.dial)))
-    return {index: record for index, record in records if record is not None}
+def set_aside(findings: Sequence[Finding], store: Store, retry: frozenset[Outcome]) -> list[str]:
+    """Set aside the records whose trials are to run again; return one line for each.
+
+    Raises:
+        ResultsError: when one cannot be moved.
+    """
+    notes: list[str] = []
+    for finding in findings:
+        for index in list(finding.records):
+            if look_up(finding.search.trial(index), store, retry, notes) is None:
+                del finding.records[index]
+    return notes
 
 
 def run_frontier(findings: Sequence[Finding], runner: TrialRunner, observe: Observer) -> None:

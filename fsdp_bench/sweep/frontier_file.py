@@ -65,6 +65,13 @@ class Search:
             )
         )
 
+    def turned(self, model: ModelShape, setup: TrainSetup) -> int:
+        """Return the dial's value of a model and its setup."""
+        if self.is_on_ladder:
+            return model.num_parameters
+        value: int = getattr(model if self.dial.name == "num_hidden_layers" else setup, self.dial.name)
+        return value
+
     @property
     def is_on_ladder(self) -> bool:
         """Whether the size of the model is what is turned."""

@@ -159,16 +159,26 @@ class Store:
             return None, f"{path.name} is not a whole record ({error}); kept as {aside}, its trial runs again"
         return record, None
 
-    def peek(self, trial_id: str) -> TrialRecord | None:
-        """Return a trial's record where there is a whole one; moves nothing.
+    def read_all(self) -> tuple[list[TrialRecord], list[str]]:
+        """Return every record; broken ones are set aside, with a line for each.
 
         Raises:
-            SpecError: when a newer fsdp-bench wrote it.
+            SpecError, ResultsError: as ``read``.
         """
-        try:
-            return read_record(self._path(trial_id).read_bytes(), f"{trial_id}.json")
-        except (OSError, msgspec.DecodeError):
-            return None
+        answers = [self.read(path.stem) for path in sorted(self.trials.glob("*.json"))]
+        return [record for record, _ in answers if record is not None], [note for _, note in answers if note]
+
+    def peek_all(self) -> list[TrialRecord]:
+        """Return every whole record; moves nothing.
+
+        Raises:
+            SpecError: when a newer fsdp-bench wrote one.
+        """
+        found = []
+        for path in sorted(self.trials.glob("*.json")):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                found.append(read_record(path.read_bytes(), path.name))
+        return found
 
     def set_aside(self, trial_id: str) -> Path:
         """Move a record to set-aside/ under a new name; return that.

@@ -150,7 +150,7 @@ def test_the_list_says_where_each_search_begins_and_writes_nothing(
     done = run_command(*sweep("strategy = ['FULL_SHARD', 'HYBRID_SHARD']"), "--list")
     assert done.returncode == 0
     first, second, total = done.stdout.splitlines()
-    assert "searches 32 steps up to 32 layers from" in first
+    assert "searches 32 steps, 1 layer to 32 layers, from" in first
     assert "predicted to fit" in first
     assert "skipped: HYBRID_SHARD needs" in second
     assert total == "2 cells, 1 to search, 0 of them found, 1 skipped"

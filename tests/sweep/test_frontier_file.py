@@ -31,12 +31,12 @@ def read(
 
 
 def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_path: Path) -> None:
-    text = CPU + "[frontier]\nsmallest='5M'\nlargest='100M'\n[grid]\nvocab_size=4096\nstrategy=['zero3','ddp']"
+    text = CPU + "[frontier]\nsmallest='20M'\nlargest='100M'\n[grid]\nvocab_size=4096\nstrategy=['zero3','ddp']"
     plan = read(tmp_path, text)
     assert [search.setup.strategy.value for search in plan.searches] == ["FULL_SHARD", "NO_SHARD"]
     dial = plan.searches[0].dial
     assert dial.name == "num_parameters"
-    assert 5e6 <= dial.values[0] < 6e6
+    assert 20e6 <= dial.values[0] < 24e6
     assert 90e6 <= dial.values[-1] <= 100e6
     assert all(dial[index].model.vocab_size == 4096 for index in range(len(dial)))
     trial = plan.searches[0].trial(3)
