@@ -300,7 +300,7 @@ def _legend(made: Figure, picture: MaxSizePicture) -> bool:
         label = "predicted; its error stands over the bar"
         handles.append(Line2D([], [], label=label, **_MARK))
     if any((bar.with_retries or 0) > (bar.value or 0) for bar in bars):
-        handles.append(Patch(label="dashed: up to here it ends, but with allocation retries", **_GHOST))
+        handles.append(Patch(label="dashed: up to here it runs, but with allocation retries", **_GHOST))
     if handles:
         made.legend(handles=handles, loc="upper left", bbox_to_anchor=((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT),
                     frameon=False, fontsize=FONT, ncols=len(handles), columnspacing=1.6, handlelength=2.2,
