@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ WORSE = {Offload.NONE: 0.95, Offload.PARAMS: 0.85}
 """Of the smallest share of live bytes seen: how much smaller another step's may be. Over 400 steps of 30 setups, what
 is reserved fell by at most 2.5 % from one step to the next, and only where a wider model begins; with offload, where a
 layer adds little, by up to 10 % anywhere."""
+
+CLOSE = 0.006
+"""How near a guess of the live bytes has to come, relative: less than a step of the ladder."""
 
 MOST_BELOW = 64
 """Steps below that are tried at most, on dials with fine steps."""
@@ -149,6 +153,7 @@ class _Steps:
         self.judge = judge
         self.size = judge.size_bytes(dial[0])
         self._hint = hint
+        self._close = 0.0 if judge.budget_bytes is not None else CLOSE
         self._live: dict[int, int] = {}
         self._needed: dict[int, AllocatorReading] = {}
         self._on_card: dict[int, AllocatorReading] = {}
@@ -211,23 +216,35 @@ class _Steps:
         return self.live(nearest) / self._needed[nearest].peak_reserved_bytes
 
     def guess(self, share: float, low: int, high: int) -> int:
-        """Return the last index between two whose live bytes are within a share of the card.
+        """Return an index between two whose live bytes are about a share of the card.
 
         False position on logarithms: live bytes grow about as a power of most dials.
         """
         room = self.size * share
         index = len(self.dial) // 2 if self._hint.index is None else self._hint.index
+        if self._needed:
+            index = min(self._needed, key=lambda tried: abs(math.log(self.live(tried) / room)))
         within, beyond = low, high
         while beyond - within > 1:
             index = min(max(index, within + 1), beyond - 1)
+            if abs(math.log(self.live(index) / room)) < self._close:
+                return index
             within, beyond = (index, beyond) if self.live(index) <= room else (within, index)
             if within == low:
-                index = max(beyond // 2, beyond - 64)
+                index = beyond - max(round(self._steps_to(beyond, room)), 1)
             elif beyond == high:
-                index = min(2 * within + 1, within + 64)
+                index = within + max(round(self._steps_to(within, room)), 1)
             else:
                 index = within + round((beyond - within) * self._part(within, beyond, room))
         return max(within, low + 1)
+
+    def _steps_to(self, index: int, room: float) -> float:
+        """Return about how many steps away ``room`` is, if live bytes grow as what is turned."""
+        value = self.dial.values[index]
+        target = value * room / self.live(index)
+        return (
+            abs(bisect(self.dial.values, target) - index) if self.dial.values[-1] > self.dial.values[0] else index / 2
+        )
 
     def _part(self, within: int, beyond: int, room: float) -> float:
         """Return how far it is to ``room`` between two steps."""
