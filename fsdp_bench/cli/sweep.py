@@ -36,7 +36,9 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
     "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
 )
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
-@click.option("--gpu-memory", metavar="SIZE", help="Limit each GPU to the memory of a smaller one, for example 24GiB.")
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Leave torch this much of each GPU, as a smaller one would, for example 22GiB."
+)
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 def command(
     file: Path,

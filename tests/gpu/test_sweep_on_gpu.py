@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.record import Outcome, read_record
 from fsdp_bench.sweep.machine import probe_machine
 from tests.conftest import run_command
@@ -54,3 +55,21 @@ def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffe
     failure = by_batch[65536].ranks[0].failure
     assert failure is not None
     assert "memory" in (failure.allocator_summary or "").lower()
+
+
+def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_memory(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_sweep("api = 'fsdp2'", "device = 'cuda'")
+    file.write_text(file.read_text() + "\n[frontier]\ndial = 'micro_batch_size'\n")
+    done = run_command("sweep", file, "--results", tmp_path, "--gpu-memory", "256MiB", timeout=600)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*/tiny-on-256MiB/frontier.json")
+    record = read_frontier(path.read_bytes(), path.name)
+    assert (record.card_is_limited, record.run.memory_limit_bytes) == (True, 256 * 1024**2)
+    (cell,) = record.cells
+    assert cell.status == "found"
+    assert cell.measured is not None
+    assert 0 < cell.measured.fits <= cell.measured.runs
+    assert cell.measured.limited_by is not None
+    assert cell.measured.limited_by.place == "card"
