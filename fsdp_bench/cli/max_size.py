@@ -99,6 +99,9 @@ def command(
 
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     sizes = largest(places, Assumptions(Build(load), expandable_segments))
+    cells = [cell for one in sizes for cell in one.cells]
+    if all(cell.impossible for cell in cells):
+        raise SpecError(cells[0].impossible)
     if chart is not None and arrangement is not None:
         _draw(sizes, arrangement, chart)
     return _print(sizes, as_json)

@@ -201,6 +201,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "runs_parameters": _runs_parameters(cell),
         "setup": setup,
         "memory": found["memory"],
+        "notes": found["notes"],
         "tight": found["tight"],
         "headroom_bytes": found["headroom_bytes"],
         "limited_by": limit

@@ -19,7 +19,7 @@ from fsdp_bench.report.max_size_chart import (
     MaxSizePicture,
     Panel,
 )
-from fsdp_bench.report.max_size_text import host_line
+from fsdp_bench.report.max_size_text import host_line, load_lines
 from fsdp_bench.report.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.prediction_text import common_line
 from fsdp_bench.report.slides import ORDER
@@ -137,7 +137,8 @@ def _conditions(sizes: Sequence[Sizes]) -> list[str]:
     told += [_hardware(one) for one in sizes]
     shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.reach is not None]
     told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
-    told.append(f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0")
+    segments = ", expandable segments" if first.assumptions.expandable_segments else ""
+    told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
     told.append("fits: ends without allocation retries; nothing is kept free for CUDA context and NCCL (1 to 3 GiB)")
     if any(setup.offload is Offload.PARAMS for setup in setups):
         told += dict.fromkeys(host_line(one) for one in sizes)
@@ -161,11 +162,12 @@ def _hardware(sizes: Sizes) -> str:
 
 
 def _notes(sizes: Sequence[Sizes]) -> list[str]:
-    """Return a line for each reason why there is no bar."""
+    """Return a line for each reason why there is no bar, and for what a reader must know of those that there are."""
     missing = [
         (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
         for one in sizes
         for cell in one.cells
         if cell.reach is None
     ]
-    return [reason for reason, _ in groupby(sorted(missing))][:MOST_REASONS]
+    notes = dict.fromkeys(note for one in sizes for cell in one.cells if cell.at for note in cell.at.notes)
+    return [*notes, *(reason for reason, _ in groupby(sorted(missing)))][:MOST_REASONS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Cell, Sizes, limit_words
 from fsdp_bench.report.max_size_words import model_line, value_text, words_of
 from fsdp_bench.report.nothing_fits import NothingFits, nothing_fits_lines
@@ -33,20 +34,30 @@ def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
     """Return every place's table; the first line is the answer."""
     lines = nothing_fits_lines(failure, any(len(one.answered) > 1 for one in sizes)) if failure else []
     for one in sizes:
-        lines += ["", *_table(one)] if lines else _table(one)
+        answer = [] if failure and len(sizes) == 1 else [_answer(one), ""]
+        lines += [*([""] if lines else []), *answer, *_table(one)]
     return "\n".join(lines)
+
+
+def _answer(sizes: Sizes) -> str:
+    """Return what holds for one place, on one line."""
+    if not sizes.answered:
+        return f"{sizes.name}: unknown what fits (predicted)"
+    if sizes.nothing_fits:
+        return f"{sizes.name}: nothing fits (predicted)"
+    return best_line(sizes, varying_fields([cell.question for cell in sizes.cells]))
 
 
 def _table(sizes: Sizes) -> list[str]:
     first = sizes.cells[0]
     varying = varying_fields([cell.question for cell in sizes.cells])
-    lines = [] if sizes.nothing_fits or not sizes.answered else [best_line(sizes, varying), ""]
-    lines += [
+    lines = [
         fact("model", model_line(first)),
         fact("setup", common_line(first.setup, varying, first.dial.name)),
         *hardware_facts(first.question, "up to " if first.dial.name == "world_size" else ""),
         fact("modelled", modelled(first.question)),
         fact("fits", meaning(sizes)),
+        *(fact("load", line) for line in load_lines(first)),
     ]
     has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
     if sizes.answered:
@@ -94,6 +105,14 @@ def meaning(sizes: Sizes) -> str:
     if any(cell.setup.offload is Offload.PARAMS for cell in cells):
         parts.append(host_line(sizes))
     return "; ".join(parts)
+
+
+def load_lines(cell: Cell) -> list[str]:
+    """Return who builds the model in host memory, where anyone does."""
+    build = cell.assumptions.build
+    return (
+        [] if build is Build.META else [f"the model is built in host memory first, by {build.value.replace('-', ' ')}"]
+    )
 
 
 def host_line(sizes: Sizes) -> str:

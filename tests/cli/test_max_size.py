@@ -133,6 +133,27 @@ def test_a_card_without_flash_attention_is_unknown_in_16_bit() -> None:
     assert found[0].keys() == found[1].keys()
 
 
+def test_where_nothing_is_known_the_answer_says_so() -> None:
+    done = run_command("max-size", "--server", "p3dn.24xlarge", *ONE_CELL)
+    assert done.returncode == 0
+    assert done.stdout.startswith("p3dn.24xlarge: unknown what fits (predicted)")
+
+
+def test_one_server_may_hold_nothing_while_another_does() -> None:
+    servers = (*G5, "--server", "p5.48xlarge")
+    done = run_command("max-size", *servers, *ONE_CELL, "--batch", 24, "--seq", 4096)
+    assert done.returncode == 0
+    assert "g5.48xlarge: nothing fits (predicted)" in done.stdout
+    assert "p5.48xlarge: largest model that fits (predicted): llama-" in done.stdout
+
+
+def test_what_a_reader_must_know_is_noted() -> None:
+    done = run_command("max-size", *G5, *ONE_CELL, "--compile", "--expandable-segments", "--load", "rank-0")
+    assert "this is the prediction for eager" in done.stdout
+    assert "expandable segments" in done.stdout
+    assert "built in host memory first, by rank 0" in done.stdout
+
+
 def test_a_setting_that_cannot_run_has_its_reason() -> None:
     done = run_command("max-size", *G5, "--gpus-per-node", "2", "--strategy", "full_shard,hsdp")
     assert done.returncode == 0
@@ -173,6 +194,7 @@ def test_what_offload_is_held_against_is_said() -> None:
         ((*G5, "--gpu-memory", "much"), "is not a size"),
         ((*G5, "--strategy", "zero9"), "zero9"),
         ((*G5, "--chart", "size.pdf"), "ends in .png or .svg"),
+        ((*G5, "--gpus-per-node", "2", "--strategy", "hsdp"), "needs at least 2 groups"),
         ((*G5, "--published"), "--published has its own settings"),
         ((*G5, "--precision", "all", "--offload", "all", "--chart", "x.png"), "too many for one picture"),
     ],
