@@ -45,8 +45,15 @@ def _known(finding: Finding) -> str:
     return f"{text}; {finding.reason}" if finding.reason and finding.records else text
 
 
-def search(whole: FrontierPlan, plan: FrontierPlan, store: Store, machine: Machine, retry: frozenset[Outcome]) -> int:
-    """Search the plan's cells and print the table; frontier.json is of the whole."""
+def search(
+    whole: FrontierPlan,
+    plan: FrontierPlan,
+    store: Store,
+    machine: Machine,
+    retry: frozenset[Outcome],
+    no_charts: bool,
+) -> int:
+    """Search the plan's cells, print the table and draw the charts; frontier.json and charts are of the whole."""
     require_torch()
     interrupt_on_sigterm()
     console = Console(stderr=True)
@@ -68,9 +75,18 @@ def search(whole: FrontierPlan, plan: FrontierPlan, store: Store, machine: Machi
         finally:
             _write(whole, store, machine)
         print_frontier(_record(plan, findings, machine), Console())
+        if not no_charts:
+            _draw(_record(whole, recall(whole, store.peek_all()), machine), store)
     finally:
         store.close()
     return 1 if any(finding.status == "unknown" for finding in findings) else 0
+
+
+def _draw(record: FrontierRecord, store: Store) -> None:
+    from fsdp_bench.report.frontier_chart import draw_frontier
+
+    for path in draw_frontier(record, store.folder):
+        print(f"chart: {path}")
 
 
 def _num_found(findings: Sequence[Finding]) -> int:

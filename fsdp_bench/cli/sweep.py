@@ -68,7 +68,7 @@ def command(
     if list_only:
         list_searches(plan, store)
         return 0
-    return search(whole, plan, store, machine, outcomes)
+    return search(whole, plan, store, machine, outcomes, no_charts)
 
 
 def _sweep(

@@ -245,7 +245,8 @@ def _lines(bar: MaxSizeBar, number: Callable[[int], str]) -> list[str]:
         return [bar.note or UNKNOWN]
     if bar.predicted is None:
         return [number(bar.value)]
-    return [number(bar.value), f"{bar.predicted / bar.value - 1:+.1%}"]
+    error = f"{bar.predicted / bar.value - 1:+.1%}"
+    return [number(bar.value), "0%" if bar.predicted == bar.value else error]
 
 
 def _limit(picture: MaxSizePicture, texts: Texts, height: float) -> float:

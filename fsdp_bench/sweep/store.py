@@ -27,7 +27,7 @@ import msgspec
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
-from fsdp_bench.spec.frontier import FrontierRecord
+from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.flat import flat_row, frontier_row
 from fsdp_bench.sweep.machine import Machine
@@ -237,6 +237,24 @@ def read_records(folder: Path) -> list[TrialRecord]:
         except OSError as error:
             raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
     return sorted(records, key=lambda record: (record.sweep, record.started_at))
+
+
+def read_frontier_of(folder: Path) -> FrontierRecord | None:
+    """Read the frontier.json of a sweep's folder; None where the sweep searched nothing.
+
+    Raises:
+        ResultsError: when it is broken.
+        SpecError: when a newer fsdp-bench wrote it.
+    """
+    path = folder / "frontier.json"
+    try:
+        return read_frontier(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ResultsError(f"{path}: not a whole record ({error}); running its sweep again rebuilds it") from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def load_results(folder: str | Path) -> pd.DataFrame:
