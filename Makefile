@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsdp-bench needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,notebooks,dev]'
 	touch $@
 
 clean:
