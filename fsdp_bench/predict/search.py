@@ -251,15 +251,21 @@ class _Steps:
         below, above = self.live(within), self.live(beyond)
         return math.log(room / below) / math.log(above / below) if above > below else 0.5
 
+    def ends_a_width(self, index: int) -> bool:
+        """Whether no step before this one is likely to need more: the last depth of a width, or any step elsewhere."""
+        model, following = self.dial[index].model, self.dial[index + 1].model
+        return model.hidden_size != following.hidden_size or model.num_parameters == following.num_parameters
+
     def may_fall_after(self, index: int) -> bool:
-        """Whether the next step may reserve less: see WORSE."""
+        """Whether the next step may need less: see WORSE."""
         model, following = self.dial[index].model, self.dial[index + 1].model
         grows = model.hidden_size == following.hidden_size and model.num_hidden_layers < following.num_hidden_layers
         return not grows or self.dial[index].setup.offload is Offload.PARAMS
 
     def smallest_share(self) -> float:
         """Return the smallest part of live bytes in what is reserved, at any step that was tried."""
-        return min(self.live(index) / reading.peak_reserved_bytes for index, reading in self._needed.items())
+        shares = (self.live(index) / reading.peak_reserved_bytes for index, reading in self._needed.items())
+        return min(shares, default=1.0)
 
     def _host_end(self) -> int:
         low, high = -1, len(self.dial)
@@ -274,13 +280,12 @@ class _Steps:
 def _fitting_below_first_failure(steps: _Steps) -> int:
     """Return the last step below the first that does not fit."""
     last = _fitting(steps, -1, steps.end)
-    if steps.judge.budget_bytes is not None:
-        return last
     worse = WORSE[steps.dial[0].setup.offload]
     for index in range(last - 1, max(last - MOST_BELOW, 0) - 1, -1):
-        if steps.live(index) <= worse * steps.smallest_share() * steps.size:
+        is_safe = steps.live(index) <= worse * steps.smallest_share() * steps.size
+        if is_safe and steps.ends_a_width(index):
             break
-        if steps.may_fall_after(index) and not steps.fits(index):
+        if not is_safe and steps.may_fall_after(index) and not steps.fits(index):
             last = index - 1
     return last
 
