@@ -132,7 +132,7 @@ def _reach_shared(index: int) -> tuple[int, int, Limit | None, Estimate | None, 
 def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
     steps = _Steps(dial, judge, hint)
     fits = _fitting_below_first_failure(steps)
-    runs = _running(steps, fits, steps.end)
+    runs = fits if judge.budget_bytes is not None else _running(steps, fits, steps.end)
     hint.index, hint.shares = max(fits, 0), steps.shares(fits, runs)
     beyond = fits + 1 if fits + 1 < len(dial) else None
     return Reach(

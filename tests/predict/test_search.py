@@ -138,7 +138,7 @@ def test_a_budget_of_live_bytes_stands_for_a_card(
     found = reach(dial, judge)
     lives = [judge.live_bytes(dial[index]) for index in range(found.fits + 2)]
     assert max(lives[:-1], default=0) <= mib * MIB < lives[-1]
-    assert found.runs >= found.fits
+    assert found.runs == found.fits  # nothing is tried again where there is no cache to flush
 
 
 def test_many_dials_are_answered_as_one_by_one() -> None:
