@@ -104,6 +104,14 @@ def dry_run_of_8b(api: str) -> None:
     print(f"{'dry-run, 8B, world 64, ' + api:<34}{process_seconds(words):7.1f} s   budget 15 s")
 
 
+def largest_models(server: str) -> None:
+    """Time max-size with all settings of one server as a whole process, once."""
+    words = [sys.executable, "-m", "fsdp_bench.cli.main", "max-size", "--server", server]
+    for option in ("strategy", "precision", "offload", "checkpointing"):
+        words += [f"--{option}", "all"]
+    print(f"{'max-size, all settings, ' + server:<38}{process_seconds(words):6.1f} s   budget 3 s, 150 settings")
+
+
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--precision", "bf16-mixed"]
 
 if __name__ == "__main__":
@@ -113,4 +121,6 @@ if __name__ == "__main__":
     one_prediction()
     dry_run_of_8b("fsdp1")
     dry_run_of_8b("fsdp2")
+    largest_models("g5.48xlarge")
+    largest_models("p5.48xlarge")
     sweep_overhead()
