@@ -169,7 +169,7 @@ def wait_for_ranks(manager: subprocess.Popen[str], count: int) -> list[psutil.Pr
 def test_a_killed_rank_is_that_trials_crash_and_its_reason_names_the_signal(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
+    sweep = Sweep(write_sweep("world_size = 2", "steps = 100"), tmp_path / "results")
     manager = sweep.start()
     wait_for_ranks(manager, 2)[1].kill()
     assert sweep.end(manager) == 1
@@ -200,7 +200,8 @@ def test_a_stopped_rank_is_a_timeout_that_says_where_it_was(write_sweep: Callabl
 def test_an_interrupt_ends_with_130_and_leaves_no_record_of_the_running_trial(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
+    endless = "steps = 5000"  # so that the trial is still running when the signal comes, however slow the machine
+    sweep = Sweep(write_sweep("world_size = 2", endless), tmp_path / "results")
     manager = sweep.start()
     ranks = wait_for_ranks(manager, 2)
     manager.send_signal(signal.SIGINT)
