@@ -20,7 +20,7 @@ import pytest
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
 from tests.conftest import command, run_command
 
-MOMENTS = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "24"))
+MOMENTS = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "16"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", random.SystemRandom().randrange(10**6)))
 GRID = """
 world_size = 2
