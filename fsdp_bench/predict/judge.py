@@ -13,7 +13,11 @@ from fsdp_bench.predict.memory import replay
 from fsdp_bench.predict.step import simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.setup import Offload
+from fsdp_bench.spec.setup import Offload, impossible
+
+NO_FLASH_ATTENTION = (
+    "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,10 @@ class Judge:
         if gpu is None:
             raise SpecError("no GPU is named; --server NAME or --gpu NAME")
         if gpu.usable_memory_bytes is None:
-            raise SpecError(f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB")
+            raise SpecError(
+                f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB,"
+                " in Python usable_memory_bytes of the Gpu"
+            )
         return gpu.usable_memory_bytes
 
     def live_bytes(self, step: Step) -> int:
@@ -61,15 +68,30 @@ class Judge:
         simulated = simulate(step.model, step.setup, self._kernels(step))
         return replay(simulated.events, simulated.extra_blocks).peak_bytes
 
-    def host_fits(self, step: Step) -> bool:
-        """Return whether a node's memory holds its ranks; True where it is not known."""
+    def refuse(self, step: Step) -> None:
+        """Refuse what ``predict`` has no answer to either.
+
+        Raises:
+            SpecError: for setups that cannot run, for 16 bits on a card without flash attention, and for a world size
+                that is not the cluster's.
+        """
+        setup, gpu = step.setup, _gpu(step)
+        if self.budget_bytes is None and (reason := impossible(setup, "cuda")) is not None:
+            raise SpecError(reason)
+        if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
+            raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
+        if isinstance(step.hardware, Cluster) and step.hardware.world_size != setup.world_size:
+            raise SpecError(f"world_size: {setup.world_size} is not the cluster's {step.hardware.world_size} GPUs")
+
+    def host_share(self, step: Step) -> float:
+        """Return how much of a node's memory its ranks need: more than 1 does not fit; 0 where that is not known."""
         cluster = step.hardware if isinstance(step.hardware, Cluster) else None
         if cluster is None or cluster.server.host_memory_bytes is None:
-            return True
+            return 0.0
         if step.setup.offload is Offload.NONE and self.build is Build.META:
-            return True
+            return 0.0
         needed = host_memory(step.model, step.setup, cluster.gpus_per_node, self.build).peak_bytes
-        return needed <= cluster.server.host_memory_bytes
+        return needed / cluster.server.host_memory_bytes
 
     def needed(self, step: Step) -> AllocatorReading:
         """Return what the caching allocator would reserve on a card without limit: it fits where that is no more."""
@@ -89,7 +111,7 @@ class Judge:
 
     def limit(self, step: Step, found: Estimate) -> Limit:
         """Return what a step that does not fit is short of."""
-        if self.budget_bytes is None and not self.host_fits(step):
+        if self.budget_bytes is None and self.host_share(step) > 1:
             return _host_limit(found.host, found.host_bytes or 0)
         breakdown, reading = found.memory.breakdown_bytes, found.allocator
         category = max(breakdown, key=lambda name: breakdown[name])

@@ -35,6 +35,9 @@ WORSE = {Offload.NONE: 0.95, Offload.PARAMS: 0.85}
 is reserved fell by at most 2.5 % from one step to the next, and only where a wider model begins; with offload, where a
 layer adds little, by up to 10 % anywhere."""
 
+ALWAYS_BELOW = 2
+"""Steps below that are tried whatever they need: on a coarse dial one step is more than WORSE."""
+
 CLOSE = 0.006
 """How near a guess of the live bytes has to come, relative: less than a step of the ladder."""
 
@@ -62,13 +65,17 @@ class Reach:
     """The step that ``fits``."""
     beyond: Estimate | None
     """The step after it."""
+    beyond_bytes: int | None
+    """What that step would reserve without retries, on a card that has as much; None where the card is not what is
+    short."""
 
 
 def reach(dial: Dial, judge: Judge) -> Reach:
     """Find how far a dial can be turned.
 
     Raises:
-        SpecError: when the card's memory is not known, and for models that cannot be predicted.
+        SpecError: when the card's memory is not known, for setups that cannot run there, and for models that cannot be
+            predicted.
     """
     return _reach(dial, judge, _Hint())
 
@@ -79,9 +86,9 @@ def largest_model(
     """Find the largest model of the size ladder that trains under a setup: ``found.at.model``, None where none does.
 
     Raises:
-        SpecError: when the card's memory is not known.
+        SpecError: as ``reach``.
     """
-    return reach(model_dial(family, setup, hardware), judge or Judge())
+    return reach(model_dial(Family(family), setup, hardware), judge or Judge())
 
 
 def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], None] = lambda done: None) -> list[Reach]:
@@ -99,8 +106,8 @@ def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], Non
             progress(len(found))
         return found
     with ProcessPoolExecutor(workers, get_context("fork"), _share, (dials, judge)) as pool:
-        for fits, runs, limit, at, beyond in pool.map(_reach_shared, range(len(dials))):
-            found.append(Reach(dials[len(found)], fits, runs, limit, at, beyond))
+        for answer in pool.map(_reach_shared, range(len(dials))):
+            found.append(Reach(dials[len(found)], *answer))
             progress(len(found))
     return found
 
@@ -122,11 +129,15 @@ def _share(dials: Sequence[Dial], judge: Judge) -> None:
     _shared = dials, judge, _Hint()
 
 
-def _reach_shared(index: int) -> tuple[int, int, Limit | None, Estimate | None, Estimate | None]:
+Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None]
+"""A Reach without its dial."""
+
+
+def _reach_shared(index: int) -> Answer:
     assert _shared is not None
     dials, judge, hint = _shared
     found = _reach(dials[index], judge, hint)
-    return found.fits, found.runs, found.limited_by, found.at, found.beyond
+    return found.fits, found.runs, found.limited_by, found.at, found.beyond, found.beyond_bytes
 
 
 def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
@@ -135,13 +146,15 @@ def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
     runs = fits if judge.budget_bytes is not None else _running(steps, fits, steps.end)
     hint.index, hint.shares = max(fits, 0), steps.shares(fits, runs)
     beyond = fits + 1 if fits + 1 < len(dial) else None
+    limit = None if beyond is None else judge.limit(dial[beyond], steps.estimate(beyond))
     return Reach(
         dial=dial,
         fits=fits,
         runs=runs,
-        limited_by=None if beyond is None else judge.limit(dial[beyond], steps.estimate(beyond)),
+        limited_by=limit,
         at=steps.estimate(fits) if fits >= 0 else None,
         beyond=None if beyond is None else steps.estimate(beyond),
+        beyond_bytes=None if beyond is None or limit is None or limit.place == "host" else steps.needs(beyond),
     )
 
 
@@ -151,6 +164,7 @@ class _Steps:
     def __init__(self, dial: Dial, judge: Judge, hint: _Hint) -> None:
         self.dial = dial
         self.judge = judge
+        judge.refuse(dial[0])
         self.size = judge.size_bytes(dial[0])
         self._hint = hint
         self._close = 0.0 if judge.budget_bytes is not None else CLOSE
@@ -171,6 +185,10 @@ class _Steps:
         if index >= self.end or self.live(index) > self.size:
             return False
         return self.judge.budget_bytes is not None or self.on_card(index).out_of_memory is None
+
+    def needs(self, index: int) -> int:
+        """Return what a step needs of the card: what is reserved without retries; of a budget the live bytes."""
+        return self.live(index) if self.judge.budget_bytes is not None else self.needed(index).peak_reserved_bytes
 
     def live(self, index: int) -> int:
         if index not in self._live:
@@ -268,26 +286,38 @@ class _Steps:
         return min(shares, default=1.0)
 
     def _host_end(self) -> int:
+        """Halve, then look at all below that need more than half: pinned tensors take powers of two."""
         low, high = -1, len(self.dial)
-        if self.judge.host_fits(self.dial[high - 1]):
-            return high
-        while high - low > 1:
+        if self._host_share(high - 1) > 1:
+            high -= 1
+        while high < len(self.dial) and high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.judge.host_fits(self.dial[middle]) else (low, middle)
+            low, high = (low, middle) if self._host_share(middle) > 1 else (middle, high)
+        for index in range(high - 1, -1, -1):
+            share = self._host_share(index)
+            if share <= 0.5:
+                break
+            high = index if share > 1 else high
         return high
+
+    def _host_share(self, index: int) -> float:
+        return self.judge.host_share(self.dial[index])
 
 
 def _fitting_below_first_failure(steps: _Steps) -> int:
     """Return the last step below the first that does not fit."""
     last = _fitting(steps, -1, steps.end)
     worse = WORSE[steps.dial[0].setup.offload]
+    answer = last
     for index in range(last - 1, max(last - MOST_BELOW, 0) - 1, -1):
-        is_safe = steps.live(index) <= worse * steps.smallest_share() * steps.size
-        if is_safe and steps.ends_a_width(index):
+        is_near = index >= last - ALWAYS_BELOW
+        is_safe = steps.live(index) <= worse * steps.smallest_share() * steps.size and not is_near
+        if is_safe and steps.ends_a_width(index) and index != answer:
             break
-        if not is_safe and steps.may_fall_after(index) and not steps.fits(index):
-            last = index - 1
-    return last
+        is_below_a_failure = index == answer != last
+        if (is_below_a_failure or (not is_safe and steps.may_fall_after(index))) and not steps.fits(index):
+            answer = index - 1
+    return answer
 
 
 def _fitting(steps: _Steps, low: int, high: int) -> int:

@@ -186,8 +186,11 @@ class Curve:
     def live_bytes(self, step: Step) -> int:
         return self.reserved[step.model.num_hidden_layers - 1] * 3 // 4
 
-    def host_fits(self, _step: Step) -> bool:
-        return True
+    def refuse(self, _step: Step) -> None:
+        """Every step can be judged."""
+
+    def host_share(self, _step: Step) -> float:
+        return 0.0
 
     def needed(self, step: Step) -> AllocatorReading:
         self.num_replays += 1
@@ -202,7 +205,7 @@ class Curve:
     limit = estimate
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(10, 40), st.floats(-0.03, 0.03)), min_size=3, max_size=60),
     st.integers(900, 12_000),
