@@ -98,13 +98,22 @@ def command(
         from fsdp_bench.report.max_size_picture import arrange
 
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
-    sizes = largest(places, Assumptions(Build(load), expandable_segments))
+    sizes = largest(places, Assumptions(Build(load), expandable_segments), _tell if sys.stderr.isatty() else _silent)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
     if chart is not None and arrangement is not None:
         _draw(sizes, arrangement, chart)
     return _print(sizes, as_json)
+
+
+def _tell(done: int, total: int) -> None:
+    """Say on the terminal how far it is; the line is taken away at the end."""
+    click.echo(f"\r{done} of {total} settings" if done < total else "\r" + 40 * " " + "\r", nl=False, err=True)
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Say nothing where standard error is no terminal."""
 
 
 def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None:
@@ -160,21 +169,23 @@ def _with_sequence(words: SetupWords, dial: str) -> SetupWords:
     """Return the words with this verb's own sequence length where none is given, as far as the model has positions."""
     if words.seq is not None or dial == "sequence_length":
         return words
-    model = None if dial == "params" else read_model(words)
+    model = None if dial == "params" else read_model(replace(words, seq=1))
     if model is None or model.family is not Family.GPT2 or words.params is not None:
         return replace(words, seq=SEQUENCE)
     return replace(words, seq=min(SEQUENCE, model.max_position_embeddings))
 
 
 def _place(words: SetupWords, dial: str, gpu_memory: str | None) -> Place:
-    if dial == "gpus" and words.gpu is not None:
-        words = replace(words, world_size=4)  # the dial has its own counts; hybrid strategies need four to be read
+    if dial == "gpus":  # the dial has its own counts; these only let hybrid strategies be read
+        shard = words.shard_size or 2
+        counts = {"world_size": 2 * shard} if words.gpu is not None else {"nodes": words.shard_size}
+        words = replace(words, **counts)
     setups, hardware = read_setups(words)
     known = sized(hardware, gpu_memory)
     if dial == "params":
         family = Family(words.family or Family.LLAMA)
         return known, [model_dial(family, setup, known) for setup in setups]
-    model = read_model(words)
+    model = read_model(replace(words, seq=words.seq or 1))
     return known, [_dial(dial, model, setup, known) for setup in setups]
 
 

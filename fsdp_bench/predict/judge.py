@@ -9,7 +9,7 @@ from fsdp_bench.predict.dials import Step
 from fsdp_bench.predict.estimate import Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
-from fsdp_bench.predict.memory import replay
+from fsdp_bench.predict.memory import breakdown, replay
 from fsdp_bench.predict.step import simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -29,7 +29,7 @@ class Limit:
     phase: str
     """Where the card is full first; for the host ``load`` or ``training``."""
     category: str
-    """What most of the peak is: a category of the breakdown; of the host one of HostMemory's parts."""
+    """What most of the peak of that phase is: a category of the breakdown; of the host one of HostMemory's parts."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,17 @@ class Judge:
         """Return what a step that does not fit is short of."""
         if self.budget_bytes is None and self.host_share(step) > 1:
             return _host_limit(found.host, found.host_bytes or 0)
-        breakdown, reading = found.memory.breakdown_bytes, found.allocator
-        category = max(breakdown, key=lambda name: breakdown[name])
-        phase = found.memory.peak_phase if self.budget_bytes is not None else reading.full_in_phase
-        return Limit("card", phase or found.memory.peak_phase, category)
+        first = None if self.budget_bytes is not None else found.allocator.full_in_phase
+        phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
+        if phase != found.memory.peak_phase:
+            held = self._held_in(phase, step)
+        return Limit("card", phase, max(held, key=lambda name: held[name]))
+
+    def _held_in(self, phase: str, step: Step) -> dict[str, int]:
+        """Return what is alive at the peak of one phase, by category."""
+        simulated = simulate(step.model, step.setup, self._kernels(step))
+        peak = replay(simulated.events, simulated.extra_blocks).phases[phase]
+        return breakdown(simulated.events, peak, simulated.extra_blocks)
 
     def _kernels(self, step: Step) -> Kernels:
         gpu = _gpu(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsdp_bench.report.frontier_text import at_an_end
 from fsdp_bench.report.max_size_chart import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, MaxSizePicture, Panel
 from fsdp_bench.report.max_size_chart import draw as draw_picture
 from fsdp_bench.report.max_size_words import WORDS
@@ -33,7 +34,7 @@ def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     paths = []
     for name, cells in _slides(searched):
-        if any(cell.measured is not None for cell in cells):
+        if any(cell.measured is not None and cell.measured.fits for cell in cells):
             path = folder / f"max-size{name}.png"
             draw_picture(picture(record, cells), path)
             paths.append(path)
@@ -119,7 +120,10 @@ def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
 def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
     setup = cell.setup
     what = cell.model.name if cell.model is not None else f"{cell.family.value} models"
-    work = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per rank"
+    work = {
+        "micro_batch_size": f"{setup.sequence_length} tokens a sequence",
+        "sequence_length": f"batch {setup.micro_batch_size} per rank",
+    }.get(cell.dial.name, f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per rank")
     return f"{what} on {setup.world_size} ranks of {record.machine}; {work}"
 
 
@@ -128,10 +132,13 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     first, limit = cells[0], record.run.memory_limit_bytes
     dial = first.dial
     told = [f"measured: real training steps, {record.device}; every bar ran, and the step above it did not fit"]
+    highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
+    if highest:
+        told.append(f"but {highest} are at the dial's end: nothing larger was tried")
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
     told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
-    told.append(f"setup: {common_line(first.setup, levels)}")
+    told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
     if record.device == "cpu":
         told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
     else:
@@ -139,7 +146,7 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
         told.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     told += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
-    apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None]
+    apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]
     if apart:
         told.append(f"prediction and measurement at the same step in {apart.count(0)} of {len(apart)} cells")
     return told

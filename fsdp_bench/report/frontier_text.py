@@ -70,16 +70,24 @@ def _print_reasons(record: FrontierRecord, console: Console) -> None:
         console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
 
 
+def at_an_end(cell: FrontierCell) -> bool:
+    """Whether nothing fits, or everything: then the limit lies beyond the dial, and agreement is no evidence."""
+    return cell.measured is not None and (cell.measured.fits in (0, cell.dial.largest))
+
+
 def summary(record: FrontierRecord) -> str:
     """Return the sum of a frontier in one line."""
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     found = [cell for cell in searched if cell.status == "found"]
     text = f"{len(found)} of {len(searched)} cells found"
-    compared = [cell.steps_apart for cell in found if cell.steps_apart is not None]
+    compared = [cell.steps_apart for cell in found if cell.steps_apart is not None and not at_an_end(cell)]
+    ended = sum(at_an_end(cell) for cell in found)
     if compared:
         same, one = compared.count(0), sum(abs(steps) == 1 for steps in compared)
         text += f"; predicted and measured are the same step in {same} of {len(compared)}, one apart in {one}"
         text += f", more in {len(compared) - same - one}"
+    if ended:
+        text += f"; {ended} at an end of the dial, which tell less"
     if found:
         trials = [len(cell.trials) for cell in found]
         text += f"; {sum(trials) / len(trials):.1f} trials a cell, at most {max(trials)}"

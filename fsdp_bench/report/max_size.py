@@ -6,7 +6,7 @@ sequence, or the fewest GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,11 @@ from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.dials import Dial, Hardware, Step
 from fsdp_bench.predict.estimate import Estimate
 from fsdp_bench.predict.host import Build
+from fsdp_bench.predict.judge import NO_FLASH_ATTENTION
 from fsdp_bench.predict.search import Judge, Limit, Reach, reach_all
 from fsdp_bench.report.prediction import Prediction, Question, document, refusal
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
-
-NO_FLASH_ATTENTION = (
-    "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
-)
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,12 @@ class Cell:
     @property
     def at(self) -> Prediction | None:
         """The prediction of what fits."""
-        return self._predicted(self.reach.at) if self.reach else None
+        return self._predicted(self.reach.at, None) if self.reach else None
 
     @property
     def beyond(self) -> Prediction | None:
         """The prediction of the next step, which does not fit; None where the dial ends."""
-        return self._predicted(self.reach.beyond) if self.reach else None
+        return self._predicted(self.reach.beyond, self.reach.beyond_bytes) if self.reach else None
 
     @property
     def limit(self) -> Limit | None:
@@ -92,11 +89,12 @@ class Cell:
     def _value(self, index: int) -> int | None:
         return self.dial.values[index] if index >= 0 else None
 
-    def _predicted(self, estimate: Estimate | None) -> Prediction | None:
+    def _predicted(self, estimate: Estimate | None, needed_bytes: int | None) -> Prediction | None:
         if estimate is None:
             return None
         hardware: Hardware = estimate.cluster or estimate.gpu
-        return Prediction(self.assumptions.asked(Step(estimate.model, estimate.setup, hardware)), estimate)
+        question = self.assumptions.asked(Step(estimate.model, estimate.setup, hardware))
+        return Prediction(question, estimate, needed_bytes)
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,19 @@ class Sizes:
         return bool(self.answered) and all(cell.fits is None for cell in self.answered)
 
 
-def largest(places: Iterable[tuple[Cluster | Gpu, Sequence[Dial]]], assumptions: Assumptions) -> list[Sizes]:
-    """Turn every dial of every place as far as it fits. Settings that cannot run are answered with the reason."""
+def largest(
+    places: Iterable[tuple[Cluster | Gpu, Sequence[Dial]]],
+    assumptions: Assumptions,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Sizes]:
+    """Turn every dial of every place as far as it fits; ``progress`` is told how many of how many are answered.
+
+    Settings that cannot run are answered with the reason.
+    """
     held = [(hardware, [_held(dial, assumptions) for dial in dials]) for hardware, dials in places]
     open_dials = [cell.dial for _, cells in held for cell in cells if not cell.impossible and not cell.unknown]
     judge = Judge(build=assumptions.build, expandable_segments=assumptions.expandable_segments)
-    reached = iter(reach_all(open_dials, judge))
+    reached = iter(reach_all(open_dials, judge, lambda done: progress(done, len(open_dials))))
     return [
         Sizes(hardware, tuple(c if c.impossible or c.unknown else _reached(next(reached), assumptions) for c in cells))
         for hardware, cells in held
@@ -227,7 +232,7 @@ def _next(cell: Cell) -> dict[str, Any] | None:
         "model": beyond.question.model.name,
         "num_parameters": beyond.question.model.num_parameters,
         "fits": found["fits"],
-        "needed_bytes": beyond.estimate.memory_needed_bytes,
+        "needed_bytes": beyond.needed_bytes,
         "headroom_bytes": found["headroom_bytes"],
         "memory": found["memory"],
     }

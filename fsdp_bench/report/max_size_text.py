@@ -21,6 +21,7 @@ from fsdp_bench.report.prediction_text import (
 )
 from fsdp_bench.report.remedies import dominant
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
@@ -32,7 +33,8 @@ CONTEXT_BYTES = 3 * GIB
 
 def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
     """Return every place's table; the first line is the answer."""
-    lines = nothing_fits_lines(failure, any(len(one.answered) > 1 for one in sizes)) if failure else []
+    several = len(sizes) > 1 or any(len(one.answered) > 1 for one in sizes)
+    lines = nothing_fits_lines(failure, several) if failure else []
     for one in sizes:
         answer = [] if failure and len(sizes) == 1 else [_answer(one), ""]
         lines += [*([""] if lines else []), *answer, *_table(one)]
@@ -93,6 +95,9 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
     if name == "num_parameters":
         found = best.at.question.model.name if best.at else found
     what = words.title[0].lower() + words.title[1:]
+    if best.at is not None and best.at.fits is None:
+        node = format_gib(best.at.estimate.host.peak_bytes)
+        what += f" if a node has {node} of host memory, which is not known"
     return f"{sizes.name}: {what} (predicted): {found}, {title(best.shown, varying)}"
 
 
@@ -153,6 +158,9 @@ def _share(at: Prediction) -> str:
 def why(cell: Cell) -> str:
     """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
     if cell.limit is None:
+        shape, turned = cell.dial[0].model, cell.dial.name
+        if turned == "sequence_length" and shape.family is Family.GPT2:
+            return f"its {shape.max_position_embeddings:,} learned positions"
         return "nothing: the dial ends here"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
@@ -160,5 +168,7 @@ def why(cell: Cell) -> str:
     smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.dial.values[0]:,}")
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
-    need, phase = format_gib(beyond.estimate.memory_needed_bytes), beyond.estimate.memory.peak_phase
-    return f"{smallest} needs {need} in {phase}, mostly {dominant(beyond).replace('_', ' ')}"
+    need = format_gib(beyond.needed_bytes)
+    return (
+        f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {dominant(beyond).replace('_', ' ')}"
+    )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdp_bench.report.max_size import Cell, Sizes
-from fsdp_bench.report.max_size_words import words_of
+from fsdp_bench.report.max_size_words import value_text, words_of
 from fsdp_bench.report.prediction import Prediction
-from fsdp_bench.report.prediction_text import remedy_line, title, varying_fields, verdict
+from fsdp_bench.report.prediction_text import remedy_line, title, varying_fields
 from fsdp_bench.report.remedies import GAIN, Remedy, dominant, remedies, with_twice_the_gpus
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 
 
@@ -49,6 +50,10 @@ def nothing_fits(sizes: Sequence[Sizes]) -> NothingFits | None:
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer on one line, and a line for each thing that would help, or would not."""
     lines = [_sentence(found) + (f" ({_where(found)})" if several else "")]
+    if found.cell.runs is not None:
+        runs = value_text(found.cell.dial.name, found.cell.runs)
+        what = found.cell.dial.name.replace("_", " ")
+        lines.append(f"  with allocation retries, which cost throughput, {what} {runs} would run (predicted)")
     lines += [f"  {remedy_line(remedy)}" for remedy in found.remedies]
     if found.twice_the_gpus is not None and not found.gpus_help:
         need = format_gib(_needed(found.twice_the_gpus.prediction))
@@ -68,14 +73,13 @@ def nothing_fits_document(found: NothingFits) -> dict[str, Any]:
     return {
         "model": found.prediction.question.model.name,
         "strategy": setup.strategy.value,
-        "needed_bytes": estimate.memory_needed_bytes,
+        "needed_bytes": found.prediction.needed_bytes,
         "gpu_memory_bytes": estimate.card_bytes,
         "phase": estimate.memory.peak_phase,
         "category": dominant(found.prediction),
         "message": _sentence(found),
         "remedies": [
-            {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.estimate.memory_needed_bytes}
-            for r in tried
+            {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.needed_bytes} for r in tried
         ],
     }
 
@@ -89,16 +93,17 @@ def _sentence(found: NothingFits) -> str:
     if _on_host(found.cell):
         need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
-    if (prediction.headroom_bytes or 0) >= 0:
-        return f"nothing fits: {smallest} {verdict(prediction)}"
     need, has = format_gib(_needed(prediction)), format_gib(estimate.card_bytes or 0)
-    phase, mostly = estimate.memory.peak_phase, dominant(prediction).replace("_", " ")
+    phase = estimate.memory.peak_phase
+    mostly = dominant(prediction).replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
 
 
 def _where(found: NothingFits) -> str:
     question = found.prediction.question
-    return "nearest: " + title(question, [*varying_fields([question]), "checkpointing"])
+    hardware = question.hardware
+    name = hardware.server.name if isinstance(hardware, Cluster) else hardware.name if hardware else ""
+    return f"nearest: {name}, " + title(question, [*varying_fields([question]), "checkpointing"])
 
 
 def _on_host(cell: Cell) -> bool:
@@ -106,7 +111,7 @@ def _on_host(cell: Cell) -> bool:
 
 
 def _needed(prediction: Prediction) -> int:
-    return prediction.estimate.memory_needed_bytes
+    return prediction.needed_bytes
 
 
 def _shortage(cell: Cell) -> float:
@@ -115,4 +120,4 @@ def _shortage(cell: Cell) -> float:
     estimate = cell.beyond.estimate
     if _on_host(cell):
         return estimate.host.peak_bytes / (estimate.host_bytes or 1)
-    return estimate.memory_needed_bytes / (estimate.card_bytes or 1)
+    return cell.beyond.needed_bytes / (estimate.card_bytes or 1)

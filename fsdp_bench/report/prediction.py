@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
-from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate
+from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on
 from fsdp_bench.spec.codec import to_builtins
@@ -59,6 +60,18 @@ class Prediction:
 
     question: Question
     estimate: Estimate
+    known_needed_bytes: int | None = None
+    """``needed_bytes`` where it was predicted before."""
+
+    @cached_property
+    def needed_bytes(self) -> int:
+        """What is reserved without retries: where the card is too small for that, on one without limit."""
+        if self.known_needed_bytes is not None:
+            return self.known_needed_bytes
+        asked, reading = self.question, self.estimate.allocator
+        if reading.out_of_memory is not None or reading.num_alloc_retries:
+            reading = read_allocator(asked.model, asked.setup, asked.kernel_set, None, asked.expandable_segments)
+        return reading.peak_reserved_bytes
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -73,15 +86,9 @@ class Prediction:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the card has beyond the peak; None when that is unknown.
-
-        A fragmented card is full while its peak would fit: by how much it is too small is then not known.
-        """
-        room = self.estimate.headroom_bytes if self._on_card else None
-        reading = self.estimate.allocator
-        if room is not None and room >= 0 and (reading.out_of_memory is not None or reading.num_alloc_retries):
-            return None
-        return room
+        """What the card has beyond what is reserved without retries; negative where it is too small."""
+        card = self.estimate.card_bytes
+        return card - self.needed_bytes if self._on_card and card is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,6 +182,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
     return {
         "peak_allocated_bytes": memory.peak_allocated_bytes,
         "peak_reserved_bytes": prediction.reserved_bytes,
+        "needed_bytes": prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
         "peak_active_bytes": reading.peak_active_bytes if known else None,
         "peak_device_bytes": None,
         "peak_host_bytes_per_node": prediction.host_bytes,

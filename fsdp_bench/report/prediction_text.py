@@ -96,9 +96,12 @@ def _shortage(prediction: Prediction, usable: str) -> str:
     peak = format_gib(memory.peak_allocated_bytes)
     where = _place(full.phase, full.unit if full.unit >= 0 else None)
     runs_out = f"it runs out in {where} at {full.label}"
-    if prediction.headroom_bytes is None:
-        return f"{usable} would hold the peak of {peak}, but not in the segments of the allocator; {runs_out}"
-    return f"{peak} allocated of {usable}, mostly {spaced(dominant(prediction))}; {runs_out}"
+    needed = format_gib(prediction.needed_bytes)
+    if memory.peak_allocated_bytes <= (prediction.estimate.card_bytes or 0):
+        return f"{usable} would hold the peak of {peak}, but the allocator's segments need {needed}; {runs_out}"
+    return (
+        f"{needed} reserved, {peak} of them allocated, of {usable}, mostly {spaced(dominant(prediction))}; {runs_out}"
+    )
 
 
 def remedy_line(remedy: Remedy) -> str:
@@ -107,9 +110,8 @@ def remedy_line(remedy: Remedy) -> str:
     if found.fits:
         reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
         return f"{switch} fits, reserved {reserved} (predicted)"
-    peak = format_gib(found.estimate.memory.peak_allocated_bytes)
     open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
-    return f"{switch} {peak} allocated (predicted); {open_question}"
+    return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
 
 
 def _asked(prediction: Prediction) -> list[str]:

@@ -89,7 +89,8 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     fitting += [remedy for remedy in tried if remedy.prediction.fits]
     if fitting:
         return fitting[:MOST]
-    return _together(question, memory) or sorted(tried, key=_needed)[:MOST]
+    less = [remedy for remedy in tried if _needed(remedy) < prediction.needed_bytes]
+    return _together(question, memory) or sorted(less, key=_needed)[:MOST]
 
 
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
@@ -209,7 +210,7 @@ def _memory(question: Question) -> MemoryPrediction:
 
 
 def _needed(remedy: Remedy) -> int:
-    return remedy.prediction.estimate.memory_needed_bytes
+    return remedy.prediction.needed_bytes
 
 
 def _card_bytes(question: Question) -> int:

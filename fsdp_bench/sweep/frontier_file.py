@@ -117,7 +117,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
             try:
                 search = _search(word, cell, words, file, excluded)
             except SpecError as error:
-                raise SpecError(f"{place} {error}") from None
+                raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
             found.setdefault(search.trial(0).spec.id, search)
         refuse_if_none_runs("cell", [search.skip_reason for search in found.values()])
     return FrontierPlan(
@@ -179,12 +179,17 @@ def _bounded(word: str, dial: Dial, words: dict[str, Any]) -> Dial:
     """Cut a dial to smallest and largest, and thin it to the resolution."""
     read = partial(_bound, word, words)
     smallest, largest = read("smallest", 1), read("largest", dial.values[-1])
+    if largest > dial.values[-1] and "largest" in words:
+        raise SpecError(f"[frontier] largest: {words['largest']!r} is beyond the dial's end, {dial.values[-1]}")
     if smallest > largest:
         raise SpecError(f"[frontier] smallest: {words['smallest']!r} is above largest")
     values: list[int] = []
     for value in dial.values:
         if smallest <= value <= largest and (not values or value >= RESOLUTION * values[-1]):
             values.append(value)
+    last = max((value for value in dial.values if value <= largest), default=0)
+    if values and values[-1] != last:
+        values[-1] = last  # the end is a step of its own, whatever the resolution
     if not values:
         raise SpecError(f"[frontier] smallest, largest: {dial.name} has no step between {smallest} and {largest}")
     return replace(dial, values=tuple(values))

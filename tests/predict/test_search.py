@@ -22,7 +22,7 @@ from fsdp_bench.predict.dials import (
     sequence_dial,
 )
 from fsdp_bench.predict.kernels import CPU_GLOO
-from fsdp_bench.predict.search import Judge, reach, reach_all
+from fsdp_bench.predict.search import Judge, largest_model, reach, reach_all
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
@@ -41,6 +41,9 @@ CELLS = [
 
 def card(mib: int) -> Gpu:
     return replace(gpu("A100-SXM-80GB"), usable_memory_bytes=mib * MIB)
+
+
+ONE_NODE = Cluster(server=server("p5.48xlarge"), gpu=gpu(server("p5.48xlarge").gpu), gpus_per_node=8)
 
 
 def setup_of(cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], **fields: object) -> TrainSetup:
@@ -124,6 +127,32 @@ def test_host_memory_limits_an_offloaded_model() -> None:
     assert found.beyond is not None
     assert found.beyond.host.peak_bytes > 64 * 2**30
     assert found.runs == found.fits
+
+
+def test_the_hosts_limit_is_below_its_first_failure() -> None:
+    """Pinned tensors take powers of two, so a wider model with fewer layers may need less than the one before it."""
+    node = server("a3-highgpu-8g")
+    cluster = Cluster(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
+    setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
+    dial = model_dial(Family.LLAMA, setup, cluster)
+    found = reach(dial, Judge())
+    shares = [Judge().host_share(step) for step in (dial[index] for index in range(len(dial)))]
+    first = next(index for index, share in enumerate(shares) if share > 1)
+    assert found.fits == first - 1
+    assert any(share <= 1 for share in shares[first:])
+
+
+@pytest.mark.parametrize(
+    ("setup", "hardware", "because"),
+    [
+        (TrainSetup(world_size=8, precision=Precision.parse("fp16-mixed")), gpu("T4"), "no flash attention"),
+        (TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD), card(9000), "at least 2 groups"),
+        (TrainSetup(world_size=16), ONE_NODE, "16 is not the cluster's 8 GPUs"),
+    ],
+)
+def test_what_predict_has_no_answer_to_is_refused(setup: TrainSetup, hardware: Cluster | Gpu, because: str) -> None:
+    with pytest.raises(SpecError, match=because):
+        largest_model(setup, hardware)
 
 
 @pytest.mark.parametrize("cell", CELLS)
