@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.predict.allocator import AllocatorReading
+from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.dials import Step
-from fsdp_bench.predict.estimate import Estimate, estimate, read_allocator
+from fsdp_bench.predict.estimate import Estimate, estimate
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.predict.memory import breakdown, replay
-from fsdp_bench.predict.step import simulate
+from fsdp_bench.predict.program import Program
+from fsdp_bench.predict.step import first_two_steps, simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Offload, impossible
@@ -93,15 +95,17 @@ class Judge:
         needed = host_memory(step.model, step.setup, cluster.gpus_per_node, self.build).peak_bytes
         return needed / cluster.server.host_memory_bytes
 
-    def needed(self, step: Step) -> AllocatorReading:
-        """Return what the caching allocator would reserve on a card without limit: it fits where that is no more."""
-        return read_allocator(step.model, step.setup, self._kernels(step), None, self.expandable_segments)
+    def program(self, step: Step) -> Program:
+        """Return what the caching allocator goes through in two steps."""
+        return first_two_steps(step.model, step.setup, self._kernels(step))
 
-    def on_card(self, step: Step) -> AllocatorReading:
-        """Return how the caching allocator does on the card, with retries."""
-        return read_allocator(
-            step.model, step.setup, self._kernels(step), self.size_bytes(step), self.expandable_segments
-        )
+    def needed(self, program: Program) -> AllocatorReading:
+        """Return what would be reserved on a card without limit: it fits where that is no more."""
+        return replay_allocator(program, None, self.expandable_segments, streams_keep_pace=True)
+
+    def on_card(self, program: Program, card_bytes: int) -> AllocatorReading:
+        """Return how the caching allocator does on a card, with retries."""
+        return replay_allocator(program, card_bytes, self.expandable_segments, streams_keep_pace=True)
 
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
         """Return everything that is predicted of a step, with the allocator's reading where it is known already."""

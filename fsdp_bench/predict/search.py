@@ -12,6 +12,7 @@ is reserved were live than at any step tried so far (WORSE says how much smaller
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from bisect import bisect
@@ -24,6 +25,7 @@ from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.dials import Dial, model_dial
 from fsdp_bench.predict.estimate import Estimate
 from fsdp_bench.predict.judge import Judge, Limit
+from fsdp_bench.predict.program import Program
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload, TrainSetup
@@ -40,6 +42,9 @@ ALWAYS_BELOW = 2
 
 CLOSE = 0.006
 """How near a guess of the live bytes has to come, relative: less than a step of the ladder."""
+
+GARBAGE_THRESHOLD = 50_000
+"""Objects between two collections in a worker: blocks name their neighbours, so thousands are made and dropped."""
 
 MOST_BELOW = 64
 """Steps below that are tried at most, on dials with fine steps."""
@@ -77,7 +82,7 @@ def reach(dial: Dial, judge: Judge) -> Reach:
         SpecError: when the card's memory is not known, for setups that cannot run there, and for models that cannot be
             predicted.
     """
-    return _reach(dial, judge, _Hint())
+    return _reach(dial, judge, _Hints())
 
 
 def largest_model(
@@ -99,10 +104,10 @@ def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], Non
     """
     workers = min(len(dials), os.cpu_count() or 1)
     found: list[Reach] = []
-    hint = _Hint()
+    hints = _Hints()
     if workers < 2:
         for dial in dials:
-            found.append(_reach(dial, judge, hint))
+            found.append(_reach(dial, judge, hints))
             progress(len(found))
         return found
     with ProcessPoolExecutor(workers, get_context("fork"), _share, (dials, judge)) as pool:
@@ -112,21 +117,50 @@ def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], Non
     return found
 
 
+@dataclass(frozen=True)
 class _Hint:
-    """Where the last search ended: the next dial often differs in one setting only."""
+    """Where a search ended."""
+
+    index: int | None = None
+    shares: tuple[float, float] = USUAL_SHARES
+
+
+class _Hints:
+    """Where searches ended, by setup: the next one begins where the most similar one did."""
 
     def __init__(self) -> None:
-        self.index: int | None = None
-        self.shares = USUAL_SHARES
+        self._ended: list[tuple[TrainSetup, _Hint]] = []
+
+    def add(self, setup: TrainSetup, hint: _Hint) -> None:
+        self._ended.append((setup, hint))
+
+    def nearest(self, setup: TrainSetup) -> _Hint:
+        if not self._ended:
+            return _Hint()
+        return max(self._ended, key=lambda ended: _similarity(ended[0], setup))[1]
 
 
-_shared: tuple[Sequence[Dial], Judge, _Hint] | None = None
+def _similarity(one: TrainSetup, other: TrainSetup) -> int:
+    """Return how much two setups have in common of what decides how large a model fits."""
+    return (
+        8 * (one.offload == other.offload)
+        + 4 * (one.strategy == other.strategy)
+        + 4 * (one.checkpointing == other.checkpointing)
+        + 2 * (one.precision.store == other.precision.store)
+        + (one.precision.compute == other.precision.compute)
+        + (one.api == other.api)
+    )
+
+
+_shared: tuple[Sequence[Dial], Judge, _Hints] | None = None
 
 
 def _share(dials: Sequence[Dial], judge: Judge) -> None:
     """Keep what a forked worker works on: dials hold functions, which cannot be sent."""
     global _shared
-    _shared = dials, judge, _Hint()
+    _shared = dials, judge, _Hints()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None]
@@ -135,16 +169,17 @@ Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | N
 
 def _reach_shared(index: int) -> Answer:
     assert _shared is not None
-    dials, judge, hint = _shared
-    found = _reach(dials[index], judge, hint)
+    dials, judge, hints = _shared
+    found = _reach(dials[index], judge, hints)
     return found.fits, found.runs, found.limited_by, found.at, found.beyond, found.beyond_bytes
 
 
-def _reach(dial: Dial, judge: Judge, hint: _Hint) -> Reach:
-    steps = _Steps(dial, judge, hint)
+def _reach(dial: Dial, judge: Judge, hints: _Hints) -> Reach:
+    setup = dial[0].setup
+    steps = _Steps(dial, judge, hints.nearest(setup))
     fits = _fitting_below_first_failure(steps)
     runs = fits if judge.budget_bytes is not None else _running(steps, fits, steps.end)
-    hint.index, hint.shares = max(fits, 0), steps.shares(fits, runs)
+    hints.add(setup, _Hint(max(fits, 0), steps.shares(fits, runs)))
     beyond = fits + 1 if fits + 1 < len(dial) else None
     limit = None if beyond is None else judge.limit(dial[beyond], steps.estimate(beyond))
     return Reach(
@@ -171,6 +206,8 @@ class _Steps:
         self._live: dict[int, int] = {}
         self._needed: dict[int, AllocatorReading] = {}
         self._on_card: dict[int, AllocatorReading] = {}
+        self._programs: dict[int, Program] = {}
+        """The last one."""
         self.end = self._host_end()
         """The first step that needs more host memory than there is."""
 
@@ -197,7 +234,7 @@ class _Steps:
 
     def needed(self, index: int) -> AllocatorReading:
         if index not in self._needed:
-            self._needed[index] = self.judge.needed(self.dial[index])
+            self._needed[index] = self.judge.needed(self._program(index))
         return self._needed[index]
 
     def on_card(self, index: int) -> AllocatorReading:
@@ -206,8 +243,13 @@ class _Steps:
         if needed is not None and needed.peak_reserved_bytes <= self.size:
             return needed
         if index not in self._on_card:
-            self._on_card[index] = self.judge.on_card(self.dial[index])
+            self._on_card[index] = self.judge.on_card(self._program(index), self.size)
         return self._on_card[index]
+
+    def _program(self, index: int) -> Program:
+        if index not in self._programs:
+            self._programs = {index: self.judge.program(self.dial[index])}
+        return self._programs[index]
 
     def estimate(self, index: int) -> Estimate:
         reading = self.on_card(index) if self.judge.budget_bytes is None else None

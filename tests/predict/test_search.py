@@ -221,12 +221,15 @@ class Curve:
     def host_share(self, _step: Step) -> float:
         return 0.0
 
-    def needed(self, step: Step) -> AllocatorReading:
+    def program(self, step: Step) -> int:
+        return self.reserved[step.model.num_hidden_layers - 1]
+
+    def needed(self, reserved: int) -> AllocatorReading:
         self.num_replays += 1
-        reserved = self.reserved[step.model.num_hidden_layers - 1]
         return AllocatorReading(reserved, reserved, reserved, 0, None, None)
 
-    on_card = needed
+    def on_card(self, reserved: int, _size: int) -> AllocatorReading:
+        return self.needed(reserved)
 
     def estimate(self, *_: object) -> None:
         """Nothing more is known of a made-up step."""
