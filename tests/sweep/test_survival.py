@@ -62,6 +62,11 @@ def interrupt(manager: psutil.Process, _ranks: list[psutil.Process]) -> None:
 ATTACKS = [kill_manager, kill_all, kill_server, kill_one_rank, stop_one_rank, interrupt]
 
 
+def _hear_interrupts() -> None:
+    """A shell's background jobs, and so their tests, start with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Sweep:
     """One sweep under attack: the same command, over and over."""
 
@@ -72,7 +77,12 @@ class Sweep:
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            self.words,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_hear_interrupts,
         )
 
     def end(self, process: subprocess.Popen[str]) -> int:
