@@ -6,7 +6,7 @@ name what is in block ``v - 1`` where the simulated part names what is in block 
 
 That this is so is checked, not assumed: the parts of blocks 2 and 3 must be the same instruction by instruction, no
 block may name what is further away than its second neighbour, and nothing outside of blocks may name what those two
-make. Where it is not so ``repeated`` gives None, and every block has to be simulated.
+make. Where it is not so ``alike`` gives None, and every block has to be simulated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Program:
     parts: list[Part]
 
 
-class _Section(NamedTuple):
+class Section(NamedTuple):
     """What a block does in one pass over the blocks, or what is between them."""
 
     phase: str
@@ -78,19 +78,22 @@ def plain(events: Iterable[Event]) -> Program:
     return Program(parts)
 
 
-def repeated(events: Sequence[Event], extra_blocks: int) -> Program | None:
-    """Return the program of SIMULATED_BLOCKS blocks and ``extra_blocks`` more; None where blocks are not alike."""
+def alike(events: Sequence[Event]) -> list[Section] | None:
+    """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike."""
     sections = _sections(events)
-    if sections is None or not _repeats(sections):
-        return None
+    return sections if sections is not None and _repeats(sections) else None
+
+
+def repeated(sections: Sequence[Section], extra_blocks: int) -> Program:
+    """Return the program of SIMULATED_BLOCKS blocks and ``extra_blocks`` more."""
     shift = extra_blocks * BLOCK_STRIDE
     return Program([_part(section, extra_blocks, shift) for section in sections])
 
 
-def _sections(events: Sequence[Event]) -> list[_Section] | None:
+def _sections(events: Sequence[Event]) -> list[Section] | None:
     """Cut at the marks and number what is made; None where events are not waited for in their order."""
     numbering = _Numbering()
-    sections: list[_Section] = [_Section("load", -1, False, [], [])]
+    sections: list[Section] = [Section("load", -1, False, [], [])]
     phase, block, pass_, step = "load", -1, 0, 0
     for event in events:
         if event[0] == Kind.MARK:
@@ -101,7 +104,7 @@ def _sections(events: Sequence[Event]) -> list[_Section] | None:
             if block < 0 or new_block < 0 or new_phase != phase or new_step not in (-1, 1) or step not in (0, new_step):
                 pass_, new_step = pass_ + 1, 0
             phase, block, step = new_phase, new_block, new_step
-            sections.append(_Section(phase, block, step < 0, [], []))
+            sections.append(Section(phase, block, step < 0, [], []))
         else:
             number = numbering.number(event, pass_, block)
             if number is None:
@@ -141,7 +144,7 @@ class _Numbering:
         return number
 
 
-def _repeats(sections: Sequence[_Section]) -> bool:
+def _repeats(sections: Sequence[Section]) -> bool:
     """Whether the repeated block and the next one do the same, and no one but their neighbours names what is theirs."""
     done: dict[int, list[list[tuple[object, ...]]]] = {REPEATED_BLOCK: [], REPEATED_BLOCK + 1: []}
     for section in sections:
@@ -157,7 +160,7 @@ def _repeats(sections: Sequence[_Section]) -> bool:
     return ours == next_ones
 
 
-def _relative(section: _Section) -> list[tuple[object, ...]]:
+def _relative(section: Section) -> list[tuple[object, ...]]:
     """Return what a section does, with tensors numbered from its own block on."""
     own = section.block * BLOCK_STRIDE
     return [
@@ -166,7 +169,7 @@ def _relative(section: _Section) -> list[tuple[object, ...]]:
     ]
 
 
-def _part(section: _Section, extra_blocks: int, shift: int) -> Part:
+def _part(section: Section, extra_blocks: int, shift: int) -> Part:
     """Return a section as a part: what lies behind the repeated block moves by all the blocks that were left out."""
     block, turns, numbers = section.block, range(1), section.numbers
     if block == REPEATED_BLOCK:

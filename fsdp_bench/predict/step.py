@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from msgspec.structs import replace
 
 from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
@@ -23,7 +26,7 @@ from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup, Wrap
 
 CUDA_BLOCK_BYTES = 512
 """c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
@@ -188,15 +191,25 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
 
     At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
     """
-    blocks = min(num_blocks, shape.num_hidden_layers)
-    simulation = Simulation(shape, setup, kernels, blocks)
-    if blocks < shape.num_hidden_layers and not simulation.is_stretchable:
-        blocks = shape.num_hidden_layers
-        simulation = Simulation(shape, setup, kernels, blocks)
+    extra = shape.num_hidden_layers - num_blocks
+    events = _stretchable(_any_depth(shape, setup), setup, kernels, num_blocks) if extra > 0 else None
+    if events is not None:
+        return Step(events, extra)
+    return Step(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)), 0)
+
+
+@lru_cache(maxsize=8)
+def _stretchable(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event] | None:
+    """Return the events of a model of so many blocks; None where they cannot stand for more of them."""
+    simulation = Simulation(shape, setup, kernels, num_blocks)
+    return _steady_step(simulation) if simulation.is_stretchable else None
+
+
+def _steady_step(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.warm_up()
     simulation.step()
-    return Step(list(simulation.tape.events), shape.num_hidden_layers - blocks)
+    return list(simulation.tape.events)
 
 
 def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Program:
@@ -206,11 +219,32 @@ def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> P
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
-        found = program.repeated(_two_steps(simulation), extra) if simulation.is_stretchable else None
-        if found is not None:
-            return found
+        sections = _alike(_any_depth(shape, setup), setup, kernels)
+        if sections is not None:
+            return program.repeated(sections, extra)
     return program.plain(events_of_two_steps(shape, setup, kernels))
+
+
+DEEP = 100
+"""Stands for every depth where all of them do the same in every block, and the same outside."""
+
+
+def _any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape:
+    """Return a model that stands for every depth, or the model itself where more changes with it than how many blocks.
+
+    That is so for the norms of gradients to clip, for what DDP broadcasts, and for units by size.
+    """
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if is_ddp or setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK:
+        return shape
+    return replace(shape, name="", num_hidden_layers=DEEP)
+
+
+@lru_cache(maxsize=8)
+def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[program.Section] | None:
+    """Return what a model's blocks do in two steps, None where they differ; searches ask for one width many times."""
+    simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
+    return program.alike(_two_steps(simulation)) if simulation.is_stretchable else None
 
 
 def events_of_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:

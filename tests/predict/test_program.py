@@ -14,7 +14,7 @@ from fsdp_bench.predict import program, step
 from fsdp_bench.predict.allocator import replay
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA
-from fsdp_bench.predict.program import BLOCK_STRIDE, Program, plain, repeated
+from fsdp_bench.predict.program import BLOCK_STRIDE, Program, alike, plain, repeated
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
 from tests.predict.test_step import many, shape
@@ -90,10 +90,11 @@ def test_blocks_that_differ_are_not_repeated() -> None:
     events = []
     for block in range(program.SIMULATED_BLOCKS):
         events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512 * (1 + block // 3))]
-    assert repeated(events, 4) is None
-    alike = [replaced._replace(num_bytes=512) if replaced.kind == Kind.ALLOCATE else replaced for replaced in events]
-    found = repeated(alike, 4)
-    assert found is not None
+    assert alike(events) is None
+    same = [replaced._replace(num_bytes=512) if replaced.kind == Kind.ALLOCATE else replaced for replaced in events]
+    sections = alike(same)
+    assert sections is not None
+    found = repeated(sections, 4)
     assert sum(len(part.turns) * len(part.instructions) for part in found.parts) == program.SIMULATED_BLOCKS + 4
 
 
@@ -103,4 +104,4 @@ def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:
     for block in range(program.SIMULATED_BLOCKS):
         events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512)]
     events.append(Event(Kind.FREE, 100, 512))
-    assert repeated(events, 4) is None
+    assert alike(events) is None
