@@ -1,4 +1,7 @@
-"""The notebooks run from top to bottom, and what they were committed with is what they print."""
+"""The notebooks run from top to bottom, and a reader of the committed file sees what they print today.
+
+That says nothing about whether the numbers are right: the tests of what they call do.
+"""
 
 from __future__ import annotations
 

@@ -66,10 +66,21 @@ class Section(NamedTuple):
 
 
 def plain(events: Iterable[Event]) -> Program:
-    """Return events as a program in which everything runs once."""
+    """Return events as a program in which everything runs once.
+
+    Raises:
+        ValueError: when events are not waited for in the order in which they are recorded.
+    """
     instructions: list[Instruction] = []
     parts = [Part("", -1, (0,), instructions)]
+    recorded: deque[int] = deque()
     for event in events:
+        if event.kind == Kind.RECORD_EVENT:
+            recorded.append(event.number)
+        if event.kind == Kind.HOST_WAIT and recorded.popleft() != event.number:
+            raise ValueError(
+                f"event {event.number} is waited for out of turn; a program waits in the order of recording"
+            )
         if event.kind == Kind.MARK:
             instructions = []
             parts.append(Part(event.label, event.number, (0,), instructions))
@@ -138,6 +149,8 @@ class _Numbering:
             number = self._outside
         else:
             ordinal = self._next.get((pass_, block), 0)
+            assert ordinal < _PASS_STRIDE  # else two tensors would share a number
+            assert pass_ * _PASS_STRIDE < BLOCK_STRIDE
             self._next[pass_, block] = ordinal + 1
             number = block * BLOCK_STRIDE + pass_ * _PASS_STRIDE + ordinal
         self._tensors[event[1]] = number

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 
 from fsdp_bench.predict.dial_steps import Hint, Steps, last_that_fits, last_that_runs
 from fsdp_bench.predict.dials import Dial, model_dial
@@ -84,7 +84,7 @@ def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], Non
     workers = min(len(dials), os.cpu_count() or 1)
     found: list[Reach] = []
     hints = _Hints()
-    if workers < 2:
+    if workers < 2 or "fork" not in get_all_start_methods():  # Windows: dials hold functions, which only fork keeps
         for dial in dials:
             found.append(_reach(dial, judge, hints))
             progress(len(found))

@@ -207,6 +207,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "setup": setup,
         "memory": found["memory"],
         "notes": found["notes"],
+        "fits": found["fits"],
         "tight": found["tight"],
         "headroom_bytes": found["headroom_bytes"],
         "limited_by": limit

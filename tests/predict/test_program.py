@@ -85,6 +85,12 @@ def test_a_program_and_its_events_are_one_to_the_allocator(cell: Cell) -> None:
     assert readings[0] == readings[1]
 
 
+def test_events_that_are_waited_for_out_of_turn_are_refused() -> None:
+    events = [Event(Kind.RECORD_EVENT, 0), Event(Kind.RECORD_EVENT, 1), Event(Kind.HOST_WAIT, 1)]
+    with pytest.raises(ValueError, match="event 1 is waited for out of turn"):
+        plain(events)
+
+
 def test_blocks_that_differ_are_not_repeated() -> None:
     """Six blocks, of which the fourth allocates more than the third."""
     events = []

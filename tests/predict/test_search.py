@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.predict.allocator import AllocatorReading
+from fsdp_bench.predict.dial_steps import MOST_BELOW
 from fsdp_bench.predict.dials import (
     Dial,
     Step,
@@ -252,4 +253,5 @@ def test_the_first_failure_is_found_where_widths_jump(widths: list[tuple[int, fl
     expected = next((index for index, bytes_ in enumerate(reserved) if bytes_ > size), len(reserved)) - 1
     found = reach(curve.dial, curve)  # type: ignore[arg-type]
     assert found.fits == expected
-    assert curve.num_replays <= 24
+    # A search by halves, and at most MOST_BELOW steps below its end.
+    assert curve.num_replays <= MOST_BELOW + 2 * len(reserved).bit_length() + 4
