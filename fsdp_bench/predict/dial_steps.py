@@ -30,9 +30,12 @@ CLOSE = 0.006
 MOST_BELOW = 64
 """Steps below that are tried at most, on dials with fine steps."""
 
-USUAL_SHARES = (0.85, 0.97)
-"""Of the live bytes in what is reserved, at the last step that fits and at the last that runs: where a search begins.
-Nothing else depends on them."""
+USUAL_SHARE = 0.85
+"""Of the live bytes in what is reserved, at the last step that fits: where a search begins. No answer depends on it."""
+
+FULL = 0.97
+"""Of a card that live bytes fill at the last step that runs: where that search begins. Always there, so that one
+question has one answer, though memory may fall beyond it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Hint:
     """Where a search ended."""
 
     index: int | None = None
-    shares: tuple[float, float] = USUAL_SHARES
+    share: float = USUAL_SHARE
 
 
 class Steps:
@@ -52,7 +55,6 @@ class Steps:
         judge.refuse(dial[0])
         self.size = judge.size_bytes(dial[0])
         self._hint = hint
-        self._close = 0.0 if judge.budget_bytes is not None else CLOSE
         self._live: dict[int, int] = {}
         self._needed: dict[int, AllocatorReading] = {}
         self._on_card: dict[int, AllocatorReading] = {}
@@ -108,28 +110,23 @@ class Steps:
         reading = self.on_card(index) if self.judge.budget_bytes is None else None
         return self.judge.estimate(self.dial[index], reading)
 
-    def shares(self, fits: int, runs: int) -> tuple[float, float]:
-        """Return the part of live bytes in what is reserved, at the last step that fits and at the last that runs."""
+    def share(self, fits: int) -> float:
+        """Return the part of live bytes in what is reserved at the last step that fits."""
         if fits < 0 or self.judge.budget_bytes is not None:
-            return USUAL_SHARES
-        return self.live(fits) / self.needed(fits).peak_reserved_bytes, self.live(runs) / self.size
-
-    @property
-    def share_that_runs(self) -> float:
-        """Part of the card that live bytes fill at the last step that runs, as far as is known."""
-        return 1.0 if self.judge.budget_bytes is not None else self._hint.shares[1]
+            return USUAL_SHARE
+        return self.live(fits) / self.needed(fits).peak_reserved_bytes
 
     def share_that_fits(self) -> float:
         """Return the part of live bytes in what is reserved, at the step nearest to the card's size that was tried."""
         if self.judge.budget_bytes is not None:
             return 1.0
         if not self._needed:
-            return self._hint.shares[0]
+            return self._hint.share
         nearest = min(self._needed, key=lambda index: abs(self._needed[index].peak_reserved_bytes - self.size))
         return self.live(nearest) / self._needed[nearest].peak_reserved_bytes
 
-    def guess(self, share: float, low: int, high: int) -> int:
-        """Return an index between two whose live bytes are about a share of the card.
+    def guess(self, share: float, low: int, high: int, close: float) -> int:
+        """Return an index between two whose live bytes are a share of the card, or within a part ``close`` of it.
 
         False position on logarithms: live bytes grow about as a power of most dials.
         """
@@ -140,7 +137,7 @@ class Steps:
         within, beyond = low, high
         while beyond - within > 1:
             index = min(max(index, within + 1), beyond - 1)
-            if abs(math.log(self.live(index) / room)) < self._close:
+            if abs(math.log(self.live(index) / room)) < close:
                 return index
             within, beyond = (index, beyond) if self.live(index) <= room else (within, index)
             if within == low:
@@ -210,8 +207,9 @@ def last_that_fits(steps: Steps) -> int:
 
 def _fitting(steps: Steps, low: int, high: int) -> int:
     """Return a step that fits and whose next one does not: what one step reserves says where to look next."""
+    close = 0.0 if steps.judge.budget_bytes is not None else CLOSE
     while high - low > 1:
-        index = steps.guess(steps.share_that_fits(), low, high)
+        index = steps.guess(steps.share_that_fits(), low, high, close)
         low, high = (index, high) if steps.fits(index) else (low, index)
     return low
 
@@ -221,7 +219,7 @@ def last_that_runs(steps: Steps, fits: int) -> int:
     low, high = fits, steps.end
     if high - low < 2:
         return low
-    index, stride = steps.guess(steps.share_that_runs, low, high), 1
+    index, stride = steps.guess(FULL, low, high, close=0.0), 1
     has_low = has_high = False
     while high - low > 1:
         index = min(max(index, low + 1), high - 1)

@@ -150,7 +150,7 @@ def _reach(dial: Dial, judge: Judge, hints: _Hints) -> Reach:
     steps = Steps(dial, judge, hints.nearest(setup))
     fits = last_that_fits(steps)
     runs = fits if judge.budget_bytes is not None else last_that_runs(steps, fits)
-    hints.add(setup, Hint(max(fits, 0), steps.shares(fits, runs)))
+    hints.add(setup, Hint(max(fits, 0), steps.share(fits)))
     beyond = fits + 1 if fits + 1 < len(dial) else None
     limit = None if beyond is None else judge.limit(dial[beyond], steps.estimate(beyond))
     return Reach(
