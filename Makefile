@@ -17,9 +17,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What takes too long for every change: compiled trials, more random attacks.
+# What takes too long for every change: compiled trials, scans of the whole ladder, more random attacks.
 validate: $(INSTALLED)
-	FSDP_BENCH_TEST_MOMENTS=96 FSDP_BENCH_TEST_CELLS=200 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+	FSDP_BENCH_TEST_MOMENTS=96 FSDP_BENCH_TEST_CELLS=200 FSDP_BENCH_TEST_SCANS=100 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
 
 # The times that DESIGN.md allows, measured; a report, never a test.
 budgets: $(INSTALLED)

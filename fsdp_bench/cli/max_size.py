@@ -16,6 +16,7 @@ from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.predict.compiled import is_kept
 from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, gpus_dial, model_dial, sequence_dial
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
@@ -48,6 +49,9 @@ _TURNED = {
     "gpus": ("nodes", "gpus_per_node", "world_size"),
 }
 """Options that a dial turns, so that giving them contradicts it."""
+
+WIDTH = 90
+"""Of the line that says how far it is."""
 
 Place = tuple[Cluster | Gpu, list[Dial]]
 
@@ -98,7 +102,9 @@ def command(
         from fsdp_bench.report.max_size_picture import arrange
 
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
-    sizes = largest(places, Assumptions(Build(load), expandable_segments), _tell if sys.stderr.isatty() else _silent)
+    tell = _tell if sys.stderr.isatty() else _silent
+    tell(0, sum(len(dials) for _, dials in places))
+    sizes = largest(places, Assumptions(Build(load), expandable_segments), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
@@ -109,7 +115,10 @@ def command(
 
 def _tell(done: int, total: int) -> None:
     """Say on the terminal how far it is; the line is taken away at the end."""
-    click.echo(f"\r{done} of {total} settings" if done < total else "\r" + 40 * " " + "\r", nl=False, err=True)
+    said = f"{done} of {total} settings"
+    if not done and not is_kept():
+        said += "; the allocator's rules are compiled first, once: about ten seconds"
+    click.echo(f"\r{said:<{WIDTH}}" if done < total else f"\r{'':<{WIDTH}}\r", nl=False, err=True)
 
 
 def _silent(_done: int, _total: int) -> None:

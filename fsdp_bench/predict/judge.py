@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
+from fsdp_bench.predict.compiled import compiled_run
 from fsdp_bench.predict.dials import Step
 from fsdp_bench.predict.estimate import Estimate, estimate
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
@@ -101,11 +102,16 @@ class Judge:
 
     def needed(self, program: Program) -> AllocatorReading:
         """Return what would be reserved on a card without limit: it fits where that is no more."""
-        return replay_allocator(program, None, self.expandable_segments, streams_keep_pace=True)
+        return self._replay(program, None)
 
     def on_card(self, program: Program, card_bytes: int) -> AllocatorReading:
         """Return how the caching allocator does on a card, with retries."""
-        return replay_allocator(program, card_bytes, self.expandable_segments, streams_keep_pace=True)
+        return self._replay(program, card_bytes)
+
+    def _replay(self, program: Program, card_bytes: int | None) -> AllocatorReading:
+        return replay_allocator(
+            program, card_bytes, self.expandable_segments, streams_keep_pace=True, run=compiled_run()
+        )
 
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
         """Return everything that is predicted of a step, with the allocator's reading where it is known already."""

@@ -2,7 +2,8 @@
 
 The blocks between the first and the last do the same, each to its own tensors and to those of its neighbours. So six
 blocks are simulated, and the parts of one of them stand for all that are left out: in the turn for block ``v`` they
-name what is in block ``v - 1`` where the simulated part names what is in block 1.
+name what is in block ``v - 1`` where the simulated part names what is in block 1. What comes behind it runs once, in
+the turn that the number of blocks left out gives: so one simulation is the program of every depth.
 
 That this is so is checked, not assumed: the parts of blocks 2 and 3 must be the same instruction by instruction, no
 block may name what is further away than its second neighbour, and nothing outside of blocks may name what those two
@@ -11,12 +12,14 @@ make. Where it is not so ``alike`` gives None, and every block has to be simulat
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.malloc import Code
 
 SIMULATED_BLOCKS = 6
 """Two that are compared, and as many before and behind them as a part reaches."""
@@ -27,42 +30,100 @@ REPEATED_BLOCK = 2
 REACH = 2
 """How many blocks away a block's part may name something."""
 
-BLOCK_STRIDE = 1 << 24
-"""Tensors are numbered by the block in whose part they are made: what a number grows by from one block to the next."""
-_PASS_STRIDE = 1 << 14
+BLOCK = 1 << 24
+"""What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
+PASS = 1 << 14
 
-Instruction = tuple[int, int, int, int, Event]
-"""Kind, number, bytes and stream, and the event that they are from. Tensors that are made outside of blocks have
-negative numbers, which no turn changes. Events are waited for in the order in which they are recorded: FSDP1's
-_FreeEventQueue is the only one that waits. So their numbers are not needed."""
+_ALLOCATE, _RECORD_EVENT, _MARK = Kind.ALLOCATE, Kind.RECORD_EVENT, Kind.MARK
+_OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
 class Part(NamedTuple):
-    """Consecutive events of one phase, of one block or of none."""
+    """Consecutive instructions of one phase, of one block or of none."""
 
     phase: str
     block: int
-    """Of the turn 0; -1 outside of blocks."""
-    turns: Sequence[int]
-    """How many blocks on each turn is: (0,) for a part that runs once."""
-    instructions: Sequence[Instruction]
+    """In turn 0; -1 outside of blocks."""
+    goes_down: bool
+    """In this pass a later block comes before an earlier one."""
+    begin: int
+    """The first instruction, and the one behind the last."""
+    end: int
+
+
+class _Cuts(NamedTuple):
+    """Events without marks, their parts, and the name of each one's tensor."""
+
+    events: list[Event]
+    parts: list[Part]
+    names: list[int]
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What simulated blocks do, in columns: of as many blocks as one likes."""
+
+    events: list[Event]
+    """The event that each instruction is from, for its label."""
+    parts: list[Part]
+    kind: Sequence[int]
+    tensor: Sequence[int]
+    stride: Sequence[int]
+    num_bytes: Sequence[int]
+    stream: Sequence[int]
+    num_outside: int
+    """Tensors that are made outside of blocks; they have the first numbers."""
+    num_each: int
+    """Numbers for those of each block."""
+    num_blocks: int
 
 
 @dataclass(frozen=True)
 class Program:
-    """Parts in their order."""
+    """Instructions and for how many blocks, besides those that were simulated, they stand."""
 
-    parts: list[Part]
+    instructions: Instructions
+    extra_blocks: int
 
+    @property
+    def parts(self) -> list[Part]:
+        """In their order."""
+        return self.instructions.parts
 
-class Section(NamedTuple):
-    """What a block does in one pass over the blocks, or what is between them."""
+    @property
+    def num_tensors(self) -> int:
+        """Numbers for tensors."""
+        done = self.instructions
+        return done.num_outside + done.num_each * (done.num_blocks + self.extra_blocks)
 
-    phase: str
-    block: int
-    goes_down: bool
-    events: list[Event]
-    numbers: list[int]
+    @property
+    def num_events(self) -> int:
+        """No fewer than are recorded."""
+        return (1 + self.extra_blocks) * self.instructions.kind.count(Kind.RECORD_EVENT)
+
+    def turns(self, part: Part) -> range:
+        """Return the turns in which a part runs: its tensors' numbers grow by ``turn * stride``."""
+        extra = self.extra_blocks
+        if part.block == REPEATED_BLOCK:
+            return range(extra + 1)[:: -1 if part.goes_down else 1]
+        is_before = 0 <= part.block < REPEATED_BLOCK
+        return range(1) if is_before else range(extra, extra + 1)
+
+    def code(self) -> Code:
+        """Return what the allocator runs."""
+        done, turns = self.instructions, [self.turns(part) for part in self.parts]
+        return Code(
+            kind=done.kind,
+            tensor=done.tensor,
+            stride=done.stride,
+            num_bytes=done.num_bytes,
+            stream=done.stream,
+            begin=array("q", [part.begin for part in self.parts]),
+            end=array("q", [part.end for part in self.parts]),
+            first_turn=array("q", [turn.start for turn in turns]),
+            turn_step=array("q", [turn.step for turn in turns]),
+            num_turns=array("q", [len(turn) for turn in turns]),
+        )
 
 
 def plain(events: Iterable[Event]) -> Program:
@@ -71,129 +132,145 @@ def plain(events: Iterable[Event]) -> Program:
     Raises:
         ValueError: when events are not waited for in the order in which they are recorded.
     """
-    instructions: list[Instruction] = []
-    parts = [Part("", -1, (0,), instructions)]
-    recorded: deque[int] = deque()
-    for event in events:
-        if event.kind == Kind.RECORD_EVENT:
-            recorded.append(event.number)
-        if event.kind == Kind.HOST_WAIT and recorded.popleft() != event.number:
-            raise ValueError(
-                f"event {event.number} is waited for out of turn; a program waits in the order of recording"
-            )
-        if event.kind == Kind.MARK:
-            instructions = []
-            parts.append(Part(event.label, event.number, (0,), instructions))
-        else:
-            instructions.append((event.kind, -1 - event.number, event.num_bytes, event.stream, event))
-    return Program(parts)
+    cuts = _cut(events, is_plain=True)
+    if isinstance(cuts, int):
+        raise ValueError(f"event {cuts} is waited for out of turn; a program waits in the order of recording")
+    return Program(_columns(cuts), 0)
 
 
-def alike(events: Sequence[Event]) -> list[Section] | None:
+def alike(events: Sequence[Event]) -> Instructions | None:
     """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike."""
-    sections = _sections(events)
-    return sections if sections is not None and _repeats(sections) else None
+    cuts = _cut(events)
+    return None if isinstance(cuts, int) or not _repeats(cuts) else _columns(cuts)
 
 
-def repeated(sections: Sequence[Section], extra_blocks: int) -> Program:
-    """Return the program of SIMULATED_BLOCKS blocks and ``extra_blocks`` more."""
-    shift = extra_blocks * BLOCK_STRIDE
-    return Program([_part(section, extra_blocks, shift) for section in sections])
+def _cut(events: Iterable[Event], is_plain: bool = False) -> _Cuts | int:
+    """Cut at the marks and name tensors; returns the number of an event that is waited for out of turn.
 
-
-def _sections(events: Sequence[Event]) -> list[Section] | None:
-    """Cut at the marks and number what is made; None where events are not waited for in their order."""
-    numbering = _Numbering()
-    sections: list[Section] = [Section("load", -1, False, [], [])]
-    phase, block, pass_, step = "load", -1, 0, 0
+    Events are waited for in the order in which they are recorded: FSDP1's _FreeEventQueue is the only one that waits.
+    So their numbers are not needed.
+    """
+    kept: list[Event] = []
+    names: list[int] = []
+    parts: list[Part] = []
+    known: dict[int, int] = {}
+    recorded = deque[int]()
+    passes, begin = _Passes(is_plain), 0
+    name = 0
     for event in events:
-        if event[0] == Kind.MARK:
-            new_phase, new_block = event[5], event[1]
-            if (new_phase, new_block) == (phase, block):
-                continue
-            new_step = new_block - block
-            if block < 0 or new_block < 0 or new_phase != phase or new_step not in (-1, 1) or step not in (0, new_step):
-                pass_, new_step = pass_ + 1, 0
-            phase, block, step = new_phase, new_block, new_step
-            sections.append(Section(phase, block, step < 0, [], []))
-        else:
-            number = numbering.number(event, pass_, block)
-            if number is None:
-                return None
-            sections[-1].events.append(event)
-            sections[-1].numbers.append(number)
-    return sections
-
-
-class _Numbering:
-    """Numbers tensors by where they are made: block, pass over the blocks, and how many were made there before."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, int] = {}
-        self._next: dict[tuple[int, int], int] = {}
-        self._outside = 0
-        self._recorded: deque[int] = deque()
-
-    def number(self, event: Event, pass_: int, block: int) -> int | None:
-        """Return the number of an event's tensor, 0 for events; None for a wait out of turn."""
         kind = event[0]
-        if kind == Kind.RECORD_EVENT:
-            self._recorded.append(event[1])
-            return 0
-        if kind == Kind.HOST_WAIT:
-            return 0 if self._recorded and self._recorded.popleft() == event[1] else None
-        if kind != Kind.ALLOCATE:
-            return self._tensors[event[1]]
-        if block < 0:
-            self._outside -= 1
-            number = self._outside
+        if kind == _MARK:
+            if not passes.are_at(event[5], event[1]):
+                parts.append(passes.part(begin, len(kept)))
+                begin = len(kept)
+                name = passes.move(event[5], event[1], name)
+            continue
+        if kind == _ALLOCATE:
+            known[event[1]] = name
+            names.append(name)
+            name += 1
+        elif kind in _OF_A_TENSOR:
+            names.append(known[event[1]])
         else:
-            ordinal = self._next.get((pass_, block), 0)
-            assert ordinal < _PASS_STRIDE  # else two tensors would share a number
-            assert pass_ * _PASS_STRIDE < BLOCK_STRIDE
-            self._next[pass_, block] = ordinal + 1
-            number = block * BLOCK_STRIDE + pass_ * _PASS_STRIDE + ordinal
-        self._tensors[event[1]] = number
-        return number
+            names.append(-1)
+            if kind == _RECORD_EVENT:
+                recorded.append(event[1])
+            elif not recorded or recorded.popleft() != event[1]:
+                return event[1]
+        kept.append(event)
+    parts.append(passes.part(begin, len(kept)))
+    return _Cuts(kept, parts, names)
 
 
-def _repeats(sections: Sequence[Section]) -> bool:
+class _Passes:
+    """Counts the passes over the blocks: where their order turns, or a phase, a new one begins.
+
+    A tensor's name says where it is made: in which block, in which pass, and how many were made there before. Outside
+    of blocks it is only counted. So the same tensors of two blocks have names that are BLOCK apart.
+    """
+
+    def __init__(self, names_count_on: bool) -> None:
+        self.phase = "load"
+        self.block = -1
+        self.number = 0
+        self.direction = 0
+        """1 or -1 from the second block of a pass on."""
+        self._names_count_on = names_count_on
+        self._next: dict[int, int] = {}
+
+    def part(self, begin: int, end: int) -> Part:
+        return Part(self.phase, self.block, self.direction < 0, begin, end)
+
+    def are_at(self, phase: str, block: int) -> bool:
+        return (phase, block) == (self.phase, self.block)
+
+    def move(self, phase: str, block: int, name: int) -> int:
+        """Go on elsewhere; takes the name after those that were given here, and returns the first one there."""
+        here = self._place()
+        self._next[here] = name
+        step = block - self.block
+        goes_on = self.block >= 0 and block >= 0 and phase == self.phase
+        if not goes_on or step not in (-1, 1) or self.direction not in (0, step):
+            self.number, step = self.number + 1, 0
+        self.phase, self.block, self.direction = phase, block, step
+        if self._names_count_on:
+            return name
+        assert name - here < (PASS if here else BLOCK)  # else two tensors would have one name
+        place = self._place()
+        return self._next.get(place, place)
+
+    def _place(self) -> int:
+        return (self.block + 1) * BLOCK + self.number * PASS if self.block >= 0 else 0
+
+
+def _repeats(cuts: _Cuts) -> bool:
     """Whether the repeated block and the next one do the same, and no one but their neighbours names what is theirs."""
     done: dict[int, list[list[tuple[object, ...]]]] = {REPEATED_BLOCK: [], REPEATED_BLOCK + 1: []}
-    for section in sections:
-        homes = {number // BLOCK_STRIDE for number in section.numbers if number > 0}
-        if section.block < 0:
+    for part in cuts.parts:
+        homes = {name // BLOCK - 1 for name in set(cuts.names[part.begin : part.end]) if name >= BLOCK}
+        if part.block < 0:
             if not homes.isdisjoint(done):
                 return False
-        elif any(abs(home - section.block) > REACH for home in homes):
+        elif any(abs(home - part.block) > REACH for home in homes):
             return False
-        if section.block in done:
-            done[section.block].append(_relative(section))
+        if part.block in done:
+            done[part.block].append(_relative(cuts, part))
     ours, next_ones = done.values()
     return ours == next_ones
 
 
-def _relative(section: Section) -> list[tuple[object, ...]]:
-    """Return what a section does, with tensors numbered from its own block on."""
-    own = section.block * BLOCK_STRIDE
+def _relative(cuts: _Cuts, part: Part) -> list[tuple[object, ...]]:
+    """Return what a part does, with names as they would be in the repeated block."""
+    shift, where = (part.block - REPEATED_BLOCK) * BLOCK, slice(part.begin, part.end)
     return [
-        (event[0], event[2], event[4], number if number <= 0 else number - own)
-        for event, number in zip(section.events, section.numbers, strict=True)
+        (event[0], event[2], event[4], name if name < BLOCK else name - shift)
+        for event, name in zip(cuts.events[where], cuts.names[where], strict=True)
     ]
 
 
-def _part(section: Section, extra_blocks: int, shift: int) -> Part:
-    """Return a section as a part: what lies behind the repeated block moves by all the blocks that were left out."""
-    block, turns, numbers = section.block, range(1), section.numbers
-    if block == REPEATED_BLOCK:
-        turns = range(extra_blocks + 1)[:: -1 if section.goes_down else 1]
-    elif block > REPEATED_BLOCK:
-        block += extra_blocks
-        numbers = [number + shift if number > 0 else number for number in numbers]
-    elif block < 0:
-        behind = (REPEATED_BLOCK + 1) * BLOCK_STRIDE
-        numbers = [number + shift if number >= behind else number for number in numbers]
-    instructions = [
-        (event[0], number, event[2], event[4], event) for event, number in zip(section.events, numbers, strict=True)
-    ]
-    return Part(section.phase, block, turns, instructions)
+def _columns(cuts: _Cuts) -> Instructions:
+    """Give each tensor a number. Outside of blocks only what was made behind the repeated ones moves on."""
+    made = sorted(set(cuts.names))
+    within = sorted({name % BLOCK for name in made if name >= BLOCK})
+    place = {name: index for index, name in enumerate(within)}
+    outside, each = 1 + max((name for name in made if name < BLOCK), default=0), len(within)
+    number = {
+        name: name if name < BLOCK else outside + (name // BLOCK - 1) * each + place[name % BLOCK] for name in made
+    }
+    strides: list[int] = []
+    for part in cuts.parts:
+        first = BLOCK if part.block >= 0 else (REPEATED_BLOCK + 2) * BLOCK
+        strides += [each if name >= first else 0 for name in cuts.names[part.begin : part.end]]
+    kinds, _, sizes, _, streams, _ = zip(*cuts.events, strict=True) if cuts.events else ((),) * 6
+    return Instructions(
+        events=cuts.events,
+        parts=cuts.parts,
+        kind=array("q", kinds),
+        tensor=array("q", [number[name] for name in cuts.names]),
+        stride=array("q", strides),
+        num_bytes=array("q", sizes),
+        stream=array("q", streams),
+        num_outside=outside,
+        num_each=each,
+        num_blocks=1 + max((part.block for part in cuts.parts), default=0),
+    )

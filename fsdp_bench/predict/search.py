@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods, get_context
 
+from fsdp_bench.predict.compiled import compiled_run
 from fsdp_bench.predict.dial_steps import Hint, Steps, last_that_fits, last_that_runs
 from fsdp_bench.predict.dials import Dial, model_dial
 from fsdp_bench.predict.estimate import Estimate
@@ -89,6 +90,8 @@ def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], Non
             found.append(_reach(dial, judge, hints))
             progress(len(found))
         return found
+    if judge.budget_bytes is None:
+        compiled_run()  # once, for all workers
     with ProcessPoolExecutor(workers, get_context("fork"), _share, (dials, judge)) as pool:
         for answer in pool.map(_reach_shared, range(len(dials))):
             found.append(Reach(dials[len(found)], *answer))

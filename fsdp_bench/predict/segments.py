@@ -1,4 +1,4 @@
-"""Blocks, and the pools that hold the free ones: the memory side of the CUDA caching allocator.
+"""Segments and the pools that hold their free blocks: the memory side of the CUDA caching allocator.
 
 The rules are those of class DeviceCachingAllocator in torch's c10/cuda/CUDACachingAllocator.cpp, read in a copy of
 pytorch/pytorch's main between 2.10 and 2.12; docstrings name its functions. The constants are those of
@@ -12,7 +12,36 @@ get_free_block never crosses to another one, so a set for each is the same thing
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from fsdp_bench.predict.heap import (
+    ADDRESS,
+    AFTER,
+    BEFORE,
+    CARD_BYTES,
+    FREE,
+    FREE_ROW,
+    IN_USE,
+    IS_EXPANDABLE,
+    NUM_FREE,
+    NUM_UNMAPPED,
+    POOL,
+    RESERVED,
+    SIZE,
+    STATE,
+    UNLIMITED,
+    UNMAPPED,
+    UNMAPPED_ROW,
+    Heap,
+    absorb_after,
+    absorb_before,
+    delete,
+    drop_block,
+    fresh_addresses,
+    insert,
+    link,
+    new_block,
+    reserve,
+    row,
+)
 
 MIN_BLOCK_BYTES = 512
 """kMinBlockSize: every size is rounded up to a multiple of it."""
@@ -27,12 +56,9 @@ MIN_LARGE_BYTES = 10 << 20
 LARGE_ROUND_BYTES = 2 << 20
 """kRoundLarge: such a segment is a multiple of it."""
 
-_ADDRESS_BITS = 64
-_UNLIMITED_ADDRESS_BYTES = 1 << 46
-
 
 def segment_bytes(size: int) -> int:
-    """Bytes that cudaMalloc is asked for when no free block holds ``size`` bytes; get_allocation_size."""
+    """Return what cudaMalloc is asked for when no free block holds ``size`` bytes; get_allocation_size."""
     if size <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if size < MIN_LARGE_BYTES:
@@ -40,293 +66,298 @@ def segment_bytes(size: int) -> int:
     return -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
 
 
-class Card:
-    """What cudaMalloc and cuMemCreate may hand out to this process, and what they did.
+def place(heap: Heap, pool: int, size: int, address: int, low: int, high: int) -> int:
+    """Return where between two places of the set a block of this size and address belongs.
 
-    Addresses only grow and are not used twice. The driver does use them again; they matter only between free blocks of
-    one size, of which the lowest is taken.
+    lower_bound under BlockComparatorSize.
     """
-
-    __slots__ = ("_next_address", "card_bytes", "peak_reserved_bytes", "reserved_bytes")
-
-    def __init__(self, card_bytes: int | None) -> None:
-        self.card_bytes = card_bytes
-        self.reserved_bytes = 0
-        self.peak_reserved_bytes = 0
-        self._next_address = LARGE_SEGMENT_BYTES
-
-    def reserve(self, num_bytes: int) -> bool:
-        """Takes physical memory; False where the card has no more (cudaErrorMemoryAllocation)."""
-        reserved = self.reserved_bytes + num_bytes
-        if self.card_bytes is not None and reserved > self.card_bytes:
-            return False
-        self.reserved_bytes = reserved
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
-        return True
-
-    def give_back(self, num_bytes: int) -> None:
-        """Returns physical memory: cudaFree, cuMemUnmap."""
-        self.reserved_bytes -= num_bytes
-
-    def addresses(self, num_bytes: int, alignment: int = SMALL_SEGMENT_BYTES) -> int:
-        """The first of ``num_bytes`` fresh addresses, a multiple of ``alignment``."""
-        address = -(-self._next_address // alignment) * alignment
-        self._next_address = address + num_bytes
-        return address
-
-    def address_space_bytes(self) -> int:
-        """Address space of one expandable segment: 1 1/8 of the card (ExpandableSegment's constructor)."""
-        return _UNLIMITED_ADDRESS_BYTES if self.card_bytes is None else self.card_bytes + self.card_bytes // 8
+    begin = row(heap, FREE_ROW + pool)
+    while low < high:
+        middle = (low + high) // 2
+        block = heap[begin + middle]
+        other = heap[block + SIZE]
+        if other < size or (other == size and heap[block + ADDRESS] < address):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
-class Block:
-    """A piece of a segment; its neighbours there are ``before`` and ``after``."""
-
-    __slots__ = ("address", "after", "before", "is_free", "is_mapped", "num_events", "pool", "size", "uses")
-
-    def __init__(self, address: int, size: int, pool: SegmentPool) -> None:
-        self.address = address
-        self.size = size
-        self.pool = pool
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.is_free = False
-        """In its pool: mapped, not allocated, and no outstanding event defers its release."""
-        self.is_mapped = True
-        """Physical memory stands behind it; False only for the rest of an expandable segment's addresses."""
-        self.uses: set[int] | None = None
-        """Other streams that use it (stream_uses)."""
-        self.num_events = 0
-        """Outstanding events that defer its release (event_count)."""
-
-    def link(self, before: Block | None, after: Block | None) -> None:
-        """Puts itself between two neighbours; Block::splice."""
-        self.before, self.after = before, after
-        if before is not None:
-            before.after = self
-        if after is not None:
-            after.before = self
+def place_of(heap: Heap, block: int) -> int:
+    """Return where a free block is in its pool's set."""
+    pool = heap[block + POOL]
+    return place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, heap[NUM_FREE + pool])
 
 
-class SegmentPool:
-    """The free blocks of one size class and one stream; its segments come from cudaMalloc and keep their size."""
-
-    __slots__ = ("_card", "_free", "_keys", "_min_rest", "stream")
-    # _keys are the free blocks' sizes and addresses, sorted; _free the blocks in the same order.
-
-    def __init__(self, card: Card, stream: int, is_small: bool) -> None:
-        self.stream = stream
-        self._card = card
-        self._keys: list[int] = []
-        self._free: list[Block] = []
-        self._min_rest = MIN_BLOCK_BYTES if is_small else SMALL_BYTES + 1
-        """should_split: the rest becomes a block of its own from this size on."""
-
-    def take(self, size: int) -> Block | None:
-        """A free block for ``size`` bytes, the rest split off, or None; get_free_block, alloc_found_block.
-
-        Best fit: the smallest that holds them, of equal ones the lowest (lower_bound under BlockComparatorSize).
-        """
-        keys = self._keys
-        at = bisect_left(keys, size << _ADDRESS_BITS)
-        if at == len(keys):
-            return None
-        del keys[at]
-        return self._split(self._free.pop(at), size)
-
-    def grow(self, size: int) -> Block | None:
-        """A block of new memory from cudaMalloc, or None where the card has none; the last branch of alloc_block."""
-        num_bytes = segment_bytes(size)
-        if not self._card.reserve(num_bytes):
-            return None
-        return self._split(Block(self._card.addresses(num_bytes), num_bytes, self), size)
-
-    def put(self, block: Block) -> None:
-        """Takes a block back, merged with its free neighbours; free_block, try_merge_blocks."""
-        before = block.before
-        if before is not None and before.is_free:
-            self._remove(before)
-            block.address = before.address
-            block.size += before.size
-            outer = block.before = before.before
-            if outer is not None:
-                outer.after = block
-        after = block.after
-        if after is not None and after.is_free:
-            self._remove(after)
-            block.size += after.size
-            outer = block.after = after.after
-            if outer is not None:
-                outer.before = block
-        self._add(block)
-
-    def trim(self) -> None:
-        """Returns the segments that are one free block to the card; release_blocks, release_block."""
-        for block in list(self._free):
-            if block.before is None and block.after is None:
-                self._remove(block)
-                self._card.give_back(block.size)
-
-    def _split(self, block: Block, size: int) -> Block:
-        """The front of ``block``, which is not in the set, for the request; the rest goes into the set."""
-        rest = block.size - size
-        if rest < self._min_rest:
-            block.is_free = False
-            return block
-        front = Block(block.address, size, self)
-        before = front.before = block.before
-        if before is not None:
-            before.after = front
-        front.after = block
-        block.before = front
-        block.address += size
-        block.size = rest
-        self._add(block)
-        return front
-
-    def _add(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
-        at = bisect_left(self._keys, key)
-        self._keys.insert(at, key)
-        self._free.insert(at, block)
-        block.is_free = True
-
-    def _remove(self, block: Block) -> None:
-        at = bisect_left(self._keys, block.size << _ADDRESS_BITS | block.address)
-        del self._keys[at], self._free[at]
-        block.is_free = False
+def add(heap: Heap, block: int) -> None:
+    """Put a block into its pool's set."""
+    pool = heap[block + POOL]
+    insert(heap, row(heap, FREE_ROW + pool), heap[NUM_FREE + pool], place_of(heap, block), block)
+    heap[NUM_FREE + pool] += 1
+    heap[block + STATE] = FREE
 
 
-class ExpandablePool(SegmentPool):
-    """A pool whose segments reserve addresses for the whole card and map pages behind them as they grow.
+def remove_at(heap: Heap, pool: int, at: int) -> int:
+    """Take the block at a place out of a pool's set."""
+    begin = row(heap, FREE_ROW + pool)
+    block = heap[begin + at]
+    delete(heap, begin, heap[NUM_FREE + pool], at)
+    heap[NUM_FREE + pool] -= 1
+    heap[block + STATE] = IN_USE
+    return block
 
-    Note [Expandable Segments]; pages of 2 MiB in the small pool and 20 MiB in the large one.
+
+def remove(heap: Heap, block: int) -> None:
+    """Take a block out of its pool's set."""
+    remove_at(heap, heap[block + POOL], place_of(heap, block))
+
+
+def settle_below(heap: Heap, pool: int, at: int) -> None:
+    """Move the block at a place of the set, which became smaller, to where it belongs."""
+    begin = row(heap, FREE_ROW + pool)
+    block = heap[begin + at]
+    new = place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, at)
+    insert(heap, begin, at, new, block)
+
+
+def settle_above(heap: Heap, pool: int, at: int) -> None:
+    """Move the block at a place of the set, which became larger, to where it belongs."""
+    begin = row(heap, FREE_ROW + pool)
+    block = heap[begin + at]
+    new = place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], at + 1, heap[NUM_FREE + pool])
+    delete(heap, begin, new, at)
+    heap[begin + new - 1] = block
+
+
+def take(heap: Heap, pool: int, size: int) -> int:
+    """Return a free block for ``size`` bytes, the rest split off, or 0; get_free_block, alloc_found_block.
+
+    Best fit: the smallest that holds them, of equal ones the lowest. In expandable segments what a block can expand to
+    decides, in get_free_block's walk behind the lower bound.
     """
-
-    __slots__ = ("_page_bytes", "_unmapped")
-
-    def __init__(self, card: Card, stream: int, is_small: bool) -> None:
-        super().__init__(card, stream, is_small)
-        self._min_rest = MIN_BLOCK_BYTES
-        self._page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        self._unmapped: list[Block] = []
-
-    def take(self, size: int) -> Block | None:
-        """Best fit by the size that a block can expand to: get_free_block's walk behind lower_bound."""
-        keys, free = self._keys, self._free
-        at = bisect_left(keys, size << _ADDRESS_BITS)
-        if at == len(keys):
-            return None
-        room = _expandable_bytes(free[at])
-        while at + 1 < len(keys) and (next_room := _expandable_bytes(free[at + 1])) < room:
-            at, room = at + 1, next_room
-        del keys[at]
-        return self._split(free.pop(at), size)
-
-    def grow(self, size: int) -> Block | None:
-        """Maps pages until a run of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
-
-        Pages that were mapped before the card ran out stay mapped, as in torch.
-        """
-        block = self._find_room(size)
-        if not block.is_mapped and not self._map(block, min(block.size, size)):
-            return None
-        while block.size < size:
-            rest = block.after
-            assert rest is not None
-            assert not rest.is_mapped
-            if not self._map(rest, min(size - block.size, rest.size)):
-                return None
-            block = rest
-        self._remove(block)
-        return self._split(block, size)
-
-    def trim(self) -> None:
-        """Unmaps every page that lies wholly in a free block; release_blocks, unmap_block."""
-        page = self._page_bytes
-        for block in list(self._free):
-            begin = -(-block.address // page) * page
-            end = (block.address + block.size) // page * page
-            if begin < end:
-                self._unmap(block, begin, end)
-
-    def _find_room(self, size: int) -> Block:
-        """The lowest block from which free and unmapped ones hold ``size``, or a new segment; find_expandable_block."""
-        for unmapped in self._unmapped:
-            before = unmapped.before
-            first = before if before is not None and before.is_free else unmapped
-            if _free_run_bytes(first, size) >= size:
-                return first
-        page = self._page_bytes
-        num_bytes = -(-self._card.address_space_bytes() // page) * page
-        segment = Block(self._card.addresses(num_bytes, page), num_bytes, self)
-        self._add_unmapped(segment)
-        return segment
-
-    def _map(self, block: Block, size: int) -> bool:
-        """Puts pages behind the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map."""
-        num_bytes = -(-size // self._page_bytes) * self._page_bytes
-        if num_bytes == 0 or not self._card.reserve(num_bytes):
-            return False
-        self._unmapped.remove(block)
-        block.is_mapped = True
-        if num_bytes < block.size:
-            rest = Block(block.address + num_bytes, block.size - num_bytes, self)
-            rest.link(block, block.after)
-            self._add_unmapped(rest)
-            block.size = num_bytes
-        self.put(block)
-        return True
-
-    def _unmap(self, block: Block, begin: int, end: int) -> None:
-        """Takes the pages from ``begin`` to ``end`` out of a free block; what is left on either side stays free."""
-        self._remove(block)
-        if block.address < begin:
-            front = Block(block.address, begin - block.address, self)
-            front.link(block.before, block)
-            self._add(front)
-        tail_bytes = block.address + block.size - end
-        if tail_bytes > 0:
-            tail = Block(end, tail_bytes, self)
-            tail.link(block, block.after)
-            self._add(tail)
-        block.address, block.size = begin, end - begin
-        self._card.give_back(end - begin)
-        self._merge_unmapped(block)
-        if block.before is not None or block.after is not None:
-            self._add_unmapped(block)
-
-    def _merge_unmapped(self, block: Block) -> None:
-        """try_merge_blocks for a block whose pages are gone."""
-        before, after = block.before, block.after
-        if before is not None and not before.is_mapped:
-            self._unmapped.remove(before)
-            block.address = before.address
-            block.size += before.size
-            block.link(before.before, after)
-        if after is not None and not after.is_mapped:
-            self._unmapped.remove(after)
-            block.size += after.size
-            block.link(block.before, after.after)
-
-    def _add_unmapped(self, block: Block) -> None:
-        block.is_mapped = False
-        insort(self._unmapped, block, key=_address)
+    count = heap[NUM_FREE + pool]
+    at = place(heap, pool, size, 0, 0, count)
+    if at == count:
+        return 0
+    if heap[IS_EXPANDABLE]:
+        at = least_room(heap, pool, at)
+    return split(heap, pool, at, size)
 
 
-def _address(block: Block) -> int:
-    return block.address
+def split(heap: Heap, pool: int, at: int, size: int) -> int:
+    """Return the front of the free block at a place of the set; the rest stays free; should_split."""
+    block = heap[row(heap, FREE_ROW + pool) + at]
+    rest = heap[block + SIZE] - size
+    if rest < (MIN_BLOCK_BYTES if pool % 2 == 1 or heap[IS_EXPANDABLE] else SMALL_BYTES + 1):
+        return remove_at(heap, pool, at)
+    front = new_block(heap, heap[block + ADDRESS], size, pool)
+    link(heap, front, heap[block + BEFORE], block)
+    heap[block + ADDRESS] += size
+    heap[block + SIZE] = rest
+    settle_below(heap, pool, at)
+    return front
 
 
-def _expandable_bytes(block: Block) -> int:
-    after = block.after
-    return block.size if after is None or after.is_mapped else block.size + after.size
+def put(heap: Heap, block: int) -> int:
+    """Take a block back and return what it is with its free neighbours; free_block, try_merge_blocks."""
+    pool = heap[block + POOL]
+    before, after = heap[block + BEFORE], heap[block + AFTER]
+    is_free_before = before != 0 and heap[before + STATE] == FREE
+    if after and heap[after + STATE] == FREE:
+        if is_free_before:
+            remove(heap, before)
+            absorb_before(heap, block, before)
+        at = place_of(heap, after)
+        absorb_before(heap, after, block)
+        settle_above(heap, pool, at)
+        return after
+    if is_free_before:
+        at = place_of(heap, before)
+        absorb_after(heap, before, block)
+        settle_above(heap, pool, at)
+        return before
+    add(heap, block)
+    return block
 
 
-def _free_run_bytes(block: Block | None, enough: int) -> int:
-    """Bytes of the free and unmapped blocks from ``block`` on, counted until they are ``enough``."""
-    room = 0
-    while room < enough and block is not None and (block.is_free or not block.is_mapped):
-        room += block.size
-        block = block.after
-    return room
+def grow(heap: Heap, pool: int, size: int) -> int:
+    """Return a block of new memory from cudaMalloc, or 0 where the card has none; the last branch of alloc_block."""
+    if heap[IS_EXPANDABLE]:
+        return expand(heap, pool, size)
+    num_bytes = segment_bytes(size)
+    if not reserve(heap, num_bytes):
+        return 0
+    block = new_block(heap, fresh_addresses(heap, num_bytes, SMALL_SEGMENT_BYTES), num_bytes, pool)
+    add(heap, block)
+    return split(heap, pool, place_of(heap, block), size)
+
+
+def trim(heap: Heap, pool: int) -> None:
+    """Return what is free to the card; release_blocks.
+
+    Segments that are one free block (release_block); of expandable ones every page that lies wholly in one.
+    """
+    if heap[IS_EXPANDABLE]:
+        while unmap_first(heap, pool):
+            pass
+        return
+    begin = row(heap, FREE_ROW + pool)
+    for at in range(heap[NUM_FREE + pool] - 1, -1, -1):
+        block = heap[begin + at]
+        if heap[block + BEFORE] == 0 and heap[block + AFTER] == 0:
+            remove_at(heap, pool, at)
+            heap[RESERVED] -= heap[block + SIZE]
+            drop_block(heap, block)
+
+
+# -- expandable segments: addresses for the whole card, and pages mapped behind them (Note [Expandable Segments]) ----
+
+
+def page_bytes(pool: int) -> int:
+    """Return the page of a pool's segments: 2 MiB in a small one, 20 MiB in a large one."""
+    return SMALL_SEGMENT_BYTES if pool % 2 == 1 else LARGE_SEGMENT_BYTES
+
+
+def expandable_bytes(heap: Heap, block: int) -> int:
+    """Return what a free block has with the unmapped one above it."""
+    after = heap[block + AFTER]
+    if after == 0 or heap[after + STATE] != UNMAPPED:
+        return heap[block + SIZE]
+    return heap[block + SIZE] + heap[after + SIZE]
+
+
+def least_room(heap: Heap, pool: int, at: int) -> int:
+    """Return the place behind ``at`` up to which what blocks can expand to becomes less."""
+    begin, count = row(heap, FREE_ROW + pool), heap[NUM_FREE + pool]
+    room = expandable_bytes(heap, heap[begin + at])
+    while at + 1 < count:
+        next_room = expandable_bytes(heap, heap[begin + at + 1])
+        if next_room >= room:
+            break
+        at, room = at + 1, next_room
+    return at
+
+
+def expand(heap: Heap, pool: int, size: int) -> int:
+    """Map pages until a run of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
+
+    Pages that were mapped before the card ran out stay mapped, as in torch.
+    """
+    block = find_room(heap, pool, size)
+    if heap[block + STATE] == UNMAPPED:
+        block = map_pages(heap, block, min(heap[block + SIZE], size))
+    while block and heap[block + SIZE] < size:
+        rest = heap[block + AFTER]
+        block = map_pages(heap, rest, min(size - heap[block + SIZE], heap[rest + SIZE]))
+    if block == 0:
+        return 0
+    return split(heap, pool, place_of(heap, block), size)
+
+
+def find_room(heap: Heap, pool: int, size: int) -> int:
+    """Return the lowest block from which free and unmapped ones hold ``size``, or a new segment; find_expandable_block.
+
+    A segment has addresses for 1 1/8 of the card (ExpandableSegment's constructor).
+    """
+    begin = row(heap, UNMAPPED_ROW + pool)
+    for index in range(heap[NUM_UNMAPPED + pool]):
+        first = heap[begin + index]
+        before = heap[first + BEFORE]
+        if before and heap[before + STATE] == FREE:
+            first = before
+        room, block = 0, first
+        while room < size and block and heap[block + STATE] != IN_USE:
+            room += heap[block + SIZE]
+            block = heap[block + AFTER]
+        if room >= size:
+            return first
+    page, card = page_bytes(pool), heap[CARD_BYTES]
+    wanted = card if card == UNLIMITED else card + card // 8
+    num_bytes = -(-wanted // page) * page
+    segment = new_block(heap, fresh_addresses(heap, num_bytes, page), num_bytes, pool)
+    add_unmapped(heap, segment)
+    return segment
+
+
+def map_pages(heap: Heap, block: int, size: int) -> int:
+    """Put pages behind the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map.
+
+    Returns the free block that they are in, or 0 where the card has no more.
+    """
+    pool = heap[block + POOL]
+    page = page_bytes(pool)
+    num_bytes = -(-size // page) * page
+    if not reserve(heap, num_bytes):
+        return 0
+    remove_unmapped(heap, block)
+    heap[block + STATE] = IN_USE
+    if num_bytes < heap[block + SIZE]:
+        rest = new_block(heap, heap[block + ADDRESS] + num_bytes, heap[block + SIZE] - num_bytes, pool)
+        link(heap, rest, block, heap[block + AFTER])
+        add_unmapped(heap, rest)
+        heap[block + SIZE] = num_bytes
+    return put(heap, block)
+
+
+def unmap_first(heap: Heap, pool: int) -> bool:
+    """Take the whole pages out of the first free block that has any; unmap_block."""
+    page, begin = page_bytes(pool), row(heap, FREE_ROW + pool)
+    for index in range(heap[NUM_FREE + pool]):
+        block = heap[begin + index]
+        low = -(-heap[block + ADDRESS] // page) * page
+        high = (heap[block + ADDRESS] + heap[block + SIZE]) // page * page
+        if low < high:
+            unmap(heap, block, low, high)
+            return True
+    return False
+
+
+def unmap(heap: Heap, block: int, low: int, high: int) -> None:
+    """Take the pages between two addresses out of a free block; what is left on either side stays free."""
+    remove(heap, block)
+    pool, address = heap[block + POOL], heap[block + ADDRESS]
+    tail_bytes = address + heap[block + SIZE] - high
+    if address < low:
+        front = new_block(heap, address, low - address, pool)
+        link(heap, front, heap[block + BEFORE], block)
+        add(heap, front)
+    if tail_bytes > 0:
+        tail = new_block(heap, high, tail_bytes, pool)
+        link(heap, tail, block, heap[block + AFTER])
+        add(heap, tail)
+    heap[block + ADDRESS] = low
+    heap[block + SIZE] = high - low
+    heap[RESERVED] -= high - low
+    before, after = heap[block + BEFORE], heap[block + AFTER]
+    if before and heap[before + STATE] == UNMAPPED:
+        remove_unmapped(heap, before)
+        absorb_before(heap, block, before)
+    if after and heap[after + STATE] == UNMAPPED:
+        remove_unmapped(heap, after)
+        absorb_after(heap, block, after)
+    if heap[block + BEFORE] or heap[block + AFTER]:
+        add_unmapped(heap, block)
+    else:
+        drop_block(heap, block)
+
+
+def add_unmapped(heap: Heap, block: int) -> None:
+    """Note an unmapped block, in the order of addresses."""
+    pool = heap[block + POOL]
+    begin, count = row(heap, UNMAPPED_ROW + pool), heap[NUM_UNMAPPED + pool]
+    at = count
+    while at > 0 and heap[heap[begin + at - 1] + ADDRESS] > heap[block + ADDRESS]:
+        at -= 1
+    insert(heap, begin, count, at, block)
+    heap[NUM_UNMAPPED + pool] += 1
+    heap[block + STATE] = UNMAPPED
+
+
+def remove_unmapped(heap: Heap, block: int) -> None:
+    """Forget that a block is unmapped."""
+    pool = heap[block + POOL]
+    begin, at = row(heap, UNMAPPED_ROW + pool), 0
+    while heap[begin + at] != block:
+        at += 1
+    delete(heap, begin, heap[NUM_UNMAPPED + pool], at)
+    heap[NUM_UNMAPPED + pool] -= 1

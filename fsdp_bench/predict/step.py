@@ -219,9 +219,9 @@ def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> P
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        sections = _alike(_any_depth(shape, setup), setup, kernels)
-        if sections is not None:
-            return program.repeated(sections, extra)
+        instructions = _alike(_any_depth(shape, setup), setup, kernels)
+        if instructions is not None:
+            return Program(instructions, extra)
     return program.plain(events_of_two_steps(shape, setup, kernels))
 
 
@@ -241,7 +241,7 @@ def _any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape:
 
 
 @lru_cache(maxsize=8)
-def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[program.Section] | None:
+def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> program.Instructions | None:
     """Return what a model's blocks do in two steps, None where they differ; searches ask for one width many times."""
     simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
     return program.alike(_two_steps(simulation)) if simulation.is_stretchable else None

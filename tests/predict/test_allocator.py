@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_bench.predict.allocator import CachingAllocator, OutOfMemory, replay
+from fsdp_bench.predict.allocator import OutOfMemory, replay
 from fsdp_bench.predict.events import Event, Kind, Stream
-from fsdp_bench.predict.segments import Block
+from tests.predict.call_by_call import Block, CachingAllocator
 
 MIB = 1 << 20
 COMPUTE, SIDE, THIRD = 0, 1, 2
@@ -503,7 +503,8 @@ def play(allocator: CachingAllocator, events: list[Event]) -> Iterator[Event]:
 
 
 def live_blocks(allocator: CachingAllocator) -> dict[int, Block]:
-    return {tensor: block for tensor, block in allocator._live.items() if block is not None}
+    blocks = {tensor: allocator.block_of(tensor) for tensor in allocator.live}
+    return {tensor: block for tensor, block in blocks.items() if block is not None}
 
 
 def address(allocator: CachingAllocator, tensor: int) -> int:
@@ -512,18 +513,8 @@ def address(allocator: CachingAllocator, tensor: int) -> int:
 
 def segments_of(allocator: CachingAllocator) -> list[list[Block]]:
     """Every segment with a live block in it, its blocks from the lowest to the highest."""
-    found: dict[int, list[Block]] = {}
-    for start in live_blocks(allocator).values():
-        first = start
-        while first.before is not None:
-            first = first.before
-        chain: list[Block] = []
-        block: Block | None = first
-        while block is not None:
-            chain.append(block)
-            block = block.after
-        found[first.address] = chain
-    return list(found.values())
+    chains = [allocator.chain(block) for block in live_blocks(allocator).values()]
+    return list({chain[0].address: chain for chain in chains}.values())
 
 
 @settings(deadline=None)
@@ -559,7 +550,6 @@ def test_blocks_tile_their_segments_and_no_two_free_ones_touch(
         assert sum(block.size for block in chain) % (2 * MIB) == 0
         for block, after in pairwise(chain):
             assert block.address + block.size == after.address
-            assert after.before is block
             assert block.size > 0
             assert not (block.is_free and after.is_free)
             assert block.is_mapped or after.is_mapped
@@ -573,7 +563,7 @@ def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     allocator = CachingAllocator(**options)
     for _ in play(allocator, events_from(steps)):
         pass
-    for tensor in list(allocator._live):
+    for tensor in list(allocator.live):
         allocator.free(tensor)
     allocator.empty_cache()
     assert (allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes) == (0, 0, 0)

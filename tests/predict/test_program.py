@@ -14,7 +14,7 @@ from fsdp_bench.predict import program, step
 from fsdp_bench.predict.allocator import replay
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA
-from fsdp_bench.predict.program import BLOCK_STRIDE, Program, alike, plain, repeated
+from fsdp_bench.predict.program import Program, alike, plain
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
 from tests.predict.test_step import many, shape
@@ -26,11 +26,12 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
     """What happens, with tensors and events numbered in the order in which they come to life."""
     tensors: dict[int, int] = {}
     recorded: deque[int] = deque()
-    count = 0
+    count, code = 0, program.code()
     for part in program.parts:
-        for turn in part.turns:
-            for kind, number, num_bytes, stream, event in part.instructions:
-                tensor = number + turn * BLOCK_STRIDE if number > 0 else number
+        for turn in program.turns(part):
+            for index in range(part.begin, part.end):
+                kind, num_bytes, stream = code.kind[index], code.num_bytes[index], code.stream[index]
+                tensor, event = code.tensor[index] + turn * code.stride[index], program.instructions.events[index]
                 count += 1
                 if kind == Kind.RECORD_EVENT:
                     recorded.append(count)
@@ -48,7 +49,7 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
                         event.category,
                         event.label,
                         part.phase,
-                        (part.block + turn),
+                        part.block + turn if part.block >= 0 else -1,
                     )
 
 
@@ -67,8 +68,8 @@ def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: Sha
     setup = TrainSetup(
         api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
     )
-    parts = step.first_two_steps(shape(num_hidden_layers=12), setup, CUDA).parts
-    assert max(len(part.turns) for part in parts) == 12 - program.SIMULATED_BLOCKS + 1
+    found = step.first_two_steps(shape(num_hidden_layers=12), setup, CUDA)
+    assert max(len(found.turns(part)) for part in found.parts) == 12 - program.SIMULATED_BLOCKS + 1
 
 
 @many
@@ -98,10 +99,11 @@ def test_blocks_that_differ_are_not_repeated() -> None:
         events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512 * (1 + block // 3))]
     assert alike(events) is None
     same = [replaced._replace(num_bytes=512) if replaced.kind == Kind.ALLOCATE else replaced for replaced in events]
-    sections = alike(same)
-    assert sections is not None
-    found = repeated(sections, 4)
-    assert sum(len(part.turns) * len(part.instructions) for part in found.parts) == program.SIMULATED_BLOCKS + 4
+    instructions = alike(same)
+    assert instructions is not None
+    found = Program(instructions, 4)
+    count = sum(len(found.turns(part)) * (part.end - part.begin) for part in found.parts)
+    assert count == program.SIMULATED_BLOCKS + 4
 
 
 def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:

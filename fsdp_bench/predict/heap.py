@@ -1,0 +1,214 @@
+"""The memory of one device as its caching allocator sees it, in one array of integers, and how that is laid out.
+
+One array, because that is what numba compiles well (compiled.py), and a search over many models needs it.
+
+    totals, then one number for each pool or stream      at the places that are named below
+    rows of as many places as there may be blocks        row()
+    a record for each block                              heap[block + SIZE]: a block is the place of its record
+    for each tensor its block, for each event a record   heap[BLOCKS_OF], heap[EVENTS]: where they begin
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import MutableSequence
+
+Heap = MutableSequence[int]
+
+NUM_STREAMS = 5
+"""events.Stream."""
+NUM_POOLS = 2 * NUM_STREAMS
+"""A stream has two: ``2 * stream`` for large blocks, and the next one for small ones."""
+
+UNLIMITED = 1 << 46
+"""CARD_BYTES of a card without limit."""
+
+CARD_BYTES = 0
+"""What cudaMalloc and cuMemCreate may hand out to this process."""
+IS_EXPANDABLE = 1
+HOST_RUNS_AHEAD = 2
+"""See allocator.py, as for the next one."""
+STREAMS_KEEP_PACE = 3
+CAPACITY = 4
+"""How many blocks there may be."""
+BLOCKS_OF = 5
+"""Where the tensors' blocks begin: 0 for a tensor that is not alive, NO_MEMORY for one without bytes."""
+EVENTS = 6
+"""Where the records of events begin: for each stream the last ticket that the event comes after, and at NUM_STREAMS
+the last ticket of all."""
+ALLOCATED, PEAK_ALLOCATED = 7, 8
+ACTIVE, PEAK_ACTIVE = 9, 10
+RESERVED, PEAK_RESERVED = 11, 12
+NUM_RETRIES, NUM_OOMS = 13, 14
+NEXT_ADDRESS = 15
+"""Addresses only grow and are not used twice. The driver does use them again; they matter only between free blocks of
+one size, of which the lowest is taken."""
+NEXT_BLOCK = 16
+NUM_SPARE = 17
+TICKET = 18
+"""Counts the events that insert_events recorded."""
+HAS_FINISHED = 19
+"""Something may have happened since the last look; malloc has to look again."""
+NUM_RECORDED, NUM_WAITED = 20, 21
+
+NUM_FREE = 22
+"""[pool]."""
+NUM_UNMAPPED = NUM_FREE + NUM_POOLS
+FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
+"""[stream]: where its queue of deferred frees begins; queues are rings."""
+NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
+PASSED = NUM_QUEUED + NUM_STREAMS
+"""[stream]: the last ticket that has happened there as far as the host knows."""
+ORDERED = PASSED + NUM_STREAMS
+"""[stream, other]: the last ticket on ``other`` that what ``stream`` does now comes after."""
+ROWS = ORDERED + NUM_STREAMS * NUM_STREAMS
+
+FREE_ROW = 0
+"""[pool]: its free blocks by size, of equal ones by address."""
+UNMAPPED_ROW = FREE_ROW + NUM_POOLS
+"""[pool]: by address."""
+TICKET_ROW = UNMAPPED_ROW + NUM_POOLS
+"""[stream]: the tickets in its queue; in BLOCK_ROW the blocks that they are for."""
+BLOCK_ROW = TICKET_ROW + NUM_STREAMS
+SPARE_ROW = BLOCK_ROW + NUM_STREAMS
+"""Records of blocks that are no more."""
+NUM_ROWS = SPARE_ROW + 1
+
+ADDRESS, SIZE = 0, 1
+BEFORE, AFTER = 2, 3
+"""The neighbours below and above in the segment; 0 is none."""
+POOL = 4
+STATE = 5
+USES = 6
+"""Other streams that use it (stream_uses): a bit for each."""
+NUM_EVENTS = 7
+"""Outstanding events that defer its release (event_count)."""
+BLOCK_FIELDS = 8
+EVENT_FIELDS = NUM_STREAMS + 1
+
+IN_USE, FREE, UNMAPPED = 0, 1, 2
+"""States. In use is also what was freed while another stream may use it. FREE ones are in their pool's set. UNMAPPED is
+what is left of an expandable segment's addresses: no physical memory stands behind it."""
+
+NO_MEMORY = -1
+
+FIRST_ADDRESS = 20 << 20
+
+_ZEROS = array("q", bytes(8 * 1024))
+
+
+def fresh_heap(
+    card_bytes: int | None,
+    is_expandable: bool,
+    host_runs_ahead: bool,
+    streams_keep_pace: bool,
+    capacity: int,
+    num_tensors: int,
+    num_events: int,
+) -> array[int]:
+    """Return a heap with room for so many blocks, tensors and events; no ``card_bytes`` is a card without limit."""
+    records = ROWS + NUM_ROWS * capacity
+    tensors = records + BLOCK_FIELDS * capacity
+    events = tensors + num_tensors
+    heap = _ZEROS * ((events + EVENT_FIELDS * num_events) // len(_ZEROS) + 1)
+    heap[CARD_BYTES] = UNLIMITED if card_bytes is None else card_bytes
+    heap[IS_EXPANDABLE] = is_expandable
+    heap[HOST_RUNS_AHEAD] = host_runs_ahead
+    heap[STREAMS_KEEP_PACE] = streams_keep_pace
+    heap[CAPACITY] = capacity
+    heap[BLOCKS_OF] = tensors
+    heap[EVENTS] = events
+    heap[NEXT_ADDRESS] = FIRST_ADDRESS
+    heap[NEXT_BLOCK] = records
+    return heap
+
+
+def row(heap: Heap, number: int) -> int:
+    """Return where a row begins."""
+    return ROWS + number * heap[CAPACITY]
+
+
+def insert(heap: Heap, begin: int, count: int, at: int, value: int) -> None:
+    """Put a value into a row of ``count``."""
+    for place in range(begin + count, begin + at, -1):
+        heap[place] = heap[place - 1]
+    heap[begin + at] = value
+
+
+def delete(heap: Heap, begin: int, count: int, at: int) -> None:
+    """Take a value out of a row of ``count``."""
+    for place in range(begin + at, begin + count - 1):
+        heap[place] = heap[place + 1]
+
+
+def num_blocks(heap: Heap) -> int:
+    """Return how many blocks there are."""
+    return (heap[NEXT_BLOCK] - row(heap, NUM_ROWS)) // BLOCK_FIELDS - heap[NUM_SPARE]
+
+
+def new_block(heap: Heap, address: int, size: int, pool: int) -> int:
+    """Return a block without neighbours."""
+    if heap[NUM_SPARE] > 0:
+        heap[NUM_SPARE] -= 1
+        block = heap[row(heap, SPARE_ROW) + heap[NUM_SPARE]]
+    else:
+        block = heap[NEXT_BLOCK]
+        heap[NEXT_BLOCK] += BLOCK_FIELDS
+    heap[block + ADDRESS] = address
+    heap[block + SIZE] = size
+    heap[block + BEFORE] = 0
+    heap[block + AFTER] = 0
+    heap[block + POOL] = pool
+    heap[block + STATE] = IN_USE
+    heap[block + USES] = 0
+    heap[block + NUM_EVENTS] = 0
+    return block
+
+
+def drop_block(heap: Heap, block: int) -> None:
+    """Forget a block that became a part of another one."""
+    heap[row(heap, SPARE_ROW) + heap[NUM_SPARE]] = block
+    heap[NUM_SPARE] += 1
+
+
+def link(heap: Heap, block: int, before: int, after: int) -> None:
+    """Put a block between two neighbours; Block::splice."""
+    heap[block + BEFORE] = before
+    heap[block + AFTER] = after
+    if before:
+        heap[before + AFTER] = block
+    if after:
+        heap[after + BEFORE] = block
+
+
+def absorb_before(heap: Heap, block: int, before: int) -> None:
+    """Make the neighbour below a part of a block."""
+    heap[block + ADDRESS] = heap[before + ADDRESS]
+    heap[block + SIZE] += heap[before + SIZE]
+    link(heap, block, heap[before + BEFORE], heap[block + AFTER])
+    drop_block(heap, before)
+
+
+def absorb_after(heap: Heap, block: int, after: int) -> None:
+    """Make the neighbour above a part of a block."""
+    heap[block + SIZE] += heap[after + SIZE]
+    link(heap, block, heap[block + BEFORE], heap[after + AFTER])
+    drop_block(heap, after)
+
+
+def reserve(heap: Heap, num_bytes: int) -> bool:
+    """Take physical memory; False where the card has no more (cudaErrorMemoryAllocation)."""
+    reserved = heap[RESERVED] + num_bytes
+    if reserved > heap[CARD_BYTES]:
+        return False
+    heap[RESERVED] = reserved
+    if reserved > heap[PEAK_RESERVED]:
+        heap[PEAK_RESERVED] = reserved
+    return True
+
+
+def fresh_addresses(heap: Heap, num_bytes: int, alignment: int) -> int:
+    """Return the first of so many addresses."""
+    address = -(-heap[NEXT_ADDRESS] // alignment) * alignment
+    heap[NEXT_ADDRESS] = address + num_bytes
+    return address
