@@ -20,7 +20,7 @@ intermediate_size = 64
 vocab_size = 128
 """
 
-RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0"}
+RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0", "steps_without_communication": "0"}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from rich.console import Console
 from fsdp_bench.cli.frontier import list_searches, search
 from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.frontier_file import searches_of
@@ -20,7 +21,7 @@ from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
 from fsdp_bench.sweep.selection import select, select_searches
 from fsdp_bench.sweep.store import Store
 from fsdp_bench.sweep.sweep_file import SweepFile, read_file
-from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text
+from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text, with_traces
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 
@@ -39,6 +40,9 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 @click.option(
     "--gpu-memory", metavar="SIZE", help="Leave torch this much of each GPU, as a smaller one would, for example 22GiB."
 )
+@click.option(
+    "--trace", is_flag=True, help="Keep a profiled step of every rank of the trials that run now, for Perfetto."
+)
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 def command(
     file: Path,
@@ -48,6 +52,7 @@ def command(
     only: tuple[str, ...],
     retry: tuple[str, ...],
     gpu_memory: str | None,
+    trace: bool,
     no_charts: bool,
 ) -> int:
     """Train every trial of a sweep FILE on this machine and record what it took.
@@ -61,8 +66,11 @@ def command(
     read = read_file(file, machine, limit)
     store = Store(results / (machine_name or machine.name) / read.name)
     outcomes = frozenset(map(Outcome, retry))
+    if trace and (read.has_frontier or not read.run.communication_steps):
+        what = "a file with [frontier]" if read.has_frontier else "communication_steps = 0"
+        raise SpecError(f"--trace keeps profiled steps, and {what} has none")
     if not read.has_frontier:
-        return _sweep(read, store, machine, only, outcomes, list_only, no_charts)
+        return _sweep(read, store, machine, only, outcomes, list_only, trace, no_charts)
     whole = searches_of(read)
     plan = select_searches(whole, only)
     if list_only:
@@ -78,11 +86,14 @@ def _sweep(
     only: tuple[str, ...],
     retry: frozenset[Outcome],
     list_only: bool,
+    trace: bool,
     no_charts: bool,
 ) -> int:
     """Run the trials of a file without [frontier]."""
     whole = trials_of(file)
     plan = select(whole, only)
+    if trace:
+        plan = with_traces(plan)
     if list_only:
         _list(plan, store)
         return 0
@@ -98,6 +109,10 @@ def _sweep(
         store.write("sweep.toml", resolved_text(whole, machine).encode())
         console.print(_introduction(plan, machine, state, store), highlight=False)
         try:
+            if trace and state.records:
+                console.print(
+                    f"note: {len(state.records)} trials are recorded already and get no trace", style="yellow"
+                )
             _run(plan, store, machine, state, console)
         except KeyboardInterrupt:
             done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
@@ -108,6 +123,8 @@ def _sweep(
             store.write_table(everything)
         records = _recorded(plan, state)
         print_table(records, Console())
+        if trace:
+            print(f"traces: {store.traces}, one a rank; open them in ui.perfetto.dev")
         if not no_charts:
             _draw(everything, store, machine)
     finally:

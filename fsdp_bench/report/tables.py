@@ -16,6 +16,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+DISAGREEMENT = 0.1
+"""Of the step's seconds: how far the two ways to find exposed communication may be apart before it is said."""
+
+
 def print_table(records: list[TrialRecord], console: Console) -> None:
     """Print one row a trial that ran, what was skipped in a line, and what the columns mean."""
     ran = [record for record in records if record.outcome is not Outcome.SKIPPED]
@@ -30,6 +34,12 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
     console.print(table)
     for reason, count in Counter(r.reason for r in records if r.outcome is Outcome.SKIPPED).items():
         console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    if any(map(disagrees, ran)):
+        console.print(
+            "* exposed, from the profiler, is more than a tenth of the step away from the step's seconds less those"
+            " without communication: `fsdp-bench report RESULTS --communication` shows both",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
     for record in ran:
         for suspicion in record.suspect:
             console.print(f"suspect {record.id}: {suspicion}", highlight=False, markup=False, soft_wrap=True)
@@ -75,8 +85,13 @@ def _row(record: TrialRecord) -> list[str]:
         f"{record.tokens_per_second_per_gpu:,.0f}" if record.tokens_per_second_per_gpu else "unknown",
         f"{record.mfu:.1%}" if record.mfu is not None else "unknown",
         _seconds(record.communication_seconds),
-        _seconds(record.exposed_communication_seconds),
+        _seconds(record.exposed_communication_seconds) + ("*" if disagrees(record) else ""),
     ]
+
+
+def disagrees(record: TrialRecord) -> bool:
+    """Whether the two ways to find exposed communication are far apart."""
+    return (record.exposed_disagreement or 0.0) > DISAGREEMENT
 
 
 def _bytes(value: int | None) -> str:

@@ -21,6 +21,9 @@ SCHEMA_VERSION = 1
 MEASUREMENT_REVISION = 1
 """Raised whenever train/ changes so that old and new numbers are no longer comparable; it is part of a trial's ID."""
 
+WITHOUT_COMMUNICATION = "without communication"
+"""The stage in which a rank that has reported everything else times steps in a world whose collectives end at once."""
+
 Device = Literal["cuda", "cpu", "fake", "emulated"]
 
 
@@ -58,6 +61,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Measured steps: each one's seconds are stored."""
     communication_steps: int = 1
     """Steps under the profiler, after the measured ones, for communication time. 0 leaves it unknown."""
+    steps_without_communication: int = 0
+    """Steps in a world whose collectives end at once, after everything else; 0 leaves what they take unknown."""
     timeout_seconds: float = 300.0
     memory_limit_bytes: int | None = None
     """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
@@ -66,7 +71,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         # Adam's states appear in the first step and FSDP2's first step counts DTensor's sharding propagation.
-        for field, least in (("warmup_steps", 2), ("steps", 1), ("communication_steps", 0)):
+        least_steps = {"warmup_steps": 2, "steps": 1, "communication_steps": 0, "steps_without_communication": 0}
+        for field, least in least_steps.items():
             if (value := getattr(self, field)) < least:
                 raise SpecError(f"{field}: {value} is not allowed; {least} or more")
         if self.timeout_seconds <= 0:
@@ -83,6 +89,8 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     setup: TrainSetup
     run: RunPlan
     device: Device
+    keep_trace: bool = False
+    """Keep the last profiled step of every rank in a file; it decides nothing of what is measured."""
 
 
 class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +125,36 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective in one step of one rank."""
 
     kind: str
-    """all_gather, reduce_scatter, all_reduce, broadcast, other."""
+    """all_gather, reduce_scatter, all_reduce, broadcast, other; copy_to_device and copy_to_host, which are no
+    collectives and not in the totals."""
     calls: int
     message_bytes: int
     """The whole message summed over calls: an all-gather's output, a reduce-scatter's input, else the tensor."""
     seconds: float | None = None
     """Time in which collectives of this kind ran; None where the profiler could not tell."""
+    group_size: int | None = None
+    """Ranks that take part; None where they were not the same in all calls, and for copies."""
+
+    @property
+    def algorithm_bandwidth(self) -> float | None:
+        """Message bytes a second: algbw of nccl-tests (doc/PERFORMANCE.md)."""
+        return self.message_bytes / self.seconds if self.seconds else None
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes a second that every rank's link must carry: busbw of nccl-tests (doc/PERFORMANCE.md).
+
+        The algorithm bandwidth times (n - 1) / n for all-gather and reduce-scatter, twice that for all-reduce, 1 for
+        broadcast and for copies. A reduce-scatter counts as one also where gloo runs it as an all-reduce.
+        """
+        rate, size = self.algorithm_bandwidth, self.group_size
+        if rate is None or self.kind == "other":
+            return None
+        if self.kind in ("broadcast", "copy_to_device", "copy_to_host"):
+            return rate
+        if size is None:
+            return None
+        return rate * (size - 1) / size * (2 if self.kind == "all_reduce" else 1)
 
 
 class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +214,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     warmup_seconds: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
     communication: tuple[CommunicationReading, ...] = ()
+    seconds_without_communication: tuple[float, ...] = ()
+    """Of each step in a world whose collectives end at once."""
+    without_communication_failure: str | None = None
+    """Why there are none, where that was tried."""
     losses: tuple[float, ...] = ()
     """This rank's mean loss of each step in order, warm-up included."""
     effective: EffectiveSetup | None = None
@@ -236,10 +272,30 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_seconds(self) -> float | None:
         """The median over measured steps of the slowest rank's seconds."""
-        samples = [rank.step_seconds for rank in self.ranks if rank.step_seconds]
-        if not samples:
+        return _median_of_slowest([rank.step_seconds for rank in self.ranks])
+
+    @property
+    def seconds_without_communication(self) -> float | None:
+        """The same for steps in a world whose collectives end at once."""
+        return _median_of_slowest([rank.seconds_without_communication for rank in self.ranks])
+
+    @property
+    def exposed_by_difference_seconds(self) -> float | None:
+        """Exposed communication found without the profiler: the step's seconds less those without communication.
+
+        It may be negative where communication takes less than steps differ. What compute and communication cost each
+        other, where they share cores or memory, is in it.
+        """
+        step, silent = self.step_seconds, self.seconds_without_communication
+        return None if step is None or silent is None else step - silent
+
+    @property
+    def exposed_disagreement(self) -> float | None:
+        """How far the two ways to find exposed communication are apart, over the step's seconds."""
+        profiled, difference = self.exposed_communication_seconds, self.exposed_by_difference_seconds
+        if profiled is None or difference is None or not self.step_seconds:
             return None
-        return float(statistics.median(max(step) for step in zip(*samples, strict=False)))
+        return abs(profiled - difference) / self.step_seconds
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -292,6 +348,11 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Mean over ranks of the loss of the last measured step."""
         finals = [rank.losses[-1] for rank in self.ranks if rank.losses]
         return statistics.fmean(finals) if finals else None
+
+
+def _median_of_slowest(ranks: list[tuple[float, ...]]) -> float | None:
+    samples = [seconds for seconds in ranks if seconds]
+    return float(statistics.median(map(max, zip(*samples, strict=False)))) if samples else None
 
 
 def read_record(data: bytes, name: str) -> TrialRecord:

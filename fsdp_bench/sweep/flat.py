@@ -53,6 +53,8 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "peak_flops_source": record.peak_flops_source,
         "communication_seconds": record.communication_seconds,
         "exposed_communication_seconds": record.exposed_communication_seconds,
+        "seconds_without_communication": record.seconds_without_communication,
+        "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
         "loss": record.final_loss,
         "torch": next((rank.environment.get("torch") for rank in record.ranks if rank.environment), None),
         "started_at": record.started_at,

@@ -6,7 +6,7 @@ import signal
 
 import msgspec
 
-from fsdp_bench.spec.record import Outcome, RankReport
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Outcome, RankReport
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,8 @@ def decide_outcome(ends: list[RankEnd], *, timed_out: bool, oom_killed: bool, ti
 
     The first that holds wins: memory that ran out (a rank says so before its peers can notice); a rank that a
     signal ended without a report; the earliest report of a failure (later ones are its echo in the peers'
-    collectives); a rank that ended without a report; the time limit; else all ranks are ok.
+    collectives); a rank that ended without a report; the time limit; else all ranks are ok. A trial whose ranks were
+    all timing steps without communication was measured before, and is ok whatever ended it.
     """
     failures = sorted(
         (end for end in ends if end.report is not None and end.report.failure is not None),
@@ -60,8 +61,8 @@ def decide_outcome(ends: list[RankEnd], *, timed_out: bool, oom_killed: bool, ti
             reason = f"rank {end.rank} ended with exit code {end.exit_code} in {end.stage} and left no report"
             return Verdict(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
     missing = [end for end in ends if end.report is None]
-    if timed_out:
-        late = missing or ends
+    late = missing or [end for end in ends if end.stage != WITHOUT_COMMUNICATION]
+    if timed_out and late:
         reason = f"not done after {timeout_seconds:g} s; rank {late[0].rank} was in {late[0].stage}"
         return Verdict(outcome=Outcome.TIMEOUT, reason=reason, rank=late[0].rank)
     if missing:

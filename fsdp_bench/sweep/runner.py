@@ -159,6 +159,7 @@ class TrialRun:
         self._spec = spec
         self._sweep = sweep
         self._machine = machine
+        self._store = store
         self._scratch = store.make_scratch(spec.id)
         self._exits: dict[int, RankExit] = {}
         self._timed_out = False
@@ -178,6 +179,7 @@ class TrialRun:
             launcher.close()
             verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
         self._note_foreign_processes("after")
+        self._store.keep_traces(self._spec.id, self._scratch)
         reports = [report for report in map(self._report, self._ranks()) if report is not None]
         wall_seconds = time.monotonic() - begin
         return _record(

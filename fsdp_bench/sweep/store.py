@@ -42,6 +42,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.trials = folder / "trials"
+        self.traces = folder / "traces"
         self.scratch = folder.absolute() / ".scratch"  # workers meet at a file:// address in it
         self._lock: Any = None
 
@@ -119,6 +120,20 @@ class Store:
         """
         try:
             write_atomically(self.folder / name, data)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def keep_traces(self, trial_id: str, scratch: Path) -> None:
+        """Move the traces that a trial's ranks left in its scratch folder to ``traces/ID/rank-R.trace.json.gz``.
+
+        Raises:
+            ResultsError: when they cannot be kept.
+        """
+        try:
+            for found in sorted(scratch.glob("*.trace.json.gz")):
+                folder = self.traces / trial_id
+                folder.mkdir(parents=True, exist_ok=True)
+                found.replace(folder / found.name)
         except OSError as error:
             raise self._error(error) from None
 

@@ -97,7 +97,7 @@ def _resolve(
     check_keys("", document, _TOP_KEYS)
     run = table(document, "run")
     check_keys("[run] ", run, _RUN_KEYS)
-    name, device, plan = _name(run, path.stem), _device(run, machine), _run_plan(run)
+    name, device, plan = _name(run, path.stem), _device(run, machine), _run_plan(run, "frontier" in document)
     if gpu_memory_bytes is not None:
         machine = _limited(machine, device, gpu_memory_bytes)
         name = f"{name}-on-{format_gib(gpu_memory_bytes).replace(' ', '').replace('.0', '')}"
@@ -169,8 +169,13 @@ def _device(run: dict[str, Any], machine: Machine) -> Device:
     return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
 
 
-def _run_plan(run: dict[str, Any]) -> RunPlan:
-    fields = {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
+STEPS_WITHOUT_COMMUNICATION = 3
+"""By default, in sweeps that are about time; a search for the largest model is not."""
+
+
+def _run_plan(run: dict[str, Any], has_frontier: bool) -> RunPlan:
+    fields = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
+    fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
     if "memory_limit" in run:
         fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
     return convert(fields, RunPlan, "[run]")

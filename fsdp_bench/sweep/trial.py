@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+from msgspec.structs import replace
 
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
@@ -53,15 +54,26 @@ def resolved_text(plan: SweepPlan, machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_traces(plan: SweepPlan) -> SweepPlan:
+    """Return a plan whose trials keep traces. Their IDs are the same: a trace decides nothing."""
+    specs = [replace(trial.spec, keep_trace=True) for trial in plan.trials]
+    trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
+    return replace(plan, trials=tuple(trials))
+
+
 def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
     """Hash everything that decides a trial's outcome, except its machine (a folder) and its time limit.
 
     The time limit decides only whether there is an outcome: a trial that timed out runs again under a longer one.
+    A plan without steps that earlier versions did not know has the ID that it had then.
     """
+    run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
+    if not run.steps_without_communication:
+        del run_fields["steps_without_communication"]
     decisive = {
         "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
         "setup": to_builtins(setup),
-        "run": {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"},
+        "run": run_fields,
         "device": device,
         "torch": torch_version(),
         "revision": MEASUREMENT_REVISION,

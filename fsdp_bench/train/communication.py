@@ -1,8 +1,8 @@
 """Communication of one step: which collectives, how many bytes, how long in total, how long exposed.
 
-Calls and bytes come from the dispatcher, which every collective passes whatever the backend. Times come from
-torch.profiler: NCCL's kernels against all other kernels on CUDA; on gloo the process group's own operations
-against operators on any other thread. Both are read on steps of their own, never on a measured step.
+Calls and bytes come from the dispatcher (collective_counter.py). Times come from torch.profiler: NCCL's kernels
+against all other kernels on CUDA; on gloo the process group's own operations against operators on any other thread.
+Both are read on steps of their own, never on a measured step.
 """
 
 from __future__ import annotations
@@ -12,36 +12,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.record import CollectiveReading, CommunicationReading
+from fsdp_bench.train.collective_counter import KIND_OF_OPERATOR, CollectiveCounter
 
 Interval = tuple[float, float]
-
-_KIND_OF_OPERATOR = {
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "broadcast_": "broadcast",
-    "broadcast": "broadcast",
-}
-"""c10d's operators (torch/csrc/distributed/c10d/Ops.cpp) and the functional ones, by kind."""
-
-_NOT_COMMUNICATION = ("barrier", "wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd")
 
 _KIND_OF_NCCL_KERNEL = {
     "allgather": "all_gather",
@@ -50,44 +30,12 @@ _KIND_OF_NCCL_KERNEL = {
     "broadcast": "broadcast",
 }
 
-_NO_KERNEL = ("Memcpy HtoD", "Memcpy DtoH", "nccl:", "FSDP::", "record_param")
+_COPIES = {"Memcpy HtoD": "copy_to_device", "Memcpy DtoH": "copy_to_host"}
+_NO_KERNEL = (*_COPIES, "nccl:", "FSDP::", "record_param")
 """Device events that are neither collectives nor compute: copies to and from the host, and annotations."""
 
 _GLOO_ALGORITHM = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
 """What ProcessGroupGloo names its operation; a reduce-scatter runs as an all-reduce there (ProcessGroupGloo.cpp)."""
-
-
-class CollectiveCounter(TorchDispatchMode):
-    """Counts the calls and the message bytes of each kind of collective that is issued while it is active."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, int] = defaultdict(int)
-        self.message_bytes: dict[str, int] = defaultdict(int)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a collective's kind and size, then run it."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        namespace, _, name = func.name().partition("::")
-        if namespace in ("c10d", "_c10d_functional"):
-            operator = name.partition(".")[0]
-            if operator not in _NOT_COMMUNICATION:
-                kind = _KIND_OF_OPERATOR.get(operator, "other")
-                self.calls[kind] += 1
-                self.message_bytes[kind] += _message_bytes(args)
-        return func(*args, **(kwargs or {}))
-
-
-def _message_bytes(args: Any) -> int:
-    """Return the bytes of the largest argument: the output of a gather, the input of a scatter, else the tensor."""
-
-    def size(value: Any) -> int:
-        if isinstance(value, torch.Tensor):
-            return value.nbytes
-        return sum(size(part) for part in value) if isinstance(value, list | tuple) else 0
-
-    return max((size(arg) for arg in args), default=0)
 
 
 @dataclass(frozen=True)
@@ -102,23 +50,23 @@ class Span:
 
 
 def measure_communication(
-    step: Callable[[], object], device: torch.device, num_steps: int
+    step: Callable[[], object], device: torch.device, num_steps: int, trace: Path | None = None
 ) -> tuple[CommunicationReading, ...]:
     """Run ``num_steps`` profiled steps and one counted step; return a reading for each profiled one.
 
-    The counted step comes last: torch.compile falls back to eager under a dispatch mode, and stays there.
+    The counted step comes last: torch.compile falls back to eager under a dispatch mode, and stays there. The last
+    profiled step's trace is kept where one is asked for: Chrome's format, which Perfetto opens.
     """
-    profiled = [_profile(step, device) for _ in range(num_steps)]
+    profiled = [_profile(step, device, trace if last == 0 else None) for last in range(1 - num_steps, 1)]
     with CollectiveCounter() as counter:
         step()
-    calls, message_bytes = dict(counter.calls), dict(counter.message_bytes)
     return tuple(
-        build_reading(seconds, *split_spans(spans, device.type == "cuda"), calls, message_bytes)
+        build_reading(seconds, *split_spans(spans, device.type == "cuda"), counter, copies_of(spans))
         for seconds, spans in profiled
     )
 
 
-def _profile(step: Callable[[], object], device: torch.device) -> tuple[float, list[Span]]:
+def _profile(step: Callable[[], object], device: torch.device, trace: Path | None) -> tuple[float, list[Span]]:
     """Return the step's seconds under the profiler, and the profiler's events."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities) as profiler:
@@ -127,6 +75,8 @@ def _profile(step: Callable[[], object], device: torch.device) -> tuple[float, l
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
     return seconds, _spans(profiler)
 
 
@@ -166,7 +116,7 @@ def _split_gloo(spans: list[Span]) -> tuple[dict[str, list[Interval]], list[Inte
     issued: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start):
         if span.name.startswith("c10d::"):
-            kind = _KIND_OF_OPERATOR.get(span.name.removeprefix("c10d::"), "other")
+            kind = KIND_OF_OPERATOR.get(span.name.removeprefix("c10d::"), "other")
             issued[_GLOO_ALGORITHM.get(kind, kind)].append((span.start, kind))
     collectives: dict[str, list[Interval]] = defaultdict(list)
     gloo_threads = {span.thread for span in spans if span.name.startswith("gloo:")}
@@ -185,21 +135,24 @@ def build_reading(
     step_seconds: float,
     collectives: dict[str, list[Interval]],
     compute: list[Interval],
-    calls: dict[str, int],
-    message_bytes: dict[str, int],
+    counter: CollectiveCounter | None = None,
+    copies: dict[str, list[Interval]] | None = None,
 ) -> CommunicationReading:
     """Turn intervals and counts into a reading; every kind that was counted or timed appears."""
+    counter = counter or CollectiveCounter()
+    timed = {**collectives, **(copies or {})}
     everything = union([interval for intervals in collectives.values() for interval in intervals])
     total = length(everything)
     overlapped = total + length(union(compute)) - length(union(everything + compute))
     readings = tuple(
         CollectiveReading(
             kind=kind,
-            calls=calls.get(kind, 0),
-            message_bytes=message_bytes.get(kind, 0),
-            seconds=length(union(collectives[kind])) if kind in collectives else None,
+            calls=counter.calls.get(kind, 0),
+            message_bytes=counter.message_bytes.get(kind, 0),
+            seconds=length(union(timed[kind])) if kind in timed else None,
+            group_size=_only(counter.group_sizes.get(kind, set())),
         )
-        for kind in sorted(set(calls) | set(collectives))
+        for kind in sorted(set(counter.calls) | set(timed))
     )
     return CommunicationReading(
         step_seconds=step_seconds,
@@ -207,6 +160,20 @@ def build_reading(
         exposed_seconds=min(max(total - overlapped, 0.0), total),
         collectives=readings,
     )
+
+
+def copies_of(spans: list[Span]) -> dict[str, list[Interval]]:
+    """Return when the device copied to and from the host, by kind."""
+    copies: dict[str, list[Interval]] = defaultdict(list)
+    for span in spans:
+        kind = next((kind for name, kind in _COPIES.items() if span.name.startswith(name)), None)
+        if span.on_device and kind is not None:
+            copies[kind].append((span.start, span.end))
+    return copies
+
+
+def _only(sizes: set[int]) -> int | None:
+    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def union(intervals: list[Interval]) -> list[Interval]:

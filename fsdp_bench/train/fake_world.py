@@ -27,8 +27,9 @@ from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.fake_gpu import fake_gpu
 from fsdp_bench.train.fake_tracker import FakeTracker
+from fsdp_bench.train.finished_hook import finished_hook
 from fsdp_bench.train.fused_kernels import fused_kernels
-from fsdp_bench.train.workarounds import applied, finished_hook
+from fsdp_bench.train.workarounds import applied
 from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fsdp_bench.spec.record import MemoryReading
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, MemoryReading
 from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.storage_tracker import StorageTracker
 
@@ -39,6 +39,25 @@ class MemoryMeter(Protocol):
 
     def reading(self) -> MemoryReading:
         """Return what was seen so far; resident bytes are filled in by the worker."""
+
+
+class Unmetered:
+    """Meters nothing: for steps of which only the time is wanted."""
+
+    current_phase = WITHOUT_COMMUNICATION
+
+    def phase(self, name: str) -> None:
+        """Nothing is followed."""
+
+    def end_phases(self) -> None:
+        """Nothing is followed."""
+
+    def close(self) -> None:
+        """Nothing is followed."""
+
+    def reading(self) -> MemoryReading:
+        """Nothing was seen."""
+        raise AssertionError("nothing was metered")
 
 
 class _Phases:

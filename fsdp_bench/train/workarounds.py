@@ -212,20 +212,6 @@ def _always(_original: Any) -> Any:
     return lambda *_args, **_kwargs: True
 
 
-def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook where it has none: the default one reads the fake work's future, which holds nothing."""
-    dist.all_reduce(bucket.buffer(), group=group)
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
-# DDP refuses annotations that are strings (distributed.py, _check_comm_hook).
-finished_hook.__annotations__ = {
-    "bucket": torch._C._distributed_c10d.GradBucket,
-    "return": torch.futures.Future[torch.Tensor],
-}
-
 WORKAROUNDS = (
     Workaround(
         symbol="torch:UntypedStorage.data_ptr",

@@ -20,17 +20,18 @@ import torch
 import torch.distributed as dist
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
-from fsdp_bench.spec.record import Failure, MemoryReading, Outcome, RankReport, TrialSpec
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Failure, MemoryReading, Outcome, RankReport, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.communication import measure_communication
 from fsdp_bench.train.data import batches
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.loss import loss_function
-from fsdp_bench.train.meters import MemoryMeter, build_meter
+from fsdp_bench.train.meters import MemoryMeter, Unmetered, build_meter
 from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, silence, time_steps
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.storage_tracker import BudgetExceeded
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
@@ -91,6 +92,11 @@ def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, init_me
         return 1
     _say_goodbye()
     return 0
+
+
+def trace_path(scratch: Path, rank: int) -> Path:
+    """Return where a rank keeps its last profiled step's trace."""
+    return scratch / f"rank-{rank}.trace.json.gz"
 
 
 def _partial_memory(this: Rank) -> MemoryReading | None:
@@ -164,11 +170,9 @@ def _environment(this: Rank, threads: int) -> dict[str, str]:
     return environment
 
 
-def _prepare(this: Rank) -> Training:
+def _prepare(this: Rank, meter: MemoryMeter) -> Training:
     """Build and wrap the model, make the optimizer."""
     spec, setup = this.spec, this.spec.setup
-    this.enter("load")
-    this.meter = build_meter(this.device, spec.run.memory_limit_bytes, setup.compiles)
     model = fsdp(
         build(spec.model, DTYPES[setup.precision.store]),
         setup=setup,
@@ -182,28 +186,59 @@ def _prepare(this: Rank) -> Training:
         loss_function=loss_function(setup.loss),
         setup=setup,
         device=this.device,
-        meter=this.meter,
+        meter=meter,
         scaler=build_scaler(setup, this.device),
     )
 
 
 def _measure(this: Rank) -> None:
     """Warm up, measure, profile; everything seen goes into the report."""
+    _measure_with_communication(this)
+    run = this.spec.run
+    if run.steps_without_communication and this.spec.setup.world_size > 1:
+        this.enter(WITHOUT_COMMUNICATION)
+        this.update(outcome=Outcome.OK)
+        this.write()  # whatever happens now, the trial is measured
+        _measure_without_communication(this)
+
+
+def _batches(this: Rank, num_steps: int) -> Iterator[list[torch.Tensor]]:
+    return batches(this.spec.setup, this.spec.model.vocab_size, num_steps, this.rank, this.spec.setup.world_size)
+
+
+def _timed_step(training: Training, data: Iterator[list[torch.Tensor]]) -> float:
+    """Run one step; return its seconds."""
+    micro_batches = next(data)
+    _synchronize(training.device)
+    begin = time.perf_counter()
+    loss = train_step(training, micro_batches)
+    _synchronize(training.device)
+    seconds = time.perf_counter() - begin
+    training.losses.append(float(loss))
+    return seconds
+
+
+def _measure_without_communication(this: Rank) -> None:
+    """Time the same step where collectives end at once; a failure leaves that unknown, and says why."""
+    setup, num_steps = this.spec.setup, this.spec.run.steps_without_communication
+    try:
+        enter_silent_world(this.rank, setup.world_size)
+        training = _prepare(this, Unmetered())
+        silence(training.model, setup)
+        timed_step = partial(_timed_step, training, _batches(this, WARMUP_STEPS + num_steps))
+        this.update(seconds_without_communication=time_steps(timed_step, num_steps))
+    except Exception as error:
+        traceback.print_exc()
+        this.update(without_communication_failure=classify(error, this.stage)[1].message)
+
+
+def _measure_with_communication(this: Rank) -> None:
     spec, run = this.spec, this.spec.run
-    training = _prepare(this)
-    num_steps = run.warmup_steps + run.steps + run.communication_steps + 1
-    data = batches(spec.setup, spec.model.vocab_size, num_steps, this.rank, spec.setup.world_size)
-
-    def timed_step() -> float:
-        micro_batches = next(data)
-        _synchronize(this.device)
-        begin = time.perf_counter()
-        loss = train_step(training, micro_batches)
-        _synchronize(this.device)
-        seconds = time.perf_counter() - begin
-        training.losses.append(float(loss))
-        return seconds
-
+    this.enter("load")
+    this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
+    training = _prepare(this, this.meter)
+    data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
+    timed_step = partial(_timed_step, training, data)
     this.enter("warmup")
     warmup = [timed_step() for _ in range(run.warmup_steps)]
     training.meter.end_phases()
@@ -224,7 +259,8 @@ def _measure(this: Rank) -> None:
     this.enter("communication")
     if run.communication_steps:
         step = partial(_next_step, training, data)
-        this.update(communication=measure_communication(step, this.device, run.communication_steps))
+        trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
+        this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
 
 
 def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import (
     SCHEMA_VERSION,
+    CollectiveReading,
     CommunicationReading,
     MemoryReading,
     Outcome,
@@ -128,9 +130,57 @@ def test_a_trial_without_measurements_has_none() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"warmup_steps": 1}, {"steps": 0}, {"communication_steps": -1}, {"timeout_seconds": 0}, {"threads_per_rank": 0}],
+    [
+        {"warmup_steps": 1},
+        {"steps": 0},
+        {"communication_steps": -1},
+        {"steps_without_communication": -1},
+        {"timeout_seconds": 0},
+        {"threads_per_rank": 0},
+    ],
 )
 def test_a_plan_that_would_measure_nothing_names_the_field(fields: dict[str, int]) -> None:
     (name,) = fields
     with pytest.raises(SpecError, match=name):
         RunPlan(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group_size", "bus"),
+    [  # nccl-tests, doc/PERFORMANCE.md; 12 GB in 2 s are 6 GB/s
+        ("all_gather", 8, 6e9 * 7 / 8),
+        ("reduce_scatter", 4, 6e9 * 3 / 4),
+        ("all_reduce", 8, 6e9 * 2 * 7 / 8),
+        ("all_reduce", 2, 6e9),
+        ("broadcast", 8, 6e9),
+        ("copy_to_host", None, 6e9),
+        ("all_gather", None, None),
+        ("other", 8, None),
+    ],
+)
+def test_bus_bandwidth_is_what_nccl_tests_call_busbw(kind: str, group_size: int | None, bus: float | None) -> None:
+    reading = CollectiveReading(kind=kind, calls=3, message_bytes=12 * 10**9, seconds=2.0, group_size=group_size)
+    assert reading.algorithm_bandwidth == 6e9
+    assert reading.bus_bandwidth == (None if bus is None else pytest.approx(bus))
+    assert replace(reading, seconds=None).bus_bandwidth is None
+
+
+def test_exposed_communication_by_difference_is_of_the_slowest_ranks_medians() -> None:
+    """Steps: 3, 5, 4 s on the slowest rank; without communication 2, 4, 3. By the profiler 2 s are exposed."""
+    profiled = CommunicationReading(step_seconds=9.0, total_seconds=2.5, exposed_seconds=2.0)
+    ranks = tuple(
+        RankReport(
+            rank=rank,
+            outcome=Outcome.OK,
+            step_seconds=steps,
+            communication=(profiled,),
+            seconds_without_communication=silent,
+        )
+        for rank, steps, silent in ((0, (3.0, 1.0, 4.0), (2.0, 4.0, 1.0)), (1, (2.0, 5.0, 4.0), (1.0, 1.0, 3.0)))
+    )
+    measured = with_ranks(*ranks)
+    assert (measured.step_seconds, measured.seconds_without_communication) == (4.0, 3.0)
+    assert measured.exposed_by_difference_seconds == 1.0
+    assert measured.exposed_disagreement == pytest.approx(0.25)
+    unknown = with_ranks(*(replace(rank, seconds_without_communication=()) for rank in ranks))
+    assert (unknown.exposed_by_difference_seconds, unknown.exposed_disagreement) == (None, None)

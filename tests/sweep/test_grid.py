@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
-from fsdp_bench.spec.record import RunPlan
+from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
 from fsdp_bench.sweep.grid import read_sweep
-from fsdp_bench.sweep.machine import GpuDevice, Machine
-from fsdp_bench.sweep.trial import SweepPlan
+from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
+from fsdp_bench.sweep.trial import SweepPlan, trial_id
 from tests.conftest import TINY_MODEL
 
+RESULTS = Path(__file__).parents[2] / "results"
 GPUS = tuple(GpuDevice(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3) for i in range(8))
 
 
@@ -90,6 +91,16 @@ def test_the_id_changes_with_what_decides_the_outcome_and_with_nothing_else(tmp_
     assert only_id(grid + "batch=2\n") != base
 
 
+def test_a_plan_that_earlier_versions_knew_has_the_id_that_it_had_then() -> None:
+    """Of a trial that is committed, and was run before steps without communication were."""
+    (path, *_) = sorted((RESULTS / "xeon-2-cores" / "max-size-quick" / "trials").glob("*.json"))
+    record = read_record(path.read_bytes(), path.name)
+    torch = record.ranks[0].environment["torch"]
+    if torch != torch_version():
+        pytest.skip(f"the committed trial ran on torch {torch}, which is part of its ID")
+    assert trial_id(record.model, record.setup, record.run, record.device) == record.id
+
+
 def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -> None:
     (trial,) = read(tmp_path, "[grid]\nparams='25% of card'\nworld_size='gpus'", GPUS).trials
     # 80 GiB x 25 % / 16 bytes (fp32 parameter, gradient, two Adam states)
@@ -152,7 +163,9 @@ def test_when_no_trial_can_run_the_reason_is_said(tmp_path: Path) -> None:
 
 def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
     plan = read(tmp_path, "[run]\nsteps=7\nmemory_limit='1.5GiB'\n[grid]\nmodel='tiny'")
-    assert plan.trials[0].spec.run == RunPlan(steps=7, memory_limit_bytes=3 * 512 * 1024**2)
+    assert plan.trials[0].spec.run == RunPlan(
+        steps=7, steps_without_communication=3, memory_limit_bytes=3 * 512 * 1024**2
+    )
     assert msgspec.structs.asdict(plan)["device"] == "cpu"
 
 

@@ -30,6 +30,15 @@ def test_memory_that_ran_out_on_one_rank_wins_over_its_echo_on_the_others() -> N
     assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
 
 
+def test_a_trial_that_only_lacked_its_steps_without_communication_was_measured() -> None:
+    def silent(rank: int) -> RankEnd:
+        return RankEnd(rank=rank, report=ok(rank).report, stage="without communication")
+
+    assert decide([silent(0), silent(1)], timed_out=True).outcome is Outcome.OK
+    assert decide([ok(0), RankEnd(rank=1, report=ok(1).report, signal=signal.SIGKILL)]).outcome is Outcome.OK
+    assert decide([silent(0), RankEnd(rank=1, stage="steps")], timed_out=True).outcome is Outcome.TIMEOUT
+
+
 def test_a_budget_is_labelled_as_one() -> None:
     verdict = decide([failed(0, at=1.0, outcome=Outcome.OOM_HOST, limit="budget")])
     assert verdict.outcome is Outcome.OOM_HOST

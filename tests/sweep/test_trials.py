@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -176,3 +178,49 @@ def test_this_machine_can_be_probed_without_torch() -> None:
     assert found.num_cores >= 1
     assert found.memory_bytes > 1 << 28
     assert found.name
+
+
+def test_a_step_is_also_timed_without_communication(run_sweep: RunSweep) -> None:
+    (record,) = run_sweep("world_size = 2", "communication_steps = 1\nsteps_without_communication = 2")
+    assert record.outcome is Outcome.OK
+    for rank in record.ranks:
+        assert len(rank.seconds_without_communication) == 2
+        assert rank.without_communication_failure is None
+        assert rank.memory is not None
+        assert len(rank.losses) == 3  # of the steps with peers only
+    assert record.exposed_by_difference_seconds == record.step_seconds - record.seconds_without_communication
+
+
+def test_one_rank_has_nothing_to_be_timed_without(run_sweep: RunSweep) -> None:
+    (record,) = run_sweep("world_size = 1", "steps_without_communication = 2")
+    assert record.ranks[0].seconds_without_communication == ()
+    assert record.exposed_by_difference_seconds is None
+
+
+def test_traces_are_kept_where_they_are_asked_for(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    """A trace decides nothing: the trial has the ID that it has without, and is not run again for it."""
+    file = write_sweep("world_size = 2", "communication_steps = 2")
+    words = ("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts")
+    done = run_command(*words, "--trace")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "m" / "tiny"
+    (record,) = (folder / "trials").glob("*.json")
+    kept = sorted((folder / "traces").rglob("*.json.gz"))
+    assert [path.relative_to(folder / "traces") for path in kept] == [
+        Path(record.stem) / f"rank-{rank}.trace.json.gz" for rank in range(2)
+    ]
+    for path in kept:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        named = [event["name"] for event in events if event.get("ph") == "X"]
+        assert named.count("gloo:all_gather") == 5  # one step's: see above
+        assert "aten::mm" in named
+    again = run_command(*words, "--trace")
+    assert "1 trials are recorded already and get no trace" in again.stderr
+    assert "recorded" in run_command(*words, "--list").stdout
+
+
+def test_what_has_no_profiled_step_has_no_trace(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    file = write_sweep("world_size = 2", "communication_steps = 0")
+    done = run_command("sweep", file, "--results", tmp_path, "--trace")
+    assert done.returncode == 2
+    assert "--trace keeps profiled steps, and communication_steps = 0 has none" in done.stderr

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.train.collective_counter import CollectiveCounter
 from fsdp_bench.train.communication import (
-    CollectiveCounter,
     Interval,
     Span,
     build_reading,
+    copies_of,
     length,
     measure_communication,
     split_spans,
@@ -39,7 +40,7 @@ def test_a_union_is_disjoint_ordered_and_covers_the_same_instants(given_interval
 
 @given(intervals, intervals)
 def test_exposed_is_the_time_that_no_compute_covers(collectives: list[Interval], compute: list[Interval]) -> None:
-    reading = build_reading(1.0, {"all_gather": collectives}, compute, {}, {})
+    reading = build_reading(1.0, {"all_gather": collectives}, compute)
     half_units = [i / 2 + 0.25 for i in range(142)]  # all ends are integers, so sampling is exact
     running = [t for t in half_units if any(a <= t <= b for a, b in collectives)]
     exposed = [t for t in running if not any(a <= t <= b for a, b in compute)]
@@ -72,7 +73,21 @@ def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
         "other": [(6, 7)],
     }
     assert compute == [(0.5, 3)]
-    reading = build_reading(9.0, collectives, compute, {}, {})
+    copies = copies_of(
+        [
+            kernel("Memcpy HtoD (Pinned -> Device)", 1, 3),
+            kernel("Memcpy HtoD (Pageable -> Device)", 2, 4),
+            kernel("Memcpy DtoH (Device -> Pageable)", 8, 9),
+            kernel("Memcpy DtoD (Device -> Device)", 9, 10),
+            Span("Memcpy HtoD", 0, 1, thread=1, on_device=False),
+        ]
+    )
+    assert dict(copies) == {"copy_to_device": [(1, 3), (2, 4)], "copy_to_host": [(8, 9)]}
+    with_copies = build_reading(9.0, collectives, compute, copies=copies)
+    seconds = {kind.kind: kind.seconds for kind in with_copies.collectives}
+    assert (seconds["copy_to_device"], seconds["copy_to_host"]) == (3, 1)
+    reading = build_reading(9.0, collectives, compute)
+    assert (with_copies.total_seconds, with_copies.exposed_seconds) == (reading.total_seconds, reading.exposed_seconds)
     assert reading.total_seconds == 5
     assert reading.exposed_seconds == 0.5 + 1 + 1 + 1
     assert length(union(compute)) == 2.5
@@ -132,6 +147,7 @@ COUNTED: dict[int, dict[str, TrainSetup]] = {
 }
 
 Counts = dict[str, tuple[int, int]]
+GroupSizes = dict[str, set[int]]
 
 
 def count_cases(cases: dict[str, TrainSetup]) -> dict[str, Counts]:
