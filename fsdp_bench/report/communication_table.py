@@ -13,12 +13,13 @@ from fsdp_bench.report.tables import disagrees
 from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 
-TRIAL_COLUMNS = ("trial", "step", "without comm.", "total", "exposed: profiler", "by difference", "apart")
+TRIAL_COLUMNS = ("trial", "step", "without comm.", "total", "exposed: profiler", "by difference")
 KIND_COLUMNS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
 
 LEGEND = (
-    "exposed, profiler: time in which a collective ran and no compute did; by difference: the step less the same step"
-    " where collectives end at once; apart: their difference over the step, ! above a tenth",
+    "exposed, profiler: time in which a collective ran and no compute did, and its part of the profiled step; by"
+    " difference: the step less the same step where collectives end at once; ! where the parts are more than 10 points"
+    " apart",
     "bytes: of whole messages (an all-gather's output, a reduce-scatter's input); bus bandwidth: bytes / seconds as"
     " nccl-tests' busbw, times (n - 1) / n, twice that for all-reduce",
     "seconds of a kind: the median over profiled steps, of the rank with the most; copies are in no total",
@@ -37,7 +38,7 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
         for kind in kinds:
             table.add_row(*first, *_kind_words(kind))
             first = [""] * len(first)
-    console = Console(file=console.file, width=max(console.width, 210), no_color=not console.is_terminal)
+    console = Console(file=console.file, width=max(console.width, 250), no_color=not console.is_terminal)
     console.print(table)
     ranks = [rank for record in measured for rank in record.ranks]
     failures = {rank.without_communication_failure for rank in ranks if rank.without_communication_failure}
@@ -57,7 +58,7 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
             "communication_seconds": record.communication_seconds,
             "exposed_communication_seconds": record.exposed_communication_seconds,
             "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
-            "exposed_disagreement": record.exposed_disagreement,
+            "exposed_shares": record.exposed_shares,
             "collectives": [
                 {
                     "kind": kind.kind,
@@ -106,15 +107,15 @@ def label(record: TrialRecord) -> str:
 
 
 def _trial_words(record: TrialRecord) -> list[str]:
-    apart = record.exposed_disagreement
+    shares = record.exposed_shares
+    profiled, difference = (f" ({share:4.0%})" for share in shares) if shares else ("", "")
     return [
         label(record),
         _seconds(record.step_seconds),
         _seconds(record.seconds_without_communication),
         _seconds(record.communication_seconds),
-        _seconds(record.exposed_communication_seconds),
-        _seconds(record.exposed_by_difference_seconds),
-        "unknown" if apart is None else f"{apart:.0%}" + (" !" if disagrees(record) else ""),
+        _seconds(record.exposed_communication_seconds) + profiled,
+        _seconds(record.exposed_by_difference_seconds) + difference + (" !" if disagrees(record) else ""),
     ]
 
 

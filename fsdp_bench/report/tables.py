@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 DISAGREEMENT = 0.1
-"""Of the step's seconds: how far the two ways to find exposed communication may be apart before it is said."""
+"""How far the two parts of a step that are exposed communication may be apart before it is said."""
 
 
 def print_table(records: list[TrialRecord], console: Console) -> None:
@@ -36,8 +36,8 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
         console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
     if any(map(disagrees, ran)):
         console.print(
-            "* exposed, from the profiler, is more than a tenth of the step away from the step's seconds less those"
-            " without communication: `fsdp-bench report RESULTS --communication` shows both",
+            "* exposed, from the profiler, is a part of its step that is more than 10 points away from what the step"
+            " takes less without communication: `fsdp-bench report RESULTS --communication` shows both",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     for record in ran:

@@ -290,12 +290,26 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         return None if step is None or silent is None else step - silent
 
     @property
-    def exposed_disagreement(self) -> float | None:
-        """How far the two ways to find exposed communication are apart, over the step's seconds."""
-        profiled, difference = self.exposed_communication_seconds, self.exposed_by_difference_seconds
-        if profiled is None or difference is None or not self.step_seconds:
+    def exposed_shares(self) -> tuple[float, float] | None:
+        """The part of a step that is exposed communication, found in both ways: by the profiler, and by difference.
+
+        Each is a part of its own steps: the profiler slows a step down, its communication as well as its compute.
+        """
+        difference, seconds = self.exposed_by_difference_seconds, self.step_seconds
+        profiled = [
+            statistics.median(reading.exposed_seconds / reading.step_seconds for reading in rank.communication)
+            for rank in self.ranks
+            if rank.communication
+        ]
+        if not profiled or difference is None or not seconds:
             return None
-        return abs(profiled - difference) / self.step_seconds
+        return max(profiled), difference / seconds
+
+    @property
+    def exposed_disagreement(self) -> float | None:
+        """How far the two shares are apart."""
+        shares = self.exposed_shares
+        return None if shares is None else abs(shares[0] - shares[1])
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:

@@ -81,13 +81,16 @@ def _profile(step: Callable[[], object], device: torch.device, trace: Path | Non
 
 
 def _spans(profiler: profile) -> list[Span]:
+    """Return the profiler's events as it recorded them; ``profiler.events()`` takes ten times as long for the same."""
     spans = []
-    for event in profiler.events() or []:
-        on_device = event.device_type != DeviceType.CPU
-        if on_device and getattr(event, "is_user_annotation", False):
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    for event in profiler.profiler.kineto_results.events():
+        on_device = event.device_type() != DeviceType.CPU
+        if on_device and event.is_user_annotation():
             continue  # the shadow of a record_function on the GPU's timeline, such as Optimizer.step: no kernel
-        start, end = event.time_range.start / 1e6, event.time_range.end / 1e6
-        spans.append(Span(event.name, start, end, event.thread, on_device))
+        start, end = event.start_ns() / 1e9, event.end_ns() / 1e9
+        spans.append(Span(event.name(), start, end, event.start_thread_id(), on_device))
     return spans
 
 

@@ -166,8 +166,8 @@ def test_bus_bandwidth_is_what_nccl_tests_call_busbw(kind: str, group_size: int 
 
 
 def test_exposed_communication_by_difference_is_of_the_slowest_ranks_medians() -> None:
-    """Steps: 3, 5, 4 s on the slowest rank; without communication 2, 4, 3. By the profiler 2 s are exposed."""
-    profiled = CommunicationReading(step_seconds=9.0, total_seconds=2.5, exposed_seconds=2.0)
+    """Steps: 3, 5, 4 s on the slowest rank; without communication 2, 4, 3. By the profiler 4 s of 8 are exposed."""
+    profiled = CommunicationReading(step_seconds=8.0, total_seconds=5.0, exposed_seconds=4.0)
     ranks = tuple(
         RankReport(
             rank=rank,
@@ -181,6 +181,7 @@ def test_exposed_communication_by_difference_is_of_the_slowest_ranks_medians() -
     measured = with_ranks(*ranks)
     assert (measured.step_seconds, measured.seconds_without_communication) == (4.0, 3.0)
     assert measured.exposed_by_difference_seconds == 1.0
-    assert measured.exposed_disagreement == pytest.approx(0.25)
+    assert measured.exposed_shares == (0.5, 0.25)
+    assert measured.exposed_disagreement == 0.25
     unknown = with_ranks(*(replace(rank, seconds_without_communication=()) for rank in ranks))
     assert (unknown.exposed_by_difference_seconds, unknown.exposed_disagreement) == (None, None)
