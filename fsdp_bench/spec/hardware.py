@@ -38,6 +38,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dense_flops_per_second: dict[str, float]
     """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32; a missing dtype is unknown or unsupported."""
     native_bf16: bool
+    compute_capability: float | None = None
+    """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
     memory_bandwidth_bytes_per_second: float | None = None
     nvml_total_bytes: int | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""

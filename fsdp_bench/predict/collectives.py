@@ -1,0 +1,224 @@
+"""What a collective takes: NCCL's own model of itself, on the links of a server.
+
+NCCL chooses an algorithm and a protocol for each collective by a model of latency and bandwidth (ncclTopoTuneModel and
+ncclTopoGetAlgoTime in src/graph/tuning.cc, read in 2.28.3); the constants here are its defaults, the links' reach is
+that of src/graph/topo.h. A ring's time is
+
+    base latency + steps inside of nodes x their latency + steps between nodes x theirs + message x (n - 1) / n / bus
+
+for an all-gather and a reduce-scatter, twice the steps and the bytes for an all-reduce, for which there is also a tree.
+The bus is the slowest link that every byte crosses: a GPU's own links, or a node's network, shared by all groups that
+use it at the same time.
+
+Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, what a network reaches under load of others, and
+wirings where a pair of GPUs has only a part of a GPU's links and a group is not the whole node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fsdp_bench.spec.hardware import Cluster, LinkKind, Network
+from fsdp_bench.spec.setup import TrainSetup
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+"""How NCCL moves data: 8 bytes at a time with a flag, 128 with one, or large slices with a fence."""
+
+MICROSECOND = 1e-6
+_BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
+"""Microseconds to begin, by protocol (baseLatencies)."""
+_STEP = {
+    "nvlink": {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)},
+    "pcie": {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)},
+    "network": {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)},
+}
+"""Microseconds of a step over a link (hwLatencies)."""
+_POST = (1.0, 1.0, 3.0)
+"""Microseconds that a step takes at least where the group spans nodes (getNetOverhead, on an Intel host)."""
+_LL_WITHIN = {7: 39.0e9, 8: 87.7e9, 9: 141.0e9, 10: 282.0e9}
+"""Bus bytes a second that LL reaches within a node, by the major compute capability (llMaxBws)."""
+_LL_ACROSS = {2: 22.5e9}
+_LL_ACROSS_MORE = 19.0e9
+"""The same for two nodes and for more: the lower of the figures for Intel and AMD hosts."""
+_PLATEAU = 1.4
+"""What the latency of a ring's all-reduce with Simple is multiplied by between nodes ("plateau effect")."""
+_TREE_CORRECTION = {
+    "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    "Simple": (
+        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8),
+        *(0.9, 0.9),
+    ),
+}
+"""treeCorrectionFactor: of the bandwidth, for powers of two from 64 bytes to 256 MiB."""
+
+_NVLINK_REACH = {7: 20.0 / 25.0, 8: 20.0 / 25.0, 9: 20.6 / 25.0, 10: 40.1 / 50.0}
+"""What NCCL reckons with of a link's nominal bytes a second (SM70_NVLINK_BW and its siblings)."""
+_PCIE_REACH = 12.0 / 15.75
+"""PCI_BW over the nominal rate of PCIe 3.0 x16."""
+_NETWORK_REACH = 12.0 / 12.5
+"""NET_BW over 100 Gb/s."""
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The ranks of one group, and what joins them."""
+
+    ranks_per_node: int
+    num_nodes: int
+    link: str
+    """Within a node: ``nvlink`` or ``pcie``."""
+    link_bandwidth: float
+    """Bytes a second and direction that a rank's links carry within a node."""
+    network_bandwidth: float
+    """Bytes a second and direction between nodes that this group has of each node's network."""
+    capability: int
+    """Major compute capability."""
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.ranks_per_node * self.num_nodes
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second of the slowest link that every byte of a ring crosses."""
+        return self.link_bandwidth if self.num_nodes == 1 else min(self.link_bandwidth, self.network_bandwidth)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who exchanges what in a step: a shard group gathers and scatters, a replicate group adds gradients up."""
+
+    shard: Wiring | None
+    """None where a group is one rank, or nobody documents what joins its ranks; so are the others."""
+    replicate: Wiring | None
+    world: Wiring | None
+
+
+def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
+    """Return the groups that rank 0 is in; shard groups are neighbours, replicate groups reach across them."""
+    each, shard = cluster.gpus_per_node, setup.shard_group_size
+    replicas = cluster.world_size // shard
+    within = max(each // shard, 1) if replicas > 1 else 1
+    return Groups(
+        shard=_wiring(cluster, shard, min(shard, each)),
+        replicate=_wiring(cluster, replicas, min(within, replicas)),
+        world=_wiring(cluster, cluster.world_size, each),
+    )
+
+
+def _wiring(cluster: Cluster, size: int, ranks_per_node: int) -> Wiring | None:
+    """Return the wiring of a group. All GPUs of a node are in such groups, which share its network."""
+    if size <= 1:
+        return None
+    num_nodes = -(-size // ranks_per_node)
+    link, network = cluster.server.intra_node, cluster.server.inter_node
+    capability = cluster.gpu.compute_capability
+    kind = _KINDS_OF_LINK.get(link.kind) if link is not None else None
+    if capability is None or (ranks_per_node > 1 and (link is None or kind is None)):
+        return None
+    nominal = None if link is None else link.bandwidth_bytes_per_second
+    if ranks_per_node > 1 and nominal is None:
+        return None
+    total = None if network is None else _network_reached(cluster, network)
+    if num_nodes > 1 and total is None:
+        return None
+    major = int(capability)
+    reach = _PCIE_REACH if kind == "pcie" else _NVLINK_REACH.get(major, _NVLINK_REACH[10])
+    return Wiring(
+        ranks_per_node=ranks_per_node,
+        num_nodes=num_nodes,
+        link=kind or "pcie",
+        link_bandwidth=math.inf if ranks_per_node == 1 else (nominal or 0.0) * reach,
+        network_bandwidth=(total or 0.0) * _NETWORK_REACH * ranks_per_node / cluster.gpus_per_node,
+        capability=major,
+    )
+
+
+def _network_reached(cluster: Cluster, network: Network) -> float | None:
+    """Return a node's bytes a second to other nodes, from the interfaces next to the GPUs that are used."""
+    if network.bandwidth_bytes_per_second is None:
+        return None
+    all_gpus = cluster.server.gpus_per_node
+    nics = network.num_nics or all_gpus
+    near = min(cluster.gpus_per_node * max(nics / all_gpus, 1), nics)
+    return network.bandwidth_bytes_per_second * near / nics
+
+
+_KINDS_OF_LINK = {LinkKind.NVSWITCH: "nvlink", LinkKind.NVLINK_MESH: "nvlink", LinkKind.PCIE: "pcie"}
+
+
+def collective_seconds(kind: str, message_bytes: float, wiring: Wiring) -> float:
+    """Return what one collective takes, by the algorithm and protocol that NCCL finds fastest.
+
+    Args:
+        kind: one of KINDS.
+        message_bytes: the whole message: an all-gather's output, a reduce-scatter's input, else the tensor.
+        wiring: its group.
+    """
+    algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
+    protocols = [index for index, name in enumerate(PROTOCOLS) if name != "LL128" or wiring.link == "nvlink"]
+    return min(
+        _latency(kind, algorithm, protocol, wiring)
+        + message_bytes / _bandwidth(kind, algorithm, protocol, message_bytes, wiring)
+        for algorithm in algorithms
+        for protocol in protocols
+    )
+
+
+def _latency(kind: str, algorithm: str, protocol: int, wiring: Wiring) -> float:
+    """Return the seconds that do not depend on the message."""
+    across = wiring.num_nodes > 1
+    within = max(_STEP[wiring.link][algorithm][protocol], _POST[protocol] if across else 0.0)
+    between = _STEP["network"]["tree" if wiring.ranks_per_node == 1 else algorithm][protocol]
+    base = _BASE[algorithm][protocol]
+    if algorithm == "tree":
+        hops = (wiring.ranks_per_node - 1) * _STEP[wiring.link]["tree"][protocol]
+        return (base + 2 * (hops + math.floor(math.log2(wiring.num_nodes)) * between)) * MICROSECOND
+    if kind == "broadcast":
+        return (base + (between if across else within)) * MICROSECOND
+    passes = 2 if kind == "all_reduce" else 1
+    steps_between = passes * (wiring.num_nodes - 1)
+    steps_within = passes * (wiring.size - 1) - steps_between
+    latency = base + steps_within * within + steps_between * between
+    if kind == "all_reduce" and across and PROTOCOLS[protocol] == "Simple":
+        latency *= _PLATEAU
+    return latency * MICROSECOND
+
+
+def _bandwidth(kind: str, algorithm: str, protocol: int, message_bytes: float, wiring: Wiring) -> float:
+    """Return the message's bytes a second."""
+    bus, name, single = wiring.bus_bandwidth, PROTOCOLS[protocol], wiring.num_nodes == 1
+    slow = _LL_WITHIN.get(wiring.capability, _LL_WITHIN[10]) if single else None
+    slow = slow or _LL_ACROSS.get(wiring.num_nodes, _LL_ACROSS_MORE)
+    if algorithm == "tree":
+        bus *= 0.92
+        if name == "LL":
+            bus = min(bus / 3.8, slow)
+        elif name == "LL128":
+            bus *= 7 / 9 if single else 120 / 128
+        return bus / 2 * _correction(name, message_bytes)
+    if name == "LL":
+        bus = min(bus / 2, slow)
+    elif name == "LL128":
+        bus *= 0.92
+    if kind == "broadcast":
+        return bus
+    passes = 2 if kind == "all_reduce" else 1
+    return bus * wiring.size / (passes * (wiring.size - 1))
+
+
+def _correction(protocol: str, message_bytes: float) -> float:
+    """Return a tree's correction; between two powers of two on the line, where NCCL takes the lower one's.
+
+    NCCL's steps would make a message faster than a smaller one.
+    """
+    table = _TREE_CORRECTION[protocol]
+    power = min(max(math.log2(max(message_bytes, 1) / 64), 0.0), len(table) - 1.0)
+    low = math.floor(power)
+    high = min(low + 1, len(table) - 1)
+    return table[low] + (power - low) * (table[high] - table[low])
