@@ -75,14 +75,16 @@ class Ddp:
 
         Buckets follow the order in which gradients came in the first step (rebuild_buckets).
         """
-        if not self.sizes.casts_back or not self.reduces_gradients:
+        if not self.reduces_gradients:
             return
         self._waiting_numel += numel
         self._seen_numel += numel
         is_last = self._seen_numel == self.num_parameters
         if is_last or self._waiting_numel * self.sizes.store >= self._bucket_limit:
             num_bytes = self._waiting_numel * self.sizes.reduce
-            self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
+            if self.sizes.casts_back:
+                self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
+            self.op.tape.send("all_reduce", "world", num_bytes)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
         if is_last:
             self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES

@@ -99,6 +99,7 @@ class FlatParamHandle:
         self.full_param = tape.storage(
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
         )
+        tape.send("all_gather", "shard", self.padded_numel * sizes.compute)
         del shard
 
     def _use_whole(self, moved: Storage | None) -> None:
@@ -248,6 +249,7 @@ class FlatParamHandle:
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
+            wrapper.tape.send("all_reduce", "world", self.layout.numel * self.sizes.reduce)
             if self.sizes.casts_back:
                 numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
                 self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
@@ -283,6 +285,9 @@ class FlatParamHandle:
         kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
         shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
+        self.tape.send("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce)
+        if self.wrapper.setup.strategy.is_hybrid:
+            self.tape.send("all_reduce", "replicate", self.layout.shard_numel * self.sizes.reduce)
         if self.wrapper.copies_messages:
             self._reduction(self.padded_numel, self.sizes.reduce, "gloo's copy")
         low_precision = None

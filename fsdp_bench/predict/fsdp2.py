@@ -80,6 +80,7 @@ class ParamGroup:
         elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
             inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
+        tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute)
         del inputs
 
     def _inputs_from_host(self, stream: Stream) -> list[Storage]:
@@ -244,6 +245,10 @@ class ParamGroup:
         kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
         output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
+        if self.group_size > 1:
+            tape.send("reduce_scatter", "shard", numel * sizes.reduce)
+        if wrapper.all_reduces:
+            tape.send("all_reduce", "replicate", self.shard_numel * sizes.reduce)
         if wrapper.copies_messages and self.group_size > 1:
             tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
         if wrapper.all_reduces:

@@ -30,6 +30,8 @@ class Scaler:
     def unscale(self) -> None:
         """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""
         tape = self._op.tape
+        if self._is_sharded or self._has_dtensors:  # whether any rank found an overflow
+            tape.send("all_reduce", "world" if self._is_sharded else "shard", FP32)
         scratch = Scratch(tape)
         scratch.hold("aten::double", _FP64)
         scratch.hold("aten::reciprocal", _FP64)

@@ -104,9 +104,12 @@ class Simulation:
         for index in range(count):
             is_last = index == count - 1
             self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
+            stands_for = setup.gradient_accumulation_steps - count
+            tape.repeats = 1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1
             tokens = given[index] if self.on_host else tape.tensor(tokens_numel, INT64, "tokens")
             share = self.forward_backward(tokens)
             del tokens, share
+        tape.repeats = 1
         tape.mark("optimizer")
         self.optimizer_step()
         del total, given
@@ -166,9 +169,12 @@ class Simulation:
         count = len(self.shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
         if is_sharded_fsdp1:
+            self.tape.send("all_reduce", "shard", FP32)
             clip_sharded_fsdp1(self.tape, count, self.sizes.store)
         else:
             is_distributed = self.has_dtensors and self.setup.shard_group_size > 1
+            if is_distributed:  # the norms of all gradients, one by one
+                self.tape.send("all_reduce", "shard", count * self.sizes.store)
             clip_gradients(self.tape, count, self.sizes.store, is_distributed)
 
 

@@ -14,13 +14,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
 
 _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 _new = tuple.__new__
 """Makes an Event of its fields; twice as fast as calling it."""
+
+
+class Sent(NamedTuple):
+    """One collective of one rank."""
+
+    kind: str
+    """all_gather, reduce_scatter, all_reduce."""
+    group: str
+    """``shard``, ``replicate`` or ``world``."""
+    num_bytes: int
+    """The whole message: an all-gather's output, a reduce-scatter's input, else the tensor."""
+    times: int
+    """How often in a step."""
 
 
 class Tape:
@@ -35,7 +48,9 @@ class Tape:
         "next_number",
         "next_sequence",
         "phase",
+        "repeats",
         "rounding",
+        "sent",
     )
 
     def __init__(self, rounding: int = 1) -> None:
@@ -52,6 +67,14 @@ class Tape:
         self.phase = "load"
         self.next_number = 0
         self.next_sequence = 0
+        self.sent: list[Sent] = []
+        """The collectives, in the order in which they are issued."""
+        self.repeats = 1
+        """For how many micro-batches the one that runs stands."""
+
+    def send(self, kind: str, group: str, num_bytes: int) -> None:
+        """Issue a collective."""
+        self.sent.append(Sent(kind, group, num_bytes, self.repeats))
 
     def mark(self, phase: str, block: int = -1) -> None:
         """Begin a phase, or, with a number, that block's part of it."""

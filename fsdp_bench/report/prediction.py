@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
+from fsdp_bench.predict.collectives import groups_of
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on
+from fsdp_bench.predict.traffic import Traffic, collectives_of, traffic
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -23,7 +25,7 @@ TIME = (
     "tokens_per_second_per_gpu",
     "mfu",
 )
-"""Keys of ``time``: not predicted yet."""
+"""Keys of ``time``. Of these only the communication in total is predicted yet."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,19 @@ class Prediction:
         alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
         return host if alone or host == 0 else None
 
+    @cached_property
+    def traffic(self) -> list[Traffic]:
+        """What rank 0 sends and receives in a step; with its time on a server whose links are documented."""
+        setup, cluster = self.question.setup, self.estimate.cluster
+        issued = collectives_of(self.question.model, setup, self.question.kernel_set)
+        return traffic(issued, setup, None if cluster is None else groups_of(cluster, setup))
+
+    @property
+    def communication_seconds(self) -> float | None:
+        """The collectives of a step one after another, by NCCL's model; None where the links are not documented."""
+        seconds = [one.seconds for one in self.traffic if one.seconds is not None]
+        return sum(seconds, 0.0) if len(seconds) == len(self.traffic) else None
+
     @property
     def _on_card(self) -> bool:
         return self.question.kernels == "cuda"
@@ -121,15 +136,22 @@ def answer(question: Question) -> Prediction:
     return Prediction(question, found)
 
 
-def document(prediction: Prediction) -> dict[str, Any]:
-    """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md."""
+def document(prediction: Prediction, with_communication: bool = True) -> dict[str, Any]:
+    """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md.
+
+    Without communication where many are asked for: every block has to be simulated for it.
+    """
+    time: dict[str, float | None] = dict.fromkeys(TIME)
+    if with_communication:
+        time["communication_seconds"] = prediction.communication_seconds
     return {
         **_asked(prediction.question),
         "impossible": None,
         "for_eager": prediction.estimate.for_eager,
         "notes": prediction.notes,
         "memory": _memory(prediction),
-        "time": dict.fromkeys(TIME),
+        "time": time,
+        "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
         "fits": prediction.fits,
         "tight": prediction.estimate.is_tight if prediction.fits else None,
         "headroom_bytes": prediction.headroom_bytes,
@@ -138,7 +160,8 @@ def document(prediction: Prediction) -> dict[str, Any]:
 
 def refusal(question: Question) -> dict[str, Any]:
     """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
-    nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "fits", "tight", "headroom_bytes"))
+    keys = ("for_eager", "notes", "memory", "time", "communication", "fits", "tight", "headroom_bytes")
+    nothing = dict.fromkeys(keys)
     return {**_asked(question), "impossible": question.impossible, **nothing}
 
 

@@ -10,7 +10,7 @@ from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.remedies import Remedy, dominant
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.units import format_gib
+from fsdp_bench.spec.units import format_gib, format_seconds
 
 UNKNOWN = "unknown"
 _INDENT = 18
@@ -40,11 +40,12 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
     lines += [fact("allocator", _allocator(prediction)), fact("host memory", _host(prediction))]
+    lines += [fact("communication", _sent(prediction)), fact("", _sending(prediction))]
     lines.append(
         fact(
             "not predicted",
-            "CUDA context and NCCL buffers (memory beyond reserved); step time. Reserved assumes a host"
-            " that runs ahead of the GPU",
+            "CUDA context and NCCL buffers (memory beyond reserved); compute and step time. Reserved assumes"
+            " a host that runs ahead of the GPU",
         )
     )
     lines += [fact("note", note) for note in prediction.notes]
@@ -251,6 +252,33 @@ def _host(prediction: Prediction) -> str:
     }
     told = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
     return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {told}"
+
+
+def _sent(prediction: Prediction) -> str:
+    """Return what a rank sends, kind by kind, the most bytes first."""
+    kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
+    told = [
+        f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {_calls(one.calls)} among {one.group_size}"
+        for one in kinds
+    ]
+    return "; ".join(told) + " a step (predicted)" if told else "none: one rank"
+
+
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count} calls"
+
+
+def _sending(prediction: Prediction) -> str:
+    """Return how long that takes, as far as it is known."""
+    seconds = prediction.communication_seconds
+    if not prediction.traffic:
+        return "0 s"
+    if seconds is None:
+        return "its time is unknown: nobody documents what joins these ranks, or no --server is named"
+    return (
+        f"{format_seconds(seconds)} one after another at the rates that NCCL reckons with on these links (predicted);"
+        " how much of it compute hides is not predicted"
+    )
 
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:

@@ -57,6 +57,25 @@ def test_the_document_has_the_keys_of_the_design() -> None:
     assert set(found["time"]) == TIMES
 
 
+def test_what_a_step_sends_is_told_by_kind_with_its_time_on_the_servers_links() -> None:
+    """12 blocks are gathered twice and the root once; everything is reduced once. fp32."""
+    found = document(*GPT2)
+    kinds = {one["kind"]: one for one in found["communication"]}
+    assert {kind: (one["calls"], one["group"], one["group_size"]) for kind, one in kinds.items()} == {
+        "all_gather": (25, "shard", 8),
+        "reduce_scatter": (13, "shard", 8),
+    }
+    assert kinds["reduce_scatter"]["message_bytes"] == pytest.approx(4 * NUM_PARAMETERS, rel=1e-5)
+    total = sum(one["seconds"] for one in found["communication"])
+    assert found["time"]["communication_seconds"] == pytest.approx(total)
+    assert (
+        total > sum(one["message_bytes"] for one in found["communication"]) * 7 / 8 / 450e9
+    )  # the links' nominal rate
+    told = " ".join(run_command("predict", *GPT2).stdout.split())
+    assert "in 25 calls among 8" in told
+    assert "how much of it compute hides is not predicted" in told
+
+
 @pytest.mark.parametrize("extra", [(), ("--strategy", "ddp"), ("--api", "fsdp2", "--checkpointing", "full")])
 def test_the_breakdown_adds_up_to_the_peak_which_is_the_highest_phase(extra: tuple[str, ...]) -> None:
     memory = document(*GPT2, *extra)["memory"]
@@ -79,7 +98,12 @@ def test_what_is_not_known_is_null() -> None:
     assert (alone["fits"], alone["headroom_bytes"]) == (None, None)
     assert set(alone["server"].values()) == {None}
     assert alone["memory"]["peak_device_bytes"] is None
-    assert set(alone["time"].values()) == {None}
+    assert alone["communication"] == []
+    assert {name for name, seconds in alone["time"].items() if seconds is not None} == {"communication_seconds"}
+    assert alone["time"]["communication_seconds"] == 0  # one rank
+    somewhere = document("--model", "gpt2", "--gpu", "A100-SXM-80GB", "--world-size", "8")
+    assert set(somewhere["time"].values()) == {None}
+    assert {one["seconds"] for one in somewhere["communication"]} == {None}
     on_cpu = document(*GPT2, "--kernels", "cpu")
     assert (on_cpu["kernels"], on_cpu["fits"], on_cpu["memory"]["peak_reserved_bytes"]) == ("cpu", None, None)
 

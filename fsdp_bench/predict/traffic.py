@@ -1,0 +1,74 @@
+"""What a rank sends and receives in a step: the collectives that the wrapper issues, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdp_bench.predict.collectives import Groups, Wiring, collective_seconds
+from fsdp_bench.predict.kernels import CUDA, Kernels
+from fsdp_bench.predict.step import Simulation
+from fsdp_bench.predict.tape import Sent
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All collectives of one kind in one group, in one step of one rank."""
+
+    kind: str
+    """all_gather, reduce_scatter, all_reduce."""
+    group: str
+    """``shard``, ``replicate`` or ``world``."""
+    group_size: int
+    calls: int
+    message_bytes: int
+    """Whole messages, summed over calls."""
+    seconds: float | None
+    """One after another, by NCCL's model; None where nobody documents what joins the ranks."""
+
+
+def collectives_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Sent]:
+    """Return the collectives of a step in the steady state, in the order in which they are issued."""
+    if setup.world_size == 1:
+        return []
+    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    simulation.load()
+    simulation.warm_up()
+    simulation.tape.sent.clear()
+    simulation.step()
+    return list(simulation.tape.sent)
+
+
+def traffic(sent: Sequence[Sent], setup: TrainSetup, groups: Groups | None = None) -> list[Traffic]:
+    """Sum collectives up by kind and group; with what joins the groups' ranks also their time."""
+    found: dict[tuple[str, str], list[Sent]] = {}
+    for one in sent:
+        found.setdefault((one.kind, one.group), []).append(one)
+    return [
+        Traffic(
+            kind=kind,
+            group=group,
+            group_size=_size(group, setup),
+            calls=sum(one.times for one in issued),
+            message_bytes=sum(one.times * one.num_bytes for one in issued),
+            seconds=_seconds(issued, None if groups is None else _wiring(group, groups)),
+        )
+        for (kind, group), issued in found.items()
+    ]
+
+
+def _size(group: str, setup: TrainSetup) -> int:
+    sizes = {"shard": setup.shard_group_size, "replicate": setup.world_size // setup.shard_group_size}
+    return sizes.get(group, setup.world_size)
+
+
+def _wiring(group: str, groups: Groups) -> Wiring | None:
+    return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
+
+
+def _seconds(issued: Sequence[Sent], wiring: Wiring | None) -> float | None:
+    if wiring is None:
+        return None
+    return sum(one.times * collective_seconds(one.kind, one.num_bytes, wiring) for one in issued)
