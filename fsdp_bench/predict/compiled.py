@@ -23,7 +23,9 @@ def compiled_run() -> Run:
     """Return malloc.run in machine code."""
     import numba
 
-    numba.config.CACHE_DIR = str(cache_directory())  # type: ignore[attr-defined]
+    is_keeping = _make(cache_directory())
+    if is_keeping:
+        numba.config.CACHE_DIR = str(cache_directory())  # type: ignore[attr-defined]
     names: dict[str, object] = {}
     for module in _MODULES:
         names.update(vars(module))
@@ -31,7 +33,7 @@ def compiled_run() -> Run:
         for function in _functions(module):
             # A copy that sees the other copies; the originals stay as they are.
             copy = FunctionType(function.__code__, names, function.__name__)
-            names[function.__name__] = numba.njit(cache=True)(copy)
+            names[function.__name__] = numba.njit(cache=is_keeping)(copy)
     run: Run = names["run"]  # type: ignore[assignment]
     replay((), run=run)  # compiles it, or reads what was compiled before
     return run
@@ -39,7 +41,16 @@ def compiled_run() -> Run:
 
 def is_kept() -> bool:
     """Whether the functions were compiled before."""
-    return cache_directory().exists()
+    return any(cache_directory().glob("*/*.nbi"))
+
+
+def _make(directory: Path) -> bool:
+    """Make a directory; False where that is not allowed, and every process compiles for itself."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(directory, os.W_OK)
 
 
 def cache_directory() -> Path:

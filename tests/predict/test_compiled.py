@@ -64,6 +64,17 @@ def test_it_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
     assert kept[0] == kept[1]
 
 
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same() -> None:
+    code = (
+        "from fsdp_bench.predict.allocator import replay;"
+        "from fsdp_bench.predict.compiled import compiled_run, is_kept;"
+        "print(replay((), run=compiled_run()) == replay(()), is_kept())"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": "/proc/none"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = compiled.cache_directory()
     changed = tmp_path / "malloc.py"
