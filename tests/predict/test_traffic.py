@@ -19,7 +19,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrateg
 from fsdp_bench.sweep.store import read_records
 from tests.predict.test_step import shape
 from tests.train.ranks import run_ranks
-from tests.train.test_silent_world import CASES, count_in_both_worlds
+from tests.train.test_silent_world import CASES, count_with_peers
 from tests.train.training import LLAMA, S, setup_of
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -55,8 +55,8 @@ def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tupl
 
 @pytest.mark.parametrize("world_size", list(SMALL))
 def test_real_ranks_send_what_is_predicted(world_size: int, tmp_path: Path) -> None:
-    for pairs in run_ranks(world_size, tmp_path, count_in_both_worlds, SMALL[world_size]):
-        for setup, ((counted, _), _) in zip(SMALL[world_size], pairs, strict=True):
+    for rank in run_ranks(world_size, tmp_path, count_with_peers, SMALL[world_size]):
+        for setup, (counted, _) in zip(SMALL[world_size], rank, strict=True):
             assert sent(LLAMA, setup) == counted, setup
 
 
