@@ -1,8 +1,8 @@
 """What a collective takes: NCCL's own model of itself, on the links of a server.
 
 NCCL chooses an algorithm and a protocol for each collective by a model of latency and bandwidth (ncclTopoTuneModel and
-ncclTopoGetAlgoTime in src/graph/tuning.cc, read in 2.28.3); the constants here are its defaults, the links' reach is
-that of src/graph/topo.h. A ring's time is
+ncclTopoGetAlgoTime in src/graph/tuning.cc, read in a copy of 2.28.3); the constants here are its defaults, the links'
+reach is that of src/graph/topo.h (NVIDIA/nccl, a copy of 2026). A ring's time is
 
     base latency + steps inside of nodes x their latency + steps between nodes x theirs + message x (n - 1) / n / bus
 
@@ -10,8 +10,10 @@ for an all-gather and a reduce-scatter, twice the steps and the bytes for an all
 The bus is the slowest link that every byte crosses: a GPU's own links, or a node's network, shared by all groups that
 use it at the same time.
 
-Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, what a network reaches under load of others, and
-wirings where a pair of GPUs has only a part of a GPU's links and a group is not the whole node.
+Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, and what a network reaches under load of others. Unknown:
+GPUs that are joined by PCIe, where NCCL also reckons with switches, processors and sockets that nobody documents for
+rented machines; a part of a node whose pairs of GPUs have only some of a GPU's links; groups that do not fill nodes
+evenly; architectures without figures here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsdp_bench.spec.hardware import Cluster, LinkKind, Network
+from fsdp_bench.spec.hardware import Cluster, LinkKind
 from fsdp_bench.spec.setup import TrainSetup
 
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -55,10 +57,8 @@ _TREE_CORRECTION = {
 
 _NVLINK_REACH = {7: 20.0 / 25.0, 8: 20.0 / 25.0, 9: 20.6 / 25.0, 10: 40.1 / 50.0}
 """What NCCL reckons with of a link's nominal bytes a second (SM70_NVLINK_BW and its siblings)."""
-_PCIE_REACH = 12.0 / 15.75
-"""PCI_BW over the nominal rate of PCIe 3.0 x16."""
 _NETWORK_REACH = 12.0 / 12.5
-"""NET_BW over 100 Gb/s."""
+"""NET_BW, NCCL's default, over the 100 Gb/s that it stands for."""
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 
@@ -103,6 +103,8 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
     """Return the groups that rank 0 is in; shard groups are neighbours, replicate groups reach across them."""
     each, shard = cluster.gpus_per_node, setup.shard_group_size
     replicas = cluster.world_size // shard
+    if each % shard and shard % each:
+        return Groups(shard=None, replicate=None, world=_wiring(cluster, cluster.world_size, each))
     within = max(each // shard, 1) if replicas > 1 else 1
     return Groups(
         shard=_wiring(cluster, shard, min(shard, each)),
@@ -113,43 +115,43 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
 
 def _wiring(cluster: Cluster, size: int, ranks_per_node: int) -> Wiring | None:
     """Return the wiring of a group. All GPUs of a node are in such groups, which share its network."""
-    if size <= 1:
-        return None
-    num_nodes = -(-size // ranks_per_node)
-    link, network = cluster.server.intra_node, cluster.server.inter_node
     capability = cluster.gpu.compute_capability
-    kind = _KINDS_OF_LINK.get(link.kind) if link is not None else None
-    if capability is None or (ranks_per_node > 1 and (link is None or kind is None)):
+    if size <= 1 or capability is None or int(capability) not in _NVLINK_REACH:
         return None
-    nominal = None if link is None else link.bandwidth_bytes_per_second
-    if ranks_per_node > 1 and nominal is None:
+    num_nodes = size // ranks_per_node
+    link = math.inf if ranks_per_node == 1 else _link_reached(cluster, ranks_per_node)
+    network = _network_reached(cluster) if num_nodes > 1 else 0.0
+    if link is None or network is None:
         return None
-    total = None if network is None else _network_reached(cluster, network)
-    if num_nodes > 1 and total is None:
-        return None
-    major = int(capability)
-    reach = _PCIE_REACH if kind == "pcie" else _NVLINK_REACH.get(major, _NVLINK_REACH[10])
     return Wiring(
         ranks_per_node=ranks_per_node,
         num_nodes=num_nodes,
-        link=kind or "pcie",
-        link_bandwidth=math.inf if ranks_per_node == 1 else (nominal or 0.0) * reach,
-        network_bandwidth=(total or 0.0) * _NETWORK_REACH * ranks_per_node / cluster.gpus_per_node,
-        capability=major,
+        link="nvlink",
+        link_bandwidth=link,
+        network_bandwidth=network * ranks_per_node / cluster.gpus_per_node,
+        capability=int(capability),
     )
 
 
-def _network_reached(cluster: Cluster, network: Network) -> float | None:
-    """Return a node's bytes a second to other nodes, from the interfaces next to the GPUs that are used."""
-    if network.bandwidth_bytes_per_second is None:
+def _link_reached(cluster: Cluster, ranks_per_node: int) -> float | None:
+    """Return a GPU's bytes a second to others of its node."""
+    link, reach = cluster.server.intra_node, _NVLINK_REACH[int(cluster.gpu.compute_capability or 0)]
+    if link is None or link.bandwidth_bytes_per_second is None:
         return None
-    all_gpus = cluster.server.gpus_per_node
+    is_whole_mesh = link.kind is LinkKind.NVLINK_MESH and ranks_per_node == cluster.server.gpus_per_node
+    if link.kind is not LinkKind.NVSWITCH and not is_whole_mesh:
+        return None
+    return link.bandwidth_bytes_per_second * reach
+
+
+def _network_reached(cluster: Cluster) -> float | None:
+    """Return a node's bytes a second to other nodes, from the interfaces next to the GPUs that are used."""
+    network, all_gpus = cluster.server.inter_node, cluster.server.gpus_per_node
+    if network is None or network.bandwidth_bytes_per_second is None:
+        return None
     nics = network.num_nics or all_gpus
     near = min(cluster.gpus_per_node * max(nics / all_gpus, 1), nics)
-    return network.bandwidth_bytes_per_second * near / nics
-
-
-_KINDS_OF_LINK = {LinkKind.NVSWITCH: "nvlink", LinkKind.NVLINK_MESH: "nvlink", LinkKind.PCIE: "pcie"}
+    return network.bandwidth_bytes_per_second * _NETWORK_REACH * near / nics
 
 
 def collective_seconds(kind: str, message_bytes: float, wiring: Wiring) -> float:

@@ -12,6 +12,7 @@ from rich.table import Table
 from fsdp_bench.report.tables import disagrees
 from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.sweep.trial import label_of
 
 TRIAL_COLUMNS = ("trial", "step", "without comm.", "total", "exposed: profiler", "by difference")
 KIND_COLUMNS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
@@ -51,7 +52,7 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
     return [
         {
             "id": record.id,
-            "label": label(record),
+            "label": label_of(record.model, record.setup),
             "device": record.device,
             "step_seconds": record.step_seconds,
             "seconds_without_communication": record.seconds_without_communication,
@@ -99,18 +100,11 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
     return [found[name] for name in sorted(found)]
 
 
-def label(record: TrialRecord) -> str:
-    """Return the trial in one short line."""
-    setup = record.setup
-    words = [record.model.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
-    return " ".join([*words, str(setup.precision), f"checkpointing {setup.checkpointing.value}"])
-
-
 def _trial_words(record: TrialRecord) -> list[str]:
     shares = record.exposed_shares
     profiled, difference = (f" ({share:4.0%})" for share in shares) if shares else ("", "")
     return [
-        label(record),
+        label_of(record.model, record.setup),
         _seconds(record.step_seconds),
         _seconds(record.seconds_without_communication),
         _seconds(record.communication_seconds),

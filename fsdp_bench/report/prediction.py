@@ -113,10 +113,10 @@ class Prediction:
 
     @cached_property
     def traffic(self) -> list[Traffic]:
-        """What rank 0 sends and receives in a step; with its time on a server whose links are documented."""
+        """What rank 0 sends and receives in a step; with NCCL's time on a server whose links are documented."""
         setup, cluster = self.question.setup, self.estimate.cluster
         issued = collectives_of(self.question.model, setup, self.question.kernel_set)
-        return traffic(issued, setup, None if cluster is None else groups_of(cluster, setup))
+        return traffic(issued, setup, groups_of(cluster, setup) if cluster and self._on_card else None)
 
     @property
     def communication_seconds(self) -> float | None:

@@ -264,6 +264,14 @@ def _sent(prediction: Prediction) -> str:
     return "; ".join(told) + " a step (predicted)" if told else "none: one rank"
 
 
+def _why_no_time(prediction: Prediction) -> str:
+    if prediction.question.kernels != "cuda":
+        return "NCCL's is, of GPUs, and this is a CPU"
+    if prediction.estimate.cluster is None:
+        return "no --server is named"
+    return "NCCL has no figures for these GPUs, or nobody documents all that lies between these ranks"
+
+
 def _calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count} calls"
 
@@ -274,7 +282,7 @@ def _sending(prediction: Prediction) -> str:
     if not prediction.traffic:
         return "0 s"
     if seconds is None:
-        return "its time is unknown: nobody documents what joins these ranks, or no --server is named"
+        return f"its time is unknown: {_why_no_time(prediction)}"
     return (
         f"{format_seconds(seconds)} one after another at the rates that NCCL reckons with on these links (predicted);"
         " how much of it compute hides is not predicted"

@@ -23,12 +23,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The trial in one short line."""
-        setup = self.spec.setup
-        words = [self.spec.model.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
-        words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
-        if setup.offload is Offload.PARAMS:
-            words.append("offload")
-        return " ".join(words)
+        return label_of(self.spec.model, self.spec.setup)
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +36,15 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they run."""
     source: str
     """The sweep file's text."""
+
+
+def label_of(shape: ModelShape, setup: TrainSetup) -> str:
+    """Return what is trained and how, in one short line."""
+    words = [shape.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
+    words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
+    if setup.offload is Offload.PARAMS:
+        words.append("offload")
+    return " ".join(words)
 
 
 def resolved_text(plan: SweepPlan, machine: Machine) -> str:

@@ -62,9 +62,9 @@ def test_a_small_all_reduce_over_many_nodes_is_a_tree() -> None:
 
 
 def test_pcie_has_no_ll128_and_its_own_steps() -> None:
-    bus = 32e9 * 12 / 15.75
-    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / bus
-    assert collective_seconds("all_gather", 1e9, shard_group(cluster("g5.48xlarge"))) == pytest.approx(expected)
+    wiring = replace(shard_group(cluster()), link="pcie", link_bandwidth=12e9)
+    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 12e9
+    assert collective_seconds("all_gather", 1e9, wiring) == pytest.approx(expected)
 
 
 def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
@@ -102,17 +102,35 @@ def test_a_shard_group_of_two_nodes_has_its_replicas_one_on_a_node() -> None:
 @pytest.mark.parametrize(("server", "share"), [("DGX-A100", 0.5), ("g5.48xlarge", 1.0), ("p5.48xlarge", 0.5)])
 def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, share: float) -> None:
     """Eight NICs, one, and 32 for eight GPUs."""
-    whole, half = shard_group(cluster(server, nodes=2)), shard_group(cluster(server, nodes=2, each=4))
-    assert half.network_bandwidth == pytest.approx(share * whole.network_bandwidth)
+
+    def of_a_node(each: int) -> float:
+        setup = TrainSetup(strategy=S.HYBRID_SHARD, world_size=2 * each, shard_size=each)
+        pair = groups_of(cluster(server, nodes=2, each=each), setup).replicate
+        assert pair is not None
+        return each * pair.network_bandwidth
+
+    assert of_a_node(4) == pytest.approx(share * of_a_node(8))
 
 
 def test_what_nobody_documents_is_unknown() -> None:
     assert groups_of(cluster("ND-MI300X-v5"), TrainSetup(world_size=8)).shard is None
+    assert groups_of(cluster("g5.48xlarge"), TrainSetup(world_size=8)).shard is None  # PCIe, by way of two sockets
+    assert groups_of(cluster("p3dn.24xlarge"), TrainSetup(world_size=8)).shard is not None
+    assert groups_of(cluster("p3dn.24xlarge", each=4), TrainSetup(world_size=4)).shard is None  # a part of the mesh
     alone = struct_replace(BUILT_IN.server("DGX-A100"), inter_node=None)
     two = Cluster(server=alone, gpu=BUILT_IN.gpu(alone.gpu), num_nodes=2, gpus_per_node=8)
     assert groups_of(two, TrainSetup(world_size=16)).shard is None
     groups = groups_of(two, hybrid(8))
     assert (groups.shard is None, groups.replicate is None) == (False, True)
+
+
+@pytest.mark.parametrize("shard_size", [3, 12])
+def test_groups_that_lie_across_nodes_unevenly_are_unknown(shard_size: int) -> None:
+    """Of three ranks some lie in two nodes; of twelve one node has eight and the other four."""
+    groups = groups_of(cluster(nodes=3), hybrid(shard_size, nodes=3))
+    assert (groups.shard, groups.replicate) == (None, None)
+    assert groups.world is not None
+    assert groups.world.size == 24
 
 
 def test_one_rank_has_no_group() -> None:
