@@ -99,36 +99,41 @@ def _sweep(
         return 0
     require_torch()
     interrupt_on_sigterm()
-    console = Console(stderr=True)
     store.open()
     try:
-        state = survey(plan, store, retry)
-        for note in state.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False)
-        store.write_machine(machine)
-        store.write("sweep.toml", resolved_text(whole, machine).encode())
-        console.print(_introduction(plan, machine, state, store), highlight=False)
-        try:
-            if trace and state.records:
-                console.print(
-                    f"note: {len(state.records)} trials are recorded already and get no trace", style="yellow"
-                )
-            _run(plan, store, machine, state, console)
-        except KeyboardInterrupt:
-            done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
-            print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
-            return 130
-        finally:
-            everything = _recorded(whole, survey(whole, store))
-            store.write_table(everything)
-        records = _recorded(plan, state)
-        print_table(records, Console())
-        if trace:
-            print(f"traces: {store.traces}, one a rank; open them in ui.perfetto.dev")
-        if not no_charts:
-            _draw(everything, store, machine)
+        return _run_and_tell(whole, plan, store, machine, retry, no_charts)
     finally:
         store.close()
+
+
+def _run_and_tell(
+    whole: SweepPlan, plan: SweepPlan, store: Store, machine: Machine, retry: frozenset[Outcome], no_charts: bool
+) -> int:
+    """Run what is pending of a plan, which is a part of the whole; print the table, draw the charts."""
+    console, traces = Console(stderr=True), any(trial.spec.keep_trace for trial in plan.trials)
+    state = survey(plan, store, retry)
+    if traces and state.records:
+        state.notes.append(f"{len(state.records)} trials are recorded already and get no trace")
+    for note in state.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False)
+    store.write_machine(machine)
+    store.write("sweep.toml", resolved_text(whole, machine).encode())
+    console.print(_introduction(plan, machine, state, store), highlight=False)
+    try:
+        _run(plan, store, machine, state, console)
+    except KeyboardInterrupt:
+        done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
+        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        return 130
+    finally:
+        everything = _recorded(whole, survey(whole, store))
+        store.write_table(everything)
+    records = _recorded(plan, state)
+    print_table(records, Console())
+    if traces:
+        print(f"traces: {store.traces}, one a rank; open them in ui.perfetto.dev")
+    if not no_charts:
+        _draw(everything, store, machine)
     failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
     return 1 if failed else 0
 
