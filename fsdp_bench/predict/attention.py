@@ -8,6 +8,7 @@ rounded to 32 and which knows no grouped keys, so these are repeated (train/tran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from fsdp_bench.predict.kernels import FP32, flash_backward_workspace
 from fsdp_bench.predict.ledger import Operators, Saved
@@ -47,6 +48,7 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
     numel = x.numel
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::clone", gradients[0], gradients[0])
         return (op.temporary(numel, gradients[0].itemsize, "aten::clone"),)
 
     return op.record(x.detach(), [x], [], backward)
@@ -61,8 +63,10 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
         return x
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::slice_backward", gradients[0], gradients[0])
         return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
 
+    op.run("aten::clone", x, x)
     merged = Tensor(x.storage, numel, x.itemsize) if heads.count == 1 else op.like(x, "aten::clone", numel)
     return op.record(merged, [x], [], backward)
 
@@ -70,7 +74,7 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
 def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
     """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
     if not op.kernels.is_cuda:
-        return _kernel(op, q, k, v, op.batch * heads.count * heads.length, [], [])
+        return _kernel(op, (q, k, v), heads, op.batch * heads.count * heads.length, [], [])
     if q.itemsize == FP32:
         if heads.dim % _FP32_MULTIPLE:
             raise SpecError(
@@ -80,7 +84,7 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         if heads.groups > 1:
             k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
-        return _kernel(op, q, k, v, rows, [8, 8], [])
+        return _kernel(op, (q, k, v), heads, rows, [8, 8], [])
     return _flash(op, q, k, v, heads)
 
 
@@ -91,20 +95,37 @@ def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tens
         inside = flash_backward_workspace(op.batch, heads.count, heads.groups, heads.length, padded_dim)
     rows, state = op.batch * heads.count * heads.length, [16, 8]  # the random state, even without dropout
     if padded_dim == heads.dim:
-        return _kernel(op, q, k, v, rows, state, inside)
+        return _kernel(op, (q, k, v), heads, rows, state, inside)
     q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
-    return _kernel(op, q, k, v, rows, state, inside)
+    return _kernel(op, (q, k, v), heads, rows, state, inside)
 
 
-def _kernel(op: Operators, q: Tensor, k: Tensor, v: Tensor, rows: int, state: list[int], inside: list[int]) -> Tensor:
+def _kernel(
+    op: Operators,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    heads: Heads,
+    rows: int,
+    state: list[int],
+    inside: list[int],
+) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs."""
-    out = op.saved_output(q.numel, q.itemsize, _NAME)
-    extra = [op.saved_output(rows, FP32, _NAME), *(op.saved_output(1, size, _NAME) for size in state)]
-    numels = q.numel, k.numel, v.numel
+    (q, k, v), tape = inputs, op.tape
+    numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
+    dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
+    moved = (2 * numels[0] + numels[1] + numels[2]) * itemsize
+
+    def kernel() -> Tensor:
+        tape.timeline.attention(_NAME, dims, moved, itemsize)
+        return tape.tensor(numels[0], itemsize, _NAME)
+
+    out = op.saved_output(kernel)
+    extra = [op.saved_output(partial(tape.tensor, rows, FP32, _NAME))]
+    extra += [op.saved_output(partial(tape.tensor, 1, size, _NAME)) for size in state]
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
         itemsize = gradients[0].itemsize
         _opened = saved.copy()
+        tape.timeline.attention(_NAME + "_backward", dims, 2 * moved, itemsize)
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         _workspace = [op.temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
         return results
@@ -117,9 +138,12 @@ def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:
     numel = x.numel
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::sum", gradients[0])
         return (op.temporary(numel, gradients[0].itemsize, "aten::sum"),)
 
-    return op.record(op.like(x, "aten::clone", numel * times), [x], [], backward)
+    out = op.like(x, "aten::clone", numel * times)
+    op.run("aten::clone", x, out)
+    return op.record(out, [x], [], backward)
 
 
 def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:
@@ -127,6 +151,9 @@ def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:
     before = x.numel
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::constant_pad_nd", gradients[0], gradients[0])
         return (op.temporary(before, gradients[0].itemsize, "aten::constant_pad_nd"),)
 
-    return op.record(op.like(x, "aten::constant_pad_nd", numel), [x], [], backward)
+    out = op.like(x, "aten::constant_pad_nd", numel)
+    op.run("aten::constant_pad_nd", x, out)
+    return op.record(out, [x], [], backward)

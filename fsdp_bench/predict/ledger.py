@@ -6,7 +6,7 @@ One method an operator of torch, as the dispatcher sees it; the docstring names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdp_bench.predict.events import Category
@@ -34,6 +34,7 @@ class Operators:
 
     def __init__(self, tape: Tape, kernels: Kernels) -> None:
         self.tape = tape
+        self.timeline = tape.timeline
         self.kernels = kernels
         self.batch = 1
         """Sequences in the running micro-batch."""
@@ -52,6 +53,10 @@ class Operators:
         """Allocate what backward needs for a moment, or hands on."""
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Issue an operator that reads or writes each of these once, and is bound by that."""
+        self.timeline.run(name, sum(tensor.numel * tensor.itemsize for tensor in tensors))
+
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
         if self.tape.grad_enabled and any(t.node is not None for t in inputs):
@@ -61,6 +66,7 @@ class Operators:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
         out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::add")
+        self.run("aten::add", x, y, out)
         itemsizes = x.itemsize, y.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -73,11 +79,14 @@ class Operators:
         """Return a gradient in its input's dtype (validate_outputs in engine.cpp)."""
         if gradient.itemsize == itemsize:
             return gradient
-        return self.temporary(gradient.numel, itemsize, "aten::_to_copy")
+        cast = self.temporary(gradient.numel, itemsize, "aten::_to_copy")
+        self.run("aten::_to_copy", gradient, cast)
+        return cast
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
         out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::mul")
+        self.run("aten::mul", x, y, out)
         if y.node is not None:
             return self.record(out, [x, y], [x, y], self._mul_backward_two)
         itemsize = x.itemsize
@@ -85,6 +94,7 @@ class Operators:
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
             product = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
+            self.run("aten::mul", gradients[0], *opened, product)
             del opened
             return (self._as_input(product, itemsize),)
 
@@ -92,12 +102,16 @@ class Operators:
 
     def _mul_backward_two(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
         numel, itemsize = gradients[0].numel, gradients[0].itemsize
-        _opened = saved.copy()
-        return self.temporary(numel, itemsize, "aten::mul"), self.temporary(numel, itemsize, "aten::mul")
+        opened = saved.copy()
+        dx, dy = self.temporary(numel, itemsize, "aten::mul"), self.temporary(numel, itemsize, "aten::mul")
+        for factor, product in zip(opened, (dy, dx), strict=True):
+            self.run("aten::mul", gradients[0], factor, product)
+        return dx, dy
 
     def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
         out = self.like(x, "aten::mul")
+        self.run("aten::mul", x, y, out)
         small = y.numel
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -105,8 +119,11 @@ class Operators:
             opened = saved.copy()
             whole = self.temporary(numel, itemsize, "aten::mul")
             dx = self.temporary(numel, itemsize, "aten::mul")
+            self.run("aten::mul", gradients[0], opened[0], whole)
+            self.run("aten::mul", gradients[0], opened[1], dx)
             del opened
             dy = self.temporary(small, itemsize, "aten::sum")
+            self.run("aten::sum", whole, dy)
             del whole
             return dx, dy
 
@@ -116,13 +133,18 @@ class Operators:
         """aten::neg (NegBackward0)."""
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg"),)
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg")
+            self.run("aten::neg", gradients[0], dx)
+            return (dx,)
 
-        return self.record(self.like(x, "aten::neg"), [x], [], backward)
+        out = self.like(x, "aten::neg")
+        self.run("aten::neg", x, out)
+        return self.record(out, [x], [], backward)
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
         out = self.like(x, "aten::cat", x.numel + y.numel)
+        self.run("aten::cat", x, y, out)
         numels = x.numel, y.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -137,7 +159,9 @@ class Operators:
             return [x.view(part) for part in numels]
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            return (self.temporary(numel, itemsize, "aten::cat"),)
+            whole = self.temporary(numel, itemsize, "aten::cat")
+            self.run("aten::cat", whole, whole)
+            return (whole,)
 
         node = Node(self.tape, backward, [x], [], len(numels))
         return [Tensor(x.storage, part, itemsize, node, index, True) for index, part in enumerate(numels)]
@@ -149,27 +173,39 @@ class Operators:
         before = x.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            return (self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient),)
+            cast = self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient)
+            self.run("aten::_to_copy", gradients[0], cast)
+            return (cast,)
 
-        return self.record(self.tape.tensor(x.numel, itemsize, "aten::_to_copy"), [x], [], backward)
+        out = self.tape.tensor(x.numel, itemsize, "aten::_to_copy")
+        self.run("aten::_to_copy", x, out)
+        return self.record(out, [x], [], backward)
 
     def silu(self, x: Tensor) -> Tensor:
         """aten::silu (SiluBackward0 saves the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            _opened = saved.copy()
-            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward"),)
+            opened = saved.copy()
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward")
+            self.run("aten::silu_backward", gradients[0], *opened, dx)
+            return (dx,)
 
-        return self.record(self.like(x, "aten::silu"), [x], [x], backward)
+        out = self.like(x, "aten::silu")
+        self.run("aten::silu", x, out)
+        return self.record(out, [x], [x], backward)
 
     def gelu(self, x: Tensor) -> Tensor:
         """aten::gelu (GeluBackward0 saves the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            _opened = saved.copy()
-            return (self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward"),)
+            opened = saved.copy()
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward")
+            self.run("aten::gelu_backward", gradients[0], *opened, dx)
+            return (dx,)
 
-        return self.record(self.like(x, "aten::gelu"), [x], [x], backward)
+        out = self.like(x, "aten::gelu")
+        self.run("aten::gelu", x, out)
+        return self.record(out, [x], [x], backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
@@ -194,22 +230,31 @@ class Operators:
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
+            self.timeline.product("tn", out_features, in_features, rows, itemsize)
             dw = None if needs_db else weight_gradient()  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
                 dx = self.temporary(rows * in_features, itemsize, "aten::mm")
                 dx.is_view = True
+                self.timeline.product("nn", rows, in_features, out_features, itemsize)
             if not needs_db:
                 return dx, dw
             dw = weight_gradient()
             del opened
-            return self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS), dx, dw
+            db = self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS)
+            self.timeline.run("aten::sum", (rows + 1) * out_features * itemsize)
+            return db, dx, dw
 
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
         if self.tape.grad_enabled:
             node = Node(self.tape, backward, inputs, [x, weight])
-        out = self.saved_output(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+
+        def product() -> Tensor:
+            self.timeline.product("nt", rows, out_features, in_features, itemsize)
+            return self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+
+        out = self.saved_output(product)
         out.node = node
         return out
 
@@ -233,17 +278,16 @@ class Operators:
             self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
         return self._casts[weight]
 
-    def saved_output(self, numel: int, itemsize: int, label: str) -> Tensor:
-        """Allocate an output that selective checkpointing keeps, or take the one that it kept."""
+    def saved_output(self, make: Callable[[], Tensor]) -> Tensor:
+        """Make an output that selective checkpointing keeps, or take the one that it kept."""
         kept = self.tape.kept
-        if kept is None:
-            return self.tape.tensor(numel, itemsize, label)
-        out: Tensor = kept.output(lambda: self.tape.tensor(numel, itemsize, label))
+        out: Tensor = make() if kept is None else kept.output(make)
         return out
 
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
         """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
+        self.run("aten::embedding", indices, out, out)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
         inside: list[int] = []
         if not self.kernels.observed:
@@ -251,17 +295,21 @@ class Operators:
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
-            return (self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS),)
+            dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
+            self.timeline.run("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize)
+            return (dw,)
 
         return self.record(out, [weight], [indices], backward)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """aten::add of S, D to B, S, D: the positions' gradient is summed over the batch (sum_to_size)."""
         out = self.like(x, "aten::add")
+        self.run("aten::add", x, positions, out)
         numel = positions.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             summed = self.temporary(numel, gradients[0].itemsize, "aten::sum")
+            self.run("aten::sum", gradients[0], summed)
             return gradients[0].view(), summed
 
         return self.record(out, [x, positions], [], backward)
@@ -285,6 +333,10 @@ class Operators:
         squares = self.tape.tensor(x.numel, FP32, "aten::pow")
         mean = self.tape.tensor(rows, FP32, "aten::mean")
         out = self.tape.tensor(rows, FP32, "aten::rsqrt")
+        self.run("aten::pow", x, squares)
+        self.run("aten::mean", squares, mean)
+        self.run("aten::add", mean, mean)
+        self.run("aten::rsqrt", mean, out)
         del mean, squares
         numel = x.numel
 
@@ -293,7 +345,9 @@ class Operators:
             powers = self.temporary(rows, FP32, "aten::pow")
             scaled = self.temporary(rows, FP32, "aten::mul")
             to_mean = self.temporary(rows, FP32, "aten::mul")
-            del scaled, powers
+            for small in (powers, scaled, to_mean):
+                self.run("aten::mul", gradients[0], small, small)
+            del small, scaled, powers
             gradients.clear()
             opened.pop()
             saved.pop()
@@ -302,6 +356,10 @@ class Operators:
             power = self.temporary(numel, FP32, "aten::pow")
             doubled = self.temporary(numel, FP32, "aten::mul")
             dx = self.temporary(numel, FP32, "aten::mul")
+            self.run("aten::div", spread, spread)
+            self.run("aten::pow", power, power)
+            self.run("aten::mul", power, doubled)
+            self.run("aten::mul", doubled, spread, dx)
             del doubled, power, spread
             return (dx,)
 
@@ -310,6 +368,7 @@ class Operators:
     def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
         """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
         out = self.like(x, "aten::mul")
+        self.run("aten::mul", x, weight, out)
         columns, itemsize = weight.numel, weight.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -317,8 +376,11 @@ class Operators:
             opened = saved.copy()
             whole = self.temporary(numel, FP32, "aten::mul")
             dx = self.temporary(numel, FP32, "aten::mul")
+            self.run("aten::mul", gradients[0], opened[0], whole)
+            self.run("aten::mul", gradients[0], opened[1], dx)
             del opened
             dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
+            self.run("aten::sum", whole, dw)
             del whole
             if itemsize != FP32:
                 dw = self.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
@@ -337,11 +399,15 @@ class Operators:
         # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
         size = FP32 if self.kernels.is_cuda else x.itemsize
         statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
+        name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
+        self.run(name, x, out)
         numel, itemsize = x.numel, x.itemsize
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
             dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
+            # Once for the input's gradient, and once more over both tensors for the weight's.
+            self.timeline.run(name + "_backward", 5 * numel * itemsize)
             dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
             if bias is None:
                 return dx, dw
@@ -356,10 +422,12 @@ class Operators:
     def log_softmax(self, x: Tensor) -> Tensor:
         """aten::_log_softmax: saves its result."""
         out = self.like(x, "aten::_log_softmax")
+        self.run("aten::_log_softmax", x, out)
         numel, itemsize = x.numel, x.itemsize
 
-        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            _opened = saved.copy()
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            self.run("aten::_log_softmax_backward_data", *gradients, *opened, opened[0])
             return (self.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
 
         return self.record(out, [x], [out.detach()], backward)
@@ -368,10 +436,12 @@ class Operators:
         """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
         out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+        self.run("aten::nll_loss_forward", targets, targets)
         numel, itemsize = x.numel, x.itemsize
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
+            self.timeline.run("aten::nll_loss_backward", numel * itemsize)
             return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
         return self.record(out, [x], [x, targets, total_weight], backward)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
+from fsdp_bench.predict.timeline import Timeline, Untimed
 
 _ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
 _new = tuple.__new__
@@ -51,9 +52,12 @@ class Tape:
         "repeats",
         "rounding",
         "sent",
+        "timeline",
     )
 
-    def __init__(self, rounding: int = 1) -> None:
+    def __init__(self, rounding: int = 1, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline or Untimed()
+        """What is issued to which stream."""
         self.rounding = rounding
         """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
         self.events: list[Event] = []
@@ -72,13 +76,15 @@ class Tape:
         self.repeats = 1
         """For how many micro-batches the one that runs stands."""
 
-    def send(self, kind: str, group: str, num_bytes: int) -> None:
-        """Issue a collective."""
+    def send(self, kind: str, group: str, num_bytes: int, stream: Stream = _COMPUTE, starts: bool = False) -> None:
+        """Issue a collective that ``stream`` waits for, unless it is only started."""
         self.sent.append(Sent(kind, group, num_bytes, self.repeats))
+        self.timeline.send(kind, group, num_bytes, stream, starts)
 
     def mark(self, phase: str, block: int = -1) -> None:
         """Begin a phase, or, with a number, that block's part of it."""
         self.phase = phase
+        self.timeline.mark(phase, block)
         self.events.append(Event(Kind.MARK, block, 0, Category.TEMPORARY, _COMPUTE, phase))
 
     def mark_block(self, block: int) -> None:
@@ -301,6 +307,8 @@ class Engine:
     def _add(self, buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
         """InputBuffer::add: keep a first gradient; add a second one, in place where nobody else can see it."""
         first = buffer[slot]
+        if first is not None:
+            self.tape.timeline.run("aten::add", 3 * first.numel * first.itemsize)
         if first is None or (self.accumulates_in_place and not gradient.is_view):
             buffer[slot] = gradient
         elif not (self.accumulates_in_place and not first.is_view):
