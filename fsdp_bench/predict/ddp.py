@@ -77,6 +77,7 @@ class Ddp:
         """
         if not self.reduces_gradients:
             return
+        self._run("aten::mul_out", 2 * numel * self.sizes.store)  # mark_variable_ready_dense: divides into the bucket
         self._waiting_numel += numel
         self._seen_numel += numel
         is_last = self._seen_numel == self.num_parameters
@@ -84,10 +85,16 @@ class Ddp:
             num_bytes = self._waiting_numel * self.sizes.reduce
             if self.sizes.casts_back:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
-            self.op.tape.send("all_reduce", "world", num_bytes)
+                self._run("aten::_to_copy", self._waiting_numel * (self.sizes.store + self.sizes.reduce))
+            self.op.tape.send("all_reduce", "world", num_bytes, starts=True)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
         if is_last:
+            self.op.tape.timeline.finish()
+            self._run("aten::copy_", 2 * self._seen_numel * self.sizes.store)  # finalize_bucket_dense
             self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
+
+    def _run(self, name: str, num_bytes: int) -> None:
+        self.op.tape.timeline.run(name, num_bytes)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """torch.autocast around the model's forward."""

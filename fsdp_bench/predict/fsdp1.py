@@ -92,6 +92,8 @@ class FlatParamHandle:
         if not wrapper.is_sharded:
             self._use_whole(shard)
             return
+        if shard is not None:
+            tape.timeline.wait(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
         wrapper.limit()
         if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
             return
@@ -99,7 +101,7 @@ class FlatParamHandle:
         self.full_param = tape.storage(
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
         )
-        tape.send("all_gather", "shard", self.padded_numel * sizes.compute)
+        tape.send("all_gather", "shard", self.padded_numel * sizes.compute, Stream.ALL_GATHER)
         del shard
 
     def _use_whole(self, moved: Storage | None) -> None:
@@ -129,12 +131,15 @@ class FlatParamHandle:
             shard = tape.storage(numel * sizes.compute, "_mp_shard", category, stream)
             if wrapper.offload:
                 tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
+                wrapper.copy("to_device", numel * sizes.store, stream)
+            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream)
             if wrapper.is_sharded:
                 wrapper.record_stream(shard, Stream.ALL_GATHER)
             return shard
         if not wrapper.offload:
             return None
         shard = tape.storage(numel * sizes.store, "flat_param_to", category, stream)
+        wrapper.copy("to_device", numel * sizes.store, stream)
         if wrapper.is_sharded:
             wrapper.record_stream(shard, Stream.ALL_GATHER)
             if wrapper.setup.use_orig_params:
@@ -169,11 +174,14 @@ class FlatParamHandle:
             if out.node is not None:
                 out.node.before(wrapper.queue_final_callback)
             return out
+        wrapper.hook("_pre_forward")
         if not self.prefetched:
             self.unshard(in_forward=True)
         self.needs_pre_forward_unshard = False
+        self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
         wrapper.prefetch_forward(self)
         out = forward(*inputs)
+        wrapper.hook("_post_forward")
         if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
             self.post_forward_index = len(wrapper.post_forward_order)
             wrapper.post_forward_order.append(self)
@@ -194,6 +202,7 @@ class FlatParamHandle:
         def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
             zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
             flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
+            tape.timeline.run("aten::cat", 2 * numel * itemsize)
             del zeros
             return [flat]
 
@@ -204,6 +213,8 @@ class FlatParamHandle:
     def _accumulate(self, gradient: Tensor) -> None:
         if self.grad is None:
             self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
+        else:
+            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize)
         # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
@@ -212,10 +223,13 @@ class FlatParamHandle:
         wrapper = self.wrapper
         if self.ran_pre_backward:
             return
+        wrapper.hook("_pre_backward_hook")
         if self.is_root:
             wrapper.queue_final_callback()
-        if self.needs_pre_backward_unshard and not self.prefetched:
-            self.unshard(in_forward=False)
+        if self.needs_pre_backward_unshard:
+            if not self.prefetched:
+                self.unshard(in_forward=False)
+            self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
         self.needs_pre_backward_unshard = False
         if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
             wrapper.prefetch_backward(self)
@@ -230,6 +244,7 @@ class FlatParamHandle:
     def post_backward(self) -> None:
         """_post_backward_hook, after the flat gradient was accumulated."""
         wrapper = self.wrapper
+        wrapper.hook("_post_backward_hook")
         if wrapper.is_sharded:
             self.reshard(wrapper.reduces_gradients or wrapper.setup.strategy.reshards_after_forward)
         else:
@@ -240,21 +255,40 @@ class FlatParamHandle:
             self._use_unsharded_grad_views()
             return
         computed, precision = self.grad, wrapper.setup.precision
+        self.tape.timeline.wait(Stream.REDUCE_SCATTER, Stream.COMPUTE)
         if computed is not None and computed.storage is not None:
             wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:
             stays = not wrapper.is_sharded and not self.sizes.casts_back
             category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
             self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)", category)
+            self._run("aten::_to_copy", self.layout.numel * (self.sizes.compute + self.sizes.reduce))
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
-            wrapper.tape.send("all_reduce", "world", self.layout.numel * self.sizes.reduce)
+            wrapper.tape.send("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
+            self._divide(self.layout.numel)
+            self._divide_after(self.layout.numel)
             if self.sizes.casts_back:
                 numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
                 self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
+                self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store))
             self.grad_dtype = precision.store
+            wrapper.offload_gradient(self.layout.numel, Stream.REDUCE_SCATTER)
         del computed
+
+    def _run(self, name: str, num_bytes: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
+        self.tape.timeline.run(name, num_bytes, stream)
+
+    def _divide(self, numel: int) -> None:
+        """_div_if_needed: gradients are divided in two parts, before and after they are added up."""
+        if self.wrapper.setup.world_size > 1:
+            self._run("aten::div_", 2 * numel * self.sizes.reduce)
+
+    def _divide_after(self, numel: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
+        """The second part, which is one for two ranks (DefaultState._get_gradient_predivide_factor)."""
+        if self.wrapper.setup.world_size > 2:
+            self._run("aten::div_", 2 * numel * self.sizes.reduce, stream)
 
     def _use_unsharded_grad_views(self) -> None:
         """Under no_sync each parameter shows its part of the unsharded gradient.
@@ -282,21 +316,31 @@ class FlatParamHandle:
         padded = None
         if self.padded_numel != self.layout.numel:
             padded = self._reduction(self.padded_numel, self.sizes.reduce, "aten::constant_pad_nd")
+            self._run("aten::constant_pad_nd", 2 * self.padded_numel * self.sizes.reduce)
+        self._divide(self.padded_numel)
         kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
         shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
-        self.tape.send("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce)
+        stream, numel = Stream.REDUCE_SCATTER, self.layout.shard_numel
+        self.tape.send("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce, stream)
         if self.wrapper.setup.strategy.is_hybrid:
-            self.tape.send("all_reduce", "replicate", self.layout.shard_numel * self.sizes.reduce)
+            stream = Stream.ALL_REDUCE
+            self.tape.timeline.wait(stream, Stream.REDUCE_SCATTER)
+            self.tape.send("all_reduce", "replicate", numel * self.sizes.reduce, stream)
+        self._divide_after(numel, stream)
         if self.wrapper.copies_messages:
             self._reduction(self.padded_numel, self.sizes.reduce, "gloo's copy")
         low_precision = None
         if self.sizes.casts_back:
             low_precision = shard
             shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype", kept)
+            self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), stream)
         del low_precision
         if self.saved_grad_shard is None:
             self.saved_grad_shard = shard
+        else:
+            self._run("aten::add_", 3 * numel * self.sizes.store, stream)
+        self.wrapper.offload_gradient(numel, stream)
         del shard, padded, unsharded
 
     def finalize(self) -> None:
@@ -331,6 +375,7 @@ class Fsdp1:
         self.setup = setup
         self.sizes = sizes
         self.copies_messages = op.kernels.gloo
+        self.on_host = on_host
         self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
@@ -414,6 +459,7 @@ class Fsdp1:
         """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
         if self.setup.limit_all_gathers and len(self._free_events) >= 2:
             self._event(Kind.HOST_WAIT, self._free_events.pop(0))
+            self.tape.timeline.host_wait("free")
 
     def enqueue_free(self) -> None:
         """_reshard with limit_all_gathers: an event after the last use of what was freed."""
@@ -421,7 +467,22 @@ class Fsdp1:
             number = self.tape.next_number
             self.tape.next_number += 1
             self._event(Kind.RECORD_EVENT, number)
+            self.tape.timeline.record(Stream.COMPUTE, "free")
             self._free_events.append(number)
+
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.timeline.host(f"fsdp1 {name}")
+
+    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
+        """Copy between host and device, where these are two."""
+        if not self.on_host:
+            self.tape.timeline.copy(name, num_bytes, stream)
+
+    def offload_gradient(self, numel: int, stream: Stream) -> None:
+        """_offload_grad."""
+        if self.offload:
+            self.copy("to_host", numel * self.sizes.store, stream)
 
     def record_stream(self, storage: Storage, stream: Stream) -> None:
         """_no_dispatch_record_stream."""
@@ -434,6 +495,8 @@ class Fsdp1:
 
     def root_pre_forward(self) -> None:
         """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed)."""
+        for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
+            self.tape.timeline.wait(stream, Stream.COMPUTE)
         if self.zeroed:
             for handle in self._by_block():
                 handle.grad = None
@@ -472,6 +535,11 @@ class Fsdp1:
             self.engine.callbacks.append(self._final_callback)
 
     def _final_callback(self) -> None:
+        if self.reduces_gradients:
+            for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
+                self.tape.timeline.wait(Stream.COMPUTE, stream)
+            if self.offload:
+                self.tape.timeline.synchronize(Stream.COMPUTE)
         for handle in self._by_block():
             handle.finalize()
         self.post_forward_order.clear()

@@ -79,8 +79,12 @@ class ParamGroup:
             inputs += self._inputs_from_host(copy_in)
         elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
             inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
+            tape.timeline.run("aten::_foreach_copy_", self.shard_numel * (sizes.store + sizes.compute), copy_in)
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
-        tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute)
+        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, copy_in)
+        tape.timeline.wait(Stream.ALL_GATHER, copy_in)
+        tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
+        tape.timeline.record(Stream.ALL_GATHER, "all_gather")
         del inputs
 
     def _inputs_from_host(self, stream: Stream) -> list[Storage]:
@@ -91,8 +95,10 @@ class ParamGroup:
             moved = None
             if self.wrapper.moves_to_device:
                 moved = self._unsharded_storage(numel * self.sizes.store, stream)
+                self.tape.timeline.copy("to_device", numel * self.sizes.store, stream)
             if self.sizes.casts:
                 moved = self._unsharded_storage(numel * self.sizes.compute, stream)
+                self.tape.timeline.run("aten::_to_copy", numel * (self.sizes.store + self.sizes.compute), stream)
             if moved is not None:
                 inputs.append(moved)
         return inputs
@@ -105,26 +111,40 @@ class ParamGroup:
         if self.all_gather_result is None:
             return
         previous = self.wrapper.all_gather_state if in_forward else None  # torch's local holds it to the end
+        timeline = self.tape.timeline
         if in_forward:
+            if previous is not None:
+                timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
             self.wrapper.all_gather_state = None
+        if self.group_size > 1:
+            timeline.wait_event(Stream.COMPUTE, "all_gather")
+            gathered = sum(param.gathered_bytes for param in self.params)
+            timeline.run("fsdp::split_with_sizes_copy", 2 * gathered)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
                 param.gathered_bytes, "alloc_all_gather_outputs", Category.UNSHARDED_PARAMETERS
             )
         self.is_unsharded = True
+        timeline.record(Stream.COMPUTE, "copy_out")
         if in_forward and self.group_size > 1:
             self.wrapper.all_gather_state = self.all_gather_result
+        else:
+            timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
         self.all_gather_result = None
         del previous, moved
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
         moved = None
+        timeline, numel, sizes = self.tape.timeline, param.padded_shard_numel, self.sizes
         if self.wrapper.moves_to_device:
-            moved = self._unsharded_storage(param.padded_shard_numel * self.sizes.store, Stream.COMPUTE)
-        if self.sizes.casts:
-            moved = self._unsharded_storage(param.padded_shard_numel * self.sizes.compute, Stream.COMPUTE)
+            moved = self._unsharded_storage(numel * sizes.store, Stream.COMPUTE)
+            timeline.copy("to_device", numel * sizes.store, Stream.COMPUTE)
+        if sizes.casts:
+            moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
+            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute))
+        timeline.run("aten::copy_", 2 * numel * sizes.compute)
         return moved
 
     def reshard(self) -> None:
@@ -143,8 +163,9 @@ class ParamGroup:
             out = forward(*inputs)
             if out.node is not None:
                 out.node.before(wrapper.queue_final_callback)
-            wrapper.all_gather_state = None
+            wrapper.forget_all_gather()
             return out
+        wrapper.hook("_pre_forward")
         if self.in_pre_backward:  # recomputed by checkpointing around this unit
             self.unshard()
             self.wait_for_unshard(in_forward=False)
@@ -155,6 +176,7 @@ class ParamGroup:
         for group in wrapper.forward_prefetch.get(self, ()):
             group.unshard()
         out = forward(*inputs)
+        wrapper.hook("_post_forward")
         if not recomputes:
             if self.reshards_after_forward:
                 self.reshard()
@@ -163,7 +185,7 @@ class ParamGroup:
         if out.node is not None:
             out.node.before(self.pre_backward)
         if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
-            wrapper.all_gather_state = None
+            wrapper.forget_all_gather()
         return out
 
     def _register_post_backward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -185,6 +207,7 @@ class ParamGroup:
     def pre_backward(self) -> None:
         """Gather, and then the unit that ran before this one in forward (BACKWARD_PRE)."""
         wrapper = self.wrapper
+        wrapper.hook("_pre_backward")
         wrapper.queue_final_callback()
         self.in_pre_backward = True
         self.unshard()
@@ -196,10 +219,12 @@ class ParamGroup:
 
     def post_backward(self) -> None:
         """Free the parameters, reduce the gradients."""
+        self.wrapper.hook("_post_backward")
         self.post_backward_ran = True
         self.in_pre_backward = False
         for param in self.params:
             if param.accumulated_grad is not None and param.grad is not None:
+                self.tape.timeline.run("aten::add_", param.grad.numel * (2 * self.sizes.reduce + self.sizes.compute))
                 param.grad = None  # unsharded_accumulated_grad += grad
         if not self.wrapper.reduces_gradients:
             self.reshard()
@@ -214,6 +239,8 @@ class ParamGroup:
                 gradients.append(param.grad)
                 param.grad = None
         self.reshard()
+        if self.wrapper.reduce_scatter_states:
+            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
         self.wrapper.reduce_scatter_states.clear()
         self.all_reduce_state = None
         self._reduce(gradients)
@@ -229,6 +256,7 @@ class ParamGroup:
                 param.accumulated_grad = self.tape.tensor(
                     gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
                 )
+                self.tape.timeline.run("aten::_to_copy", gradient.numel * (sizes.compute + sizes.reduce))
             del gradient
 
     def _reduce(self, gradients: list[Tensor]) -> None:
@@ -239,26 +267,39 @@ class ParamGroup:
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
         numel = sum(param.padded_numel for param in self.params)
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
+        timeline, read = tape.timeline, sum(gradient.itemsize * gradient.numel for gradient in gradients)
+        timeline.run("fsdp::chunk_cat", read + numel * sizes.reduce)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
+        timeline.wait(stream, Stream.COMPUTE)
         stays = self.gradient is None and not wrapper.moves_to_device
         kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
         output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
         if self.group_size > 1:
-            tape.send("reduce_scatter", "shard", numel * sizes.reduce)
+            wrapper.divide(numel, stream)
+            tape.send("reduce_scatter", "shard", numel * sizes.reduce, stream)
+        else:
+            timeline.run("aten::copy_", 2 * numel * sizes.reduce, stream)
+        timeline.record(stream, "reduce_scatter")
+        after = stream
         if wrapper.all_reduces:
-            tape.send("all_reduce", "replicate", self.shard_numel * sizes.reduce)
+            after = Stream.ALL_REDUCE
+            timeline.wait(after, stream)
+            tape.send("all_reduce", "replicate", self.shard_numel * sizes.reduce, after)
         if wrapper.copies_messages and self.group_size > 1:
             tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
             output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
-        if wrapper.moves_to_device:
-            pass  # the shard goes to the host, where it is added
+            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), after)
+        if wrapper.moves_to_device:  # the shard goes to the host, where it is added
+            timeline.copy("to_host", self.shard_numel * sizes.store, after)
         elif self.gradient is None:
             self.gradient = output
+        else:
+            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
@@ -347,6 +388,21 @@ class Fsdp2:
             yield group
         self.tape.mark_block(-1)
 
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.timeline.host(f"fsdp2 {name}")
+
+    def divide(self, numel: int, stream: Stream) -> None:
+        """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
+        if self.copies_messages or self.setup.precision.reduce == "fp16":
+            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, stream)
+
+    def forget_all_gather(self) -> None:
+        """FSDPState._post_forward of the root: free the last all-gather's output."""
+        if self.all_gather_state is not None:
+            self.tape.timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+            self.all_gather_state = None
+
     def queue_final_callback(self) -> None:
         """_register_root_post_backward_final_callback."""
         if not self._callback_queued:
@@ -359,7 +415,16 @@ class Fsdp2:
                 group.post_backward()
             group.post_backward_ran = group.in_pre_backward = False
             group.all_reduce_state = None
-            group.all_gather_result = None
+            if group.all_gather_result is not None:
+                if self.group_size > 1:
+                    self.tape.timeline.wait_event(Stream.COMPUTE, "all_gather")
+                group.all_gather_result = None
+        for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
+            self.tape.timeline.wait(Stream.COMPUTE, stream)
+        if self.moves_to_device and self.reduces_gradients:
+            self.tape.timeline.synchronize(Stream.COMPUTE)
         self.post_forward_order.clear()
+        if self.reduce_scatter_states:
+            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
         self.reduce_scatter_states.clear()
         self._callback_queued = False

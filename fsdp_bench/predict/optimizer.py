@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.tape import Storage, Tape
@@ -46,6 +47,31 @@ def marked(tape: Tape, phase: str, shards: list[Shard]):  # type: ignore[no-unty
             tape.mark(phase, block)
         yield shard
     tape.mark(phase)
+
+
+_PASSES = {
+    OptimizerKind.SGD: 3,
+    OptimizerKind.ADAMW_FUSED: 7,
+    OptimizerKind.ADAMW_FOREACH: 21,
+    OptimizerKind.ADAMW_FOR_LOOP: 21,
+}
+"""How often an element is read or written: a parameter, its gradient and two moments, once in a fused step. Otherwise
+once or twice in each of eight: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_ (torch/optim/adamw.py).
+"""
+
+
+def issue(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool) -> None:
+    """Put a step's work on the timeline, block by block; where it is in host memory, the host does it."""
+    timeline = tape.timeline
+    if not timeline.is_on:
+        return
+    for block, group in groupby(shards, key=lambda shard: shard.block):
+        held = list(group)
+        timeline.mark("optimizer", block)
+        dims = (len(held), sum(shard.numel for shard in held))
+        num_bytes = _PASSES[kind] * sum(shard.numel * shard.itemsize for shard in held)
+        (timeline.host if on_host else timeline.update)(f"optimizer {kind.value}", num_bytes, dims)
+    timeline.mark("optimizer", -1)
 
 
 def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.predict.ddp import Ddp
-from fsdp_bench.predict.events import Category, Event
+from fsdp_bench.predict.events import Category, Event, Stream
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
@@ -23,6 +24,7 @@ from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
+from fsdp_bench.predict.timeline import Timeline
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
@@ -41,11 +43,18 @@ _MICRO_BATCHES = 3
 class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
 
-    def __init__(self, shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        setup: TrainSetup,
+        kernels: Kernels,
+        num_blocks: int,
+        timeline: Timeline | None = None,
+    ) -> None:
         self.shape = shape
         self.setup = setup
         self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-        self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES)
+        self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, timeline)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
         self.model = Transformer(self.op, shape, num_blocks)
@@ -106,10 +115,12 @@ class Simulation:
             self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
             stands_for = setup.gradient_accumulation_steps - count
             tape.repeats = 1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1
+            tape.timeline.repeat(tape.repeats)
             tokens = given[index] if self.on_host else tape.tensor(tokens_numel, INT64, "tokens")
             share = self.forward_backward(tokens)
             del tokens, share
         tape.repeats = 1
+        tape.timeline.repeat(1)
         tape.mark("optimizer")
         self.optimizer_step()
         del total, given
@@ -141,15 +152,29 @@ class Simulation:
         """train/step.py, _optimizer_step."""
         if self.scaler is not None:
             self.scaler.unscale()
+            self._over_gradients("aten::_amp_foreach_non_finite_check_and_unscale_", 2)
         if self.setup.max_grad_norm is not None:
             self._clip()
         if self.states is None:
             self.states = self._optimizer_states()
+        if self.scaler is not None:
+            self.tape.timeline.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
+        optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
             optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
         if self.scaler is not None:
             self.scaler.update()
         self.wrapper.zero_grad()
+
+    def _over_gradients(self, name: str, passes: int) -> None:
+        """Issue an operator over all gradients, block by block, where they are on the device."""
+        timeline = self.tape.timeline
+        if not timeline.is_on or self.steps_on_host:
+            return
+        for block, group in groupby(self.shards, key=lambda shard: shard.block):
+            timeline.mark("optimizer", block)
+            timeline.run(name, passes * sum(shard.numel * shard.itemsize for shard in group))
+        timeline.mark("optimizer", -1)
 
     def _optimizer_states(self) -> list[Storage]:
         if self.steps_on_host:
@@ -158,6 +183,8 @@ class Simulation:
 
     def _clip(self) -> None:
         """train/step.py, clip_gradients, with as many gradients as the whole model has."""
+        self._over_gradients("aten::_foreach_norm", 1)
+        self._over_gradients("aten::_foreach_mul_", 2)
         is_sharded_fsdp1 = (
             self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD
         )

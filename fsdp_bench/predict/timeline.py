@@ -8,7 +8,6 @@ that was recorded there; events are waited for in the order in which they were r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -42,6 +41,8 @@ class Do(IntEnum):
     """The host itself works: hooks of a wrapper, an optimizer in host memory."""
     MARK = 11
     """A phase or a block begins."""
+    REPEAT = 12
+    """What follows, up to the next of these, runs ``block`` times: a micro-batch that stands for others."""
 
 
 class Work(NamedTuple):
@@ -52,7 +53,8 @@ class Work(NamedTuple):
     num_bytes: int = 0
     """Read and written; of a collective the whole message."""
     dims: tuple[int, ...] = ()
-    """Of a matrix product m, n, k; of attention batch, heads, key-value heads, length, head size."""
+    """Of a matrix product m, n, k; of attention batch, heads, key-value heads, length, head size; of an optimizer
+    tensors and elements."""
     itemsize: int = 0
     group: str = ""
     """Of a collective: ``shard``, ``replicate`` or ``world``."""
@@ -68,14 +70,13 @@ class Action(NamedTuple):
     name: str = ""
     """Of events; of a MARK the phase."""
     block: int = -1
-    """Of a MARK."""
-
-
-NOTHING = Work("")
+    """Of a MARK; of a REPEAT how often."""
 
 
 class Timeline:
     """Records actions."""
+
+    is_on = True
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -93,10 +94,9 @@ class Timeline:
         """Issue causal attention or its backward."""
         self.actions.append(Action(Do.RUN, Stream.COMPUTE, Work(name, num_bytes, dims, itemsize)))
 
-    def update(self, name: str, numels: Sequence[int], itemsize: int, num_bytes: int) -> None:
-        """Issue an optimizer's step on so many tensors."""
-        work = Work(name, num_bytes, (len(numels), sum(numels)), itemsize)
-        self.actions.append(Action(Do.RUN, Stream.COMPUTE, work))
+    def update(self, name: str, num_bytes: int, dims: tuple[int, ...]) -> None:
+        """Issue an optimizer's step on so many tensors of so many elements."""
+        self.actions.append(Action(Do.RUN, Stream.COMPUTE, Work(name, num_bytes, dims)))
 
     def send(self, kind: str, group: str, num_bytes: int, stream: Stream, starts: bool = False) -> None:
         """Issue a collective."""
@@ -107,9 +107,9 @@ class Timeline:
         """Issue a copy ``to_device`` or ``to_host``."""
         self.actions.append(Action(Do.COPY, stream, Work(name, num_bytes)))
 
-    def host(self, name: str, num_bytes: int = 0, dims: tuple[int, ...] = (), itemsize: int = 0) -> None:
+    def host(self, name: str, num_bytes: int = 0, dims: tuple[int, ...] = ()) -> None:
         """Let the host itself work."""
-        self.actions.append(Action(Do.HOST, Stream.COMPUTE, Work(name, num_bytes, dims, itemsize)))
+        self.actions.append(Action(Do.HOST, Stream.COMPUTE, Work(name, num_bytes, dims)))
 
     def wait(self, stream: Stream, other: Stream) -> None:
         """``stream.wait_stream(other)``."""
@@ -135,6 +135,10 @@ class Timeline:
         """``work.wait()`` for every collective that was started."""
         self.actions.append(Action(Do.FINISH, stream))
 
+    def repeat(self, times: int) -> None:
+        """Let what follows run so often."""
+        self.actions.append(Action(Do.REPEAT, Stream.COMPUTE, block=times))
+
     def mark(self, phase: str, block: int) -> None:
         """Begin a phase, or a block's part of it."""
         self.actions.append(Action(Do.MARK, Stream.COMPUTE, name=phase, block=block))
@@ -147,5 +151,6 @@ def _nothing(*_args: object, **_words: object) -> None:
 class Untimed(Timeline):
     """Records nothing: for who only asks for memory."""
 
+    is_on = False
     run = product = attention = update = send = copy = host = _nothing
-    wait = record = wait_event = host_wait = synchronize = finish = mark = _nothing
+    wait = record = wait_event = host_wait = synchronize = finish = mark = repeat = _nothing

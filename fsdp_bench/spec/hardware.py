@@ -41,6 +41,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     compute_capability: float | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
     memory_bandwidth_bytes_per_second: float | None = None
+    num_multiprocessors: int | None = None
+    """Streaming multiprocessors, or compute units."""
+    matmul_reach: float | None = None
+    """The share of the 16-bit peak that the best of large matrix products reach, where somebody published it."""
+    matmul_reach_source: Source | None = None
     nvml_total_bytes: int | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
     usable_memory_bytes: int | None = None
