@@ -42,6 +42,8 @@ class Rates(Protocol):
 
 MATMUL_REACH = 0.8
 """Of the peak, for GPUs whose entry in gpus.toml does not say: the lower one of A100's 0.87 and H100's 0.80."""
+SUSTAINED_CLOCK = 0.851
+"""Of the boost clock, for GPUs whose entry does not say: an A100's (1200 of 1410 MHz; see gpus.toml)."""
 MEMORY_REACH = 0.91
 """Of the nominal bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
 LAUNCH_SECONDS = 6e-6
@@ -92,7 +94,9 @@ class Datasheet:
         return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_REACH)
 
     def _peak(self, itemsize: int) -> float | None:
-        return self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype)
+        """FLOP/s at the clock that the power limit leaves: peaks are those of the boost clock."""
+        peak = self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype)
+        return None if peak is None else peak * (self.gpu.sustained_clock or SUSTAINED_CLOCK)
 
     def _product(self, work: Work) -> float | None:
         peak = self._peak(work.itemsize)
