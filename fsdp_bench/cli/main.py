@@ -18,6 +18,7 @@ VERBS = {
     "report": "Print the table of results.",
     "predict": "Predict memory and fit of a setup, with the breakdown at the peak.",
     "max-size": "Find the largest model that fits a server, for each strategy and setting.",
+    "calibrate": "Measure this machine, so that predictions know its rates.",
     "validate": "Hold predictions against dry runs, published or measured numbers.",
     "servers": "Print the catalogue's servers and GPUs, with sources.",
     "models": "Print the catalogue's models, with sources.",

@@ -20,7 +20,7 @@ def require_torch() -> None:
         MachineError: when torch is not installed.
     """
     if torch_version() is None:
-        raise MachineError("a sweep trains with torch, which is not installed; pip install 'fsdp-bench[train]'")
+        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
 def interrupt_on_sigterm() -> None:

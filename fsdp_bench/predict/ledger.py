@@ -55,7 +55,9 @@ class Operators:
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Issue an operator that reads or writes each of these once, and is bound by that."""
-        self.timeline.run(name, sum(tensor.numel * tensor.itemsize for tensor in tensors))
+        if self.timeline.is_on:
+            num_bytes = sum(tensor.numel * tensor.itemsize for tensor in tensors)
+            self.timeline.run(name, num_bytes, itemsize=tensors[0].itemsize)
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""

@@ -84,9 +84,12 @@ class Datasheet:
     def run(self, work: Work) -> float | None:
         """Roofline: the longer one of computing and of moving the bytes."""
         moving = self._moving(work.num_bytes)
-        if not work.itemsize:
+        if work.is_product:
+            computing = self._product(work)
+        elif work.is_attention:
+            computing = self._attention(work)
+        else:
             return moving
-        computing = self._product(work) if work.name.startswith("aten::mm") else self._attention(work)
         return None if computing is None or moving is None else max(computing, moving)
 
     def _moving(self, num_bytes: int) -> float | None:
@@ -111,10 +114,9 @@ class Datasheet:
         reach = self.attention_reach or ATTENTION_REACH.get(int(self.gpu.compute_capability or 0))
         if peak is None or reach is None:
             return None
-        is_backward = work.name.endswith("_backward")
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
             reach = (MATMUL_REACH, MATMUL_REACH)
-        return attention_flops(work.dims, is_backward) / (peak * reach[is_backward])
+        return attention_flops(work.dims, work.is_backward) / (peak * reach[work.is_backward])
 
     def send(self, work: Work) -> float | None:
         """By NCCL's model; None where its groups' wiring is not documented."""

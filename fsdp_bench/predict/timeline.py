@@ -59,6 +59,21 @@ class Work(NamedTuple):
     group: str = ""
     """Of a collective: ``shard``, ``replicate`` or ``world``."""
 
+    @property
+    def is_product(self) -> bool:
+        """A matrix product; its layout is the end of its name."""
+        return self.name.startswith("aten::mm ")
+
+    @property
+    def is_attention(self) -> bool:
+        """Attention, or its backward."""
+        return self.name.startswith("aten::scaled_dot_product_attention")
+
+    @property
+    def is_backward(self) -> bool:
+        """The gradient of an operator."""
+        return self.name.endswith("_backward")
+
 
 class Action(NamedTuple):
     """One thing that the host issues."""
@@ -81,9 +96,9 @@ class Timeline:
     def __init__(self) -> None:
         self.actions: list[Action] = []
 
-    def run(self, name: str, num_bytes: int, stream: Stream = Stream.COMPUTE) -> None:
+    def run(self, name: str, num_bytes: int, stream: Stream = Stream.COMPUTE, itemsize: int = 4) -> None:
         """Issue an operator that is bound by memory: what it reads and writes."""
-        self.actions.append(Action(Do.RUN, stream, Work(name, num_bytes)))
+        self.actions.append(Action(Do.RUN, stream, Work(name, num_bytes, itemsize=itemsize)))
 
     def product(self, layout: str, m: int, n: int, k: int, itemsize: int) -> None:
         """Issue a matrix product, m x k by k x n; ``layout`` says which of them are transposed: nt, nn, tn."""

@@ -47,7 +47,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The share of the 16-bit peak that the best of large matrix products reach, where somebody published it."""
     matmul_reach_source: Source | None = None
     sustained_clock: float | None = None
-    """The share of the boost clock, to which the peaks refer, that the power limit allows under long matrix products."""
+    """The share of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
     sustained_clock_source: Source | None = None
     nvml_total_bytes: int | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""

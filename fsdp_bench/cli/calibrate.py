@@ -1,0 +1,85 @@
+"""``fsdp-bench calibrate``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import Profile, write_profile
+
+
+@click.command("calibrate")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.toml",
+    help="Where the calibration goes; by default MACHINE.toml in this folder.",
+)
+@click.option(
+    "--ranks",
+    metavar="N,M",
+    help="Numbers of ranks that measure at once; by default every GPU, or 2 and 4 on a CPU.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the calibration as one JSON document, too.")
+def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
+    """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives. 3 minutes at most.
+
+    \b
+    The file that it writes makes predictions precise: predict --calibration FILE.
+    Nothing else should run meanwhile.
+    """
+    from rich.console import Console
+
+    from fsdp_bench.cli.sweeping import progress_bar, require_torch
+    from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
+    from fsdp_bench.sweep.machine import probe_machine
+
+    machine = probe_machine()
+    require_torch()
+    counts = _counts(ranks, len(machine.gpus)) if ranks else rank_counts(machine)
+    path = out or Path(f"{machine.name}.toml")
+    with progress_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(counts) * PARTS)
+
+        def say(ranks: int, part: str) -> None:
+            bar.update(task, advance=1, description=f"{ranks} ranks: {part}")
+
+        profile = calibrate(machine, counts, say)
+    write_profile(profile, path)
+    if as_json:
+        sys.stdout.write(to_json(profile).decode())
+    else:
+        print(_summary(profile, path))
+    return 0
+
+
+def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
+    allowed = f"numbers from 2 to {num_gpus or 64} with commas between them"
+    try:
+        counts = tuple(int(word) for word in words.split(","))
+    except ValueError:
+        raise SpecError(f"ranks: {words!r} is not allowed; {allowed}") from None
+    if any(not 1 <= count <= (num_gpus or 64) for count in counts):
+        raise SpecError(f"ranks: {words!r} is not allowed; {allowed}")
+    return counts
+
+
+def _summary(profile: Profile, path: Path) -> str:
+    lines = [f"{path}: {profile.machine}, torch {profile.versions['torch']}"]
+    for one in profile.ranks:
+        best = max((2e-12 * m.m * m.n * m.k / m.seconds, m.dtype) for m in one.matmul)
+        moved = max(op.num_bytes / op.seconds for op in one.operator if op.operator == "aten::copy_") / 1e9
+        bus = max(
+            (c.message_bytes * (c.group_size - 1) / c.group_size / c.seconds / 1e9 for c in one.collective),
+            default=None,
+        )
+        lines.append(
+            f"{one.num_ranks} ranks: {best[0]:.2f} TFLOP/s in {best[1]}, {moved:.1f} GB/s copied,"
+            f" {'no collectives' if bus is None else f'{bus:.2f} GB/s bus bandwidth'},"
+            f" {one.launch_seconds * 1e6:.0f} us an operator"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,184 @@
+"""A calibration: what a machine's operators, copies and collectives take, measured. One TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
+from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.model import Family, ModelShape
+
+SCHEMA_VERSION = 1
+
+TINY = ModelShape(
+    name="tiny",
+    family=Family.LLAMA,
+    num_hidden_layers=8,
+    hidden_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    vocab_size=128,
+    max_position_embeddings=16,
+)
+"""A model whose steps are nothing but Python, dispatching and hooks: what they take is timed on it."""
+TINY_SEQUENCE = 16
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that was timed: the median over repetitions, and the mean over ranks, which all did it at once."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise SpecError(f"seconds: {self.seconds} is not allowed; a positive number")
+
+
+class MatmulTime(Timed, frozen=True, kw_only=True):
+    """A matrix product, m x k by k x n."""
+
+    layout: str
+    """Which factor is transposed: ``nt`` forward, ``nn`` for the input's gradient, ``tn`` for the weight's."""
+    dtype: str
+    m: int
+    n: int
+    k: int
+
+
+class AttentionTime(Timed, frozen=True, kw_only=True):
+    """Causal scaled dot product attention of one sequence."""
+
+    backward: bool
+    dtype: str
+    heads: int
+    length: int
+    head_dim: int
+
+
+class OperatorTime(Timed, frozen=True, kw_only=True):
+    """An operator that memory bounds."""
+
+    operator: str
+    dtype: str
+    num_bytes: int
+    """Read and written."""
+
+
+class CopyTime(Timed, frozen=True, kw_only=True):
+    """A copy between pinned host memory and the device."""
+
+    direction: str
+    """``to_device`` or ``to_host``."""
+    num_bytes: int
+
+
+class OptimizerTime(Timed, frozen=True, kw_only=True):
+    """One step on equal tensors in fp32."""
+
+    kind: str
+    """As in a setup; with ``host `` before it where it runs in host memory beside a GPU."""
+    num_tensors: int
+    num_elements: int
+    """Of all tensors."""
+
+
+class CollectiveTime(Timed, frozen=True, kw_only=True):
+    """A collective of a group, while all other groups of that size do the same."""
+
+    kind: str
+    group_size: int
+    neighbours: bool
+    """The group's ranks follow each other; otherwise they are as far apart as they can be."""
+    message_bytes: int
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the ranks report: everything but what a prediction of the tiny model has to be taken from."""
+
+    num_ranks: int
+    threads_per_rank: int
+    device_name: str
+    versions: dict[str, str]
+    tiny_step_seconds: dict[str, float]
+    """A step of TINY without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
+    matmul: tuple[MatmulTime, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()
+    operator: tuple[OperatorTime, ...] = ()
+    copy: tuple[CopyTime, ...] = ()
+    optimizer: tuple[OptimizerTime, ...] = ()
+    collective: tuple[CollectiveTime, ...] = ()
+
+
+class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What so many ranks measured at once on this machine: on a CPU they share its cores."""
+
+    num_ranks: int
+    threads_per_rank: int
+    launch_seconds: float
+    """What the host needs for one operator besides the operator itself: Python, the dispatcher, autograd."""
+    hook_seconds: dict[str, float]
+    """By api: what one of a wrapper's hooks takes."""
+    matmul: tuple[MatmulTime, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()
+    operator: tuple[OperatorTime, ...] = ()
+    copy: tuple[CopyTime, ...] = ()
+    optimizer: tuple[OptimizerTime, ...] = ()
+    collective: tuple[CollectiveTime, ...] = ()
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One machine's calibration."""
+
+    schema_version: int = SCHEMA_VERSION
+    machine: str
+    device: str
+    """``cuda`` or ``cpu``."""
+    device_name: str
+    measured_on: str
+    """The day."""
+    versions: dict[str, str]
+    ranks: tuple[RankProfile, ...]
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cuda", "cpu"):
+            raise not_allowed("device", self.device, ("cuda", "cpu"))
+        if not self.ranks:
+            raise SpecError("ranks: none; a calibration holds at least one number of ranks")
+
+    def for_ranks(self, ranks_on_node: int) -> RankProfile:
+        """Return what was measured with so many ranks, or with the nearest number of them."""
+        return min(self.ranks, key=lambda one: (abs(one.num_ranks - ranks_on_node), one.num_ranks))
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a calibration.
+
+    Raises:
+        SpecError: for a file that cannot be read, is no TOML, or is of another shape or a newer version.
+    """
+    try:
+        content = msgspec.toml.decode(path.read_bytes())
+        if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) > SCHEMA_VERSION:
+            newer = content["schema_version"]
+            raise SpecError(f"{path}: calibration of version {newer}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+        return from_builtins(content, Profile)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}; `fsdp-bench calibrate` writes such a file") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise SpecError(f"{path}: no calibration: {error}; `fsdp-bench calibrate` writes one") from None
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a calibration, whole or not at all.
+
+    Raises:
+        SpecError: when it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_atomically(path, msgspec.toml.encode(to_builtins(profile)))
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,161 @@
+"""Measures this machine: starts ranks that time operators and collectives, and makes a profile of what they found."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.predict.calibrated import Calibrated
+from fsdp_bench.predict.kernels import CPU_GLOO, CUDA
+from fsdp_bench.predict.timeline import Action, Do
+from fsdp_bench.predict.timing import issued
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import TINY, TINY_SEQUENCE, Measured, Profile, RankProfile
+from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.machine import Machine
+
+TIMEOUT_SECONDS = 600.0
+PARTS = 7
+"""Of one number of ranks: those of train/calibrator.py, and its hooks."""
+Progress = Callable[[int, str], None]
+"""Told the number of ranks and the part that they begin to measure."""
+
+
+def rank_counts(machine: Machine) -> tuple[int, ...]:
+    """Return the numbers of ranks to measure with: every GPU, or two and four ranks that share the cores."""
+    return (len(machine.gpus),) if machine.gpus else (2, 4)
+
+
+def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Profile:
+    """Measure with each number of ranks.
+
+    Raises:
+        SpecError: when a rank fails; its last words are in the message.
+    """
+    device = "cuda" if machine.gpus else "cpu"
+    found: list[Measured] = []
+    for count in counts:
+        found.append(_measure(count, device, partial(progress, count)))
+    return Profile(
+        machine=machine.describe(),
+        device=device,
+        device_name=found[0].device_name if device == "cuda" else machine.cpu_name,
+        measured_on=datetime.date.today().isoformat(),
+        versions=found[0].versions,
+        ranks=tuple(rank_profile(measured, device) for measured in found),
+    )
+
+
+def _measure(count: int, device: str, say: Callable[[str], None]) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as name:
+        folder = Path(name)
+        ranks = [_start(rank, count, device, folder) for rank in range(count)]
+        try:
+            _follow(ranks, say)
+        finally:
+            for process in ranks:
+                process.kill()
+        failed = [rank for rank, process in enumerate(ranks) if process.wait() != 0]
+        out = folder / "measured.json"
+        if failed or not out.exists():
+            log = folder / f"rank-{failed[0] if failed else 0}.log"
+            lines = log.read_text(errors="replace").strip().splitlines()
+            raise SpecError(f"calibrate: {count} ranks failed: {lines[-1] if lines else 'no message'}")
+        return from_json(out.read_bytes(), Measured)
+
+
+def _start(rank: int, count: int, device: str, folder: Path) -> subprocess.Popen[bytes]:
+    environment = worker_environment() | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "DEVICE": device,
+        "RENDEZVOUS": str(folder / "rendezvous"),
+        "THREADS": str(max((os.cpu_count() or 1) // count, 1)),
+        "PARENT": str(os.getpid()),
+    }
+    with open(folder / f"rank-{rank}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fsdp_bench.train.calibrator", str(folder / "measured.json")],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if rank == 0 else log,
+            stderr=log,
+        )
+
+
+def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) -> None:
+    """Pass on what rank 0 says, until all have ended or one has failed."""
+    first, deadline = ranks[0], time.monotonic() + TIMEOUT_SECONDS
+    assert first.stdout is not None
+    for line in first.stdout:
+        say(str(json.loads(line)["part"]))
+        if any(process.poll() not in (None, 0) for process in ranks):
+            return
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        if any(process.poll() not in (None, 0) for process in ranks):
+            return
+        time.sleep(0.05)
+
+
+def rank_profile(measured: Measured, device: str) -> RankProfile:
+    """Return a profile of what was measured, with the host's time for an operator and for a hook.
+
+    They are what the tiny model's step takes beyond its operators, over the operators and hooks that the prediction
+    counts in it. So they hold what goes with each of those: views, Python, the dispatcher, autograd.
+    """
+    times = {
+        name: getattr(measured, name) for name in Measured.__struct_fields__ if name in RankProfile.__struct_fields__
+    }
+    bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
+    seconds, tiny = measured.tiny_step_seconds, _Tiny(bare, device)
+    plain = tiny.actions(Api.FSDP2, ShardingStrategy.NO_SHARD)
+    launch = max(seconds["none"] - tiny.operators(plain), 0.0) / tiny.count(plain, Do.RUN)
+    hooks = {}
+    for api in Api:
+        actions = tiny.actions(api, ShardingStrategy.FULL_SHARD)
+        issued_seconds = tiny.operators(actions) + launch * tiny.count(actions, Do.RUN, Do.SEND)
+        hooks[api.value] = max(seconds[api.value] - issued_seconds, 0.0) / tiny.count(actions, Do.HOST)
+    return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
+
+
+class _Tiny:
+    """The tiny model as the prediction sees it."""
+
+    def __init__(self, measured: RankProfile, device: str) -> None:
+        self._measured = measured
+        self._device = device
+        self._kernels = CUDA if device == "cuda" else CPU_GLOO
+
+    def actions(self, api: Api, strategy: ShardingStrategy) -> list[Action]:
+        self._setup = TrainSetup(
+            api=api,
+            strategy=strategy,
+            world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(self._measured.num_ranks, 2),
+            optimizer=OptimizerKind.SGD,
+            sequence_length=TINY_SEQUENCE,
+        )
+        return list(issued(TINY, self._setup, self._kernels))
+
+    def operators(self, actions: Sequence[Action]) -> float:
+        profile = Profile(
+            machine="", device=self._device, device_name="", measured_on="", versions={}, ranks=(self._measured,)
+        )
+        rates = Calibrated(profile, self._setup, self._measured.num_ranks)
+        return sum(rates.run(action.work) or 0.0 for action in actions if action.do is Do.RUN and action.work)
+
+    @staticmethod
+    def count(actions: Sequence[Action], *kinds: Do) -> int:
+        return sum(action.do in kinds for action in actions)

@@ -1,0 +1,142 @@
+"""`python -m fsdp_bench.train.calibrator OUT`: one rank that measures this machine together with its peers.
+
+RANK, WORLD_SIZE, LOCAL_RANK and RENDEZVOUS come from the environment. Rank 0 prints a line of JSON before each part,
+and writes what was measured to OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.profile import TINY, TINY_SEQUENCE, Measured
+from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
+from fsdp_bench.train.collective_times import collective_times
+from fsdp_bench.train.loss import loss_function
+from fsdp_bench.train.meters import Unmetered
+from fsdp_bench.train.operator_times import (
+    attention_times,
+    copy_times,
+    matmul_times,
+    operator_times,
+    optimizer_times,
+)
+from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.parent import die_with_parent
+from fsdp_bench.train.silent_world import enter_silent_world
+from fsdp_bench.train.step import Training, train_step
+from fsdp_bench.train.stopwatch import Stopwatch
+from fsdp_bench.train.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.wrap import fsdp
+
+ROUND_SECONDS = {"cpu": 0.004, "cuda": 0.005}
+"""What a round of repetitions should take; there are five of everything."""
+
+PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
+    "matmul": matmul_times,
+    "attention": attention_times,
+    "operator": operator_times,
+    "copy": copy_times,
+    "optimizer": optimizer_times,
+    "collective": collective_times,
+}
+
+
+def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
+    """Measure everything; all ranks do the same at the same time."""
+    watch = Stopwatch(device, ROUND_SECONDS[device.type])
+    found = {}
+    for name, part in PARTS.items():
+        say(name)
+        found[name] = tuple(part(watch))
+    say("hooks")
+    versions = {"torch": str(torch.__version__), "python": platform.python_version(), "backend": dist.get_backend()}
+    if device.type == "cuda":
+        versions["cuda"], versions["nccl"] = str(torch.version.cuda), ".".join(map(str, torch.cuda.nccl.version()))
+    return Measured(
+        num_ranks=dist.get_world_size(),
+        threads_per_rank=torch.get_num_threads(),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        versions=versions,
+        tiny_step_seconds=tiny_steps(watch),
+        **found,
+    )
+
+
+def tiny_steps(watch: Stopwatch) -> dict[str, float]:
+    """Time a step of the tiny model: bare, and under each api in a world in which collectives end at once."""
+    world, device = max(dist.get_world_size(), 2), watch.device
+    setup = TrainSetup(world_size=world, optimizer=OptimizerKind.SGD, sequence_length=TINY_SEQUENCE, micro_batch_size=1)
+    bare = build(TINY).to_empty(device=device)
+    for name, parameter in bare.named_parameters():
+        initialize(parameter, name, 0)
+    seconds = {"none": watch.seconds(_stepper(bare, setup, device))}
+    enter_silent_world(dist.get_rank(), world)
+    alone = Stopwatch(device, watch.round_seconds)
+    for api in (Api.FSDP1, Api.FSDP2):
+        wrapped_setup = TrainSetup(
+            api=api, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=TINY_SEQUENCE, micro_batch_size=1
+        )
+        model = fsdp(
+            build(TINY),
+            setup=wrapped_setup,
+            TransformerBlock=BLOCKS[TINY.family],
+            device=device,
+            initialize=lambda parameter, name: initialize(parameter, name, 0),
+        )
+        seconds[api.value] = alone.seconds(_stepper(model, wrapped_setup, device))
+    return seconds
+
+
+def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Callable[[], object]:
+    training = Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, 1e-3),
+        loss_function=loss_function(setup.loss),
+        setup=setup,
+        device=device,
+        meter=Unmetered(),
+    )
+    tokens = torch.zeros(1, TINY_SEQUENCE + 1, dtype=torch.long)
+    return lambda: train_step(training, [tokens])
+
+
+def main() -> None:
+    """Join the peers, measure, report."""
+    die_with_parent(int(os.environ["PARENT"]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    cuda = os.environ["DEVICE"] == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(int(os.environ["THREADS"]))
+    torch.manual_seed(rank)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.13 renames collectives that 2.11 has
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=world
+    )
+
+    def say(part: str) -> None:
+        if rank == 0:
+            print(json.dumps({"part": part, "of": len(PARTS) + 1}), flush=True)
+
+    measured = measure(device, say)
+    if rank == 0:
+        write_atomically(Path(sys.argv[1]), to_json(measured))
+    sys.stdout.flush()
+    os._exit(0)  # the process group that peers were in is gone
+
+
+if __name__ == "__main__":
+    main()

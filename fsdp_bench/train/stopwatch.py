@@ -1,0 +1,54 @@
+"""Times something on all ranks at once: repeated until it is long enough to be read, the median of some rounds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+ROUNDS = 5
+
+
+class Stopwatch:
+    """Times on one device. All ranks call it in the same order, with the same limits."""
+
+    def __init__(self, device: torch.device, round_seconds: float) -> None:
+        self.device = device
+        self.round_seconds = round_seconds
+        """What a round should take."""
+
+    def seconds(self, call: Callable[[], object], together: bool = False) -> float:
+        """Return the seconds of one call, as the mean over ranks.
+
+        Args:
+            call: what is timed; its result is dropped.
+            together: the call is a collective, so that every rank must make the same number of calls.
+        """
+        call()
+        once = self._round(call, 1)
+        if together:
+            once = self._over_ranks(once, dist.ReduceOp.MAX)
+        times = max(int(self.round_seconds / max(once, 1e-7)), 1)
+        dist.barrier()
+        rounds = [self._round(call, times) for _ in range(ROUNDS)]
+        return self._over_ranks(statistics.median(rounds), dist.ReduceOp.SUM) / dist.get_world_size()
+
+    def _round(self, call: Callable[[], object], times: int) -> float:
+        self._synchronize()
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        self._synchronize()
+        return (time.perf_counter() - begin) / times
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _over_ranks(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(shared, operation)
+        return float(shared)
