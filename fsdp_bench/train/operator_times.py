@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import cycle, product
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +25,12 @@ NUMELS = {"cpu": (2**8, 2**15, 2**18, 2**21), "cuda": (2**10, 2**20, 2**24, 2**2
 ROW = 256
 """Columns of what is summed, normalised or looked up."""
 COPIES = (2**16, 2**22, 2**27)
-TENSORS = {"cpu": ((1, 2**12), (32, 2**17), (4, 2**21)), "cuda": ((1, 2**12), (256, 2**20), (8, 2**27))}
+TENSORS = {"cpu": ((64, 2**16), (64, 2**22), (8, 2**23)), "cuda": ((256, 2**18), (256, 2**24), (8, 2**27))}
 """Tensors and elements of all of them together."""
+WARM_BYTES = 2**18
+"""Operands of no more stay where they are: so do small activations between two operators."""
+COLD_BYTES = 2**26
+"""Of copies that are worked on in turn, more than a core's own cache holds."""
 
 
 def dtypes_of(device: torch.device) -> tuple[str, ...]:
@@ -39,18 +44,46 @@ def matmul_times(watch: Stopwatch) -> Iterator[MatmulTime]:
     for dtype, (m, n, k) in product(dtypes_of(device), product(sides, repeat=3)):
         if 2 * m * n * k > LARGEST_FLOPS[device.type]:
             continue
-        one = {"device": device, "dtype": DTYPES[dtype]}
-        for layout, call in _products(m, n, k, one):
+        for layout, call in _products(m, n, k, DTYPES[dtype], device):
             yield MatmulTime(layout=layout, dtype=dtype, m=m, n=n, k=k, seconds=watch.seconds(call))
 
 
-def _products(m: int, n: int, k: int, one: dict[str, object]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _products(
+    m: int, n: int, k: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield calls on random numbers: what a product takes depends on them where power is limited."""
-    left, right = torch.randn(m, k, **one), torch.randn(k, n, **one)  # type: ignore[call-overload]
-    right_transposed, left_transposed = right.t().contiguous(), left.t().contiguous()
-    yield "nt", lambda: F.linear(left, right_transposed)
-    yield "nn", lambda: left @ right
-    yield "tn", lambda: left_transposed.t() @ right
+    left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
+    pairs = {
+        "nt": (left, right.t().contiguous()),
+        "nn": (left, right),
+        "tn": (left.t().contiguous(), right),
+    }
+    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "nt": F.linear,
+        "nn": torch.mm,
+        "tn": lambda one, other: one.t() @ other,
+    }
+    for layout, pair in pairs.items():
+        yield layout, Rotating(calls[layout], pair)
+
+
+class Rotating:
+    """Calls an operator on one copy of its operands after the other, and holds as many results.
+
+    A weight, its gradient and its optimizer's states were last touched a step ago, so that they come from memory.
+    What is small stays in a cache there as here.
+    """
+
+    def __init__(self, operator: Callable[..., object], operands: tuple[Tensor, ...]) -> None:
+        self._operator = operator
+        num_bytes = sum(operand.numel() * operand.itemsize for operand in operands)
+        copies = max(COLD_BYTES // num_bytes, 1) if num_bytes >= WARM_BYTES else 1
+        self._sets = cycle([operands, *(tuple(map(torch.clone, operands)) for _ in range(copies - 1))])
+        self._held = deque[object](maxlen=copies)
+
+    def __call__(self) -> None:
+        """Call once."""
+        self._held.append(self._operator(*next(self._sets)))
 
 
 def attention_times(watch: Stopwatch) -> Iterator[AttentionTime]:
@@ -80,59 +113,67 @@ def attention_times(watch: Stopwatch) -> Iterator[AttentionTime]:
 
 def operator_times(watch: Stopwatch) -> Iterator[OperatorTime]:
     """Time the operators of a step that memory bounds, under the names that the prediction gives them."""
-    for dtype, numel in product(dtypes_of(watch.device), NUMELS[watch.device.type]):
-        for name, passes, call in _operators(numel, DTYPES[dtype], watch.device):
-            num_bytes = round(passes * numel * DTYPES[dtype].itemsize)
-            yield OperatorTime(operator=name, dtype=dtype, num_bytes=num_bytes, seconds=watch.seconds(call))
+    device = watch.device
+    for dtype, numel in product(dtypes_of(device), NUMELS[device.type]):
+        itemsize = DTYPES[dtype].itemsize
+        for name, (passes, operator) in _operators(DTYPES[dtype], device).items():
+            operands = tuple(torch.rand(numel, device=device, dtype=DTYPES[dtype]) for _ in range(2))
+            seconds = watch.seconds(Rotating(operator, operands))
+            num_bytes = round(passes * numel * itemsize)
+            yield OperatorTime(operator=name, dtype=dtype, num_bytes=num_bytes, seconds=seconds)
 
 
-def _operators(
-    numel: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, float, Callable[[], object]]]:
-    """Yield name, how often an element is read or written, and the call."""
+def _operators(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[float, Callable[[Tensor, Tensor], object]]]:
+    """Return by name how often an element is read or written, and a call on two tensors."""
     aten = torch.ops.aten
-    x, y, z = (torch.randn(numel, device=device, dtype=dtype) for _ in range(3))
-    rows, indices = x.view(-1, ROW), torch.arange(numel // ROW, device=device)
     weight = torch.ones(ROW, device=device, dtype=dtype)
     other = torch.bfloat16 if dtype is torch.float32 else torch.float32
     cast = 1 + other.itemsize / dtype.itemsize
-    yield "aten::add", 3, lambda: aten.add(x, y)
-    yield "aten::add_", 3, lambda: aten.add_(z, y)
-    yield "aten::mul", 3, lambda: aten.mul(x, y)
-    yield "aten::mul_out", 2, lambda: torch.mul(x, 0.5, out=z)
-    yield "aten::div_", 2, lambda: aten.div_(z, 1.0)
-    yield "aten::neg", 2, lambda: aten.neg(x)
-    yield "aten::pow", 2, lambda: aten.pow(x, 2)
-    yield "aten::cat", 2, lambda: aten.cat([x[: numel // 2], x[numel // 2 :]])
-    yield "aten::clone", 2, lambda: aten.clone(x)
-    yield "aten::copy_", 2, lambda: z.copy_(x)
-    yield "aten::_to_copy", cast, lambda: x.to(other)
-    yield "aten::sum", 1, lambda: rows.sum(0)
-    yield "aten::mean", 1, lambda: rows.mean(1)
-    yield "aten::silu", 2, lambda: aten.silu(x)
-    yield "aten::silu_backward", 3, lambda: aten.silu_backward(y, x)
-    yield "aten::gelu", 2, lambda: aten.gelu(x, approximate="tanh")
-    yield "aten::gelu_backward", 3, lambda: aten.gelu_backward(y, x, approximate="tanh")
-    yield "aten::embedding", 2, lambda: aten.embedding(rows, indices)
-    yield (
-        "aten::embedding_dense_backward",
-        4,
-        lambda: aten.embedding_dense_backward(rows, indices, len(indices), -1, False),
-    )
+    found: dict[str, tuple[float, Callable[[Tensor, Tensor], object]]] = {
+        "aten::add": (3, lambda x, y: x + y),
+        "aten::add_": (3, lambda x, y: x.add_(y)),
+        "aten::mul": (3, lambda x, y: x * y),
+        "aten::mul_out": (2, lambda x, y: torch.mul(x, 0.5, out=y)),
+        "aten::div_": (2, lambda x, y: x.div_(1.0)),
+        "aten::neg": (2, lambda x, y: -x),
+        "aten::pow": (2, lambda x, y: x.pow(2)),
+        "aten::cat": (2, lambda x, y: torch.cat([x[: len(x) // 2], x[len(x) // 2 :]])),
+        "aten::clone": (2, lambda x, y: x.clone()),
+        "aten::copy_": (2, lambda x, y: y.copy_(x)),
+        "aten::_to_copy": (cast, lambda x, y: x.to(other)),
+        "aten::sum": (1, lambda x, y: x.view(-1, ROW).sum(0)),
+        "aten::mean": (1, lambda x, y: x.view(-1, ROW).mean(1)),
+        "aten::silu": (2, lambda x, y: F.silu(x)),
+        "aten::silu_backward": (3, aten.silu_backward),
+        "aten::gelu": (2, lambda x, y: F.gelu(x, approximate="tanh")),
+        "aten::gelu_backward": (3, lambda x, y: aten.gelu_backward(x, y, approximate="tanh")),
+        "aten::embedding": (2, lambda x, y: aten.embedding(x.view(-1, ROW), _indices(x))),
+        "aten::embedding_dense_backward": (
+            4,
+            lambda x, y: aten.embedding_dense_backward(x.view(-1, ROW), _indices(x), len(x) // ROW, -1, False),
+        ),
+        "aten::native_layer_norm": (2, lambda x, y: F.layer_norm(x.view(-1, ROW), [ROW], weight, weight)),
+        "aten::native_layer_norm_backward": (5, lambda x, y: _norm_backward(x.view(-1, ROW), weight)),
+        "aten::_log_softmax": (2, lambda x, y: F.log_softmax(x.view(-1, ROW), 1)),
+        "aten::_log_softmax_backward_data": (
+            4,
+            lambda x, y: aten._log_softmax_backward_data(x.view(-1, ROW), y.view(-1, ROW), 1, dtype),
+        ),
+    }
     if device.type == "cuda":
-        yield "aten::_fused_rms_norm", 2, lambda: F.rms_norm(rows, [ROW], weight)
-    mean_and_root = aten.native_layer_norm(rows, [ROW], weight, weight, 1e-5)[1:]
-    yield "aten::native_layer_norm", 2, lambda: aten.native_layer_norm(rows, [ROW], weight, weight, 1e-5)
-    yield (
-        "aten::native_layer_norm_backward",
-        5,
-        lambda: aten.native_layer_norm_backward(rows, rows, [ROW], *mean_and_root, weight, weight, [True, True, True]),
-    )
-    yield "aten::_log_softmax", 2, lambda: aten._log_softmax(rows, 1, False)
-    yield (
-        "aten::_log_softmax_backward_data",
-        4,
-        lambda: aten._log_softmax_backward_data(rows, rows, 1, dtype),
+        found["aten::_fused_rms_norm"] = (2, lambda x, y: F.rms_norm(x.view(-1, ROW), [ROW], weight))
+    return found
+
+
+def _indices(x: Tensor) -> Tensor:
+    return torch.arange(len(x) // ROW, device=x.device)
+
+
+def _norm_backward(rows: Tensor, weight: Tensor) -> object:
+    # CPU's kernel wants the statistics in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
+    statistics = rows[:, :1] if rows.device.type == "cpu" else rows[:, :1].float()
+    return torch.ops.aten.native_layer_norm_backward(
+        rows, rows, [ROW], statistics, statistics, weight, weight, [True, True, True]
     )
 
 
