@@ -19,7 +19,7 @@ from fsdp_bench.predict.rates import Rates
 from fsdp_bench.predict.step import Simulation
 from fsdp_bench.predict.timeline import Action, Do, Timeline, Work
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 
 Spans = list[tuple[float, float]]
 """Begin and end in seconds, in order."""
@@ -73,7 +73,8 @@ def step_time(
 def issued(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Iterable[Action]:
     """Return what the host issues in one step: the parts of a middle block as often as the model has such blocks."""
     extra = shape.num_hidden_layers - SIMULATED_BLOCKS
-    if extra > 0:
+    has_buckets = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD  # DDP's cut across blocks
+    if extra > 0 and not has_buckets:
         recorded = _recorded(shape, setup, kernels, SIMULATED_BLOCKS)
         if recorded is not None:
             return repeated(recorded, extra)
@@ -92,6 +93,8 @@ def _recorded(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks
     simulation.warm_up()
     timeline.actions.clear()
     simulation.step()
+    if setup.world_size == 1:  # a group of one has nothing to send
+        return tuple(action for action in timeline.actions if action.do not in (Do.SEND, Do.START))
     return tuple(timeline.actions)
 
 
