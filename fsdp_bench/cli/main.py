@@ -16,7 +16,7 @@ VERBS = {
     "dry-run": "Run one setup through real FSDP without GPUs.",
     "chart": "Draw the charts of results.",
     "report": "Print the table of results.",
-    "predict": "Predict memory and fit of a setup, with the breakdown at the peak.",
+    "predict": "Predict memory, time and fit of a setup, with the breakdown at the peak.",
     "max-size": "Find the largest model that fits a server, for each strategy and setting.",
     "calibrate": "Measure this machine, so that predictions know its rates.",
     "validate": "Hold predictions against dry runs, published or measured numbers.",

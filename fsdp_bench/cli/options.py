@@ -169,6 +169,15 @@ def setup_options(
     return decorate
 
 
+calibration_option = click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Rates that fsdp-bench calibrate measured, instead of the datasheet's.",
+)
+"""Of the verbs that predict time."""
+
+
 def _option(
     form: str,
     text: str,

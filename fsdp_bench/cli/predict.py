@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import read_profile
 
 LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 
@@ -29,20 +30,30 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
     type=click.Choice([build.value for build in Build]),
     help="Who builds the model in host memory before it is sharded.",
 )
+@calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the step's memory; .svg too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
-    words: SetupWords, kernels: str, load: str, expandable_segments: bool, chart: Path | None, as_json: bool
+    words: SetupWords,
+    kernels: str,
+    load: str,
+    calibration: Path | None,
+    expandable_segments: bool,
+    chart: Path | None,
+    as_json: bool,
 ) -> int:
-    """Predict memory and fit of a setup, with the breakdown at the peak; several by comma are set side by side.
+    """Predict memory, time and fit of a setup, with the breakdown at the peak; several by comma are set side by side.
 
     \b
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
     setups, hardware = read_setups(words)
     model = read_model(words)
-    questions = [Question(model, setup, hardware, kernels, Build(load), expandable_segments) for setup in setups]
+    profile = read_profile(calibration) if calibration else None
+    questions = [
+        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile) for setup in setups
+    ]
     refused = [question for question in questions if question.impossible]
     if len(refused) == len(questions):
         raise SpecError(refused[0].impossible)

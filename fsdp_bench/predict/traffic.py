@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.predict.collectives import Groups, Wiring, collective_seconds
 from fsdp_bench.predict.kernels import CUDA, Kernels
+from fsdp_bench.predict.rates import Rates
 from fsdp_bench.predict.step import Simulation
 from fsdp_bench.predict.tape import Sent
+from fsdp_bench.predict.timeline import Work
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -26,7 +27,7 @@ class Traffic:
     message_bytes: int
     """Whole messages, summed over calls."""
     seconds: float | None
-    """One after another, by NCCL's model; None where nobody documents what joins the ranks."""
+    """One after another; None where nobody documents or measured what joins the ranks."""
 
 
 def collectives_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Sent]:
@@ -41,8 +42,8 @@ def collectives_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA
     return list(simulation.tape.sent)
 
 
-def traffic(sent: Sequence[Sent], setup: TrainSetup, groups: Groups | None = None) -> list[Traffic]:
-    """Sum collectives up by kind and group; with what joins the groups' ranks also their time."""
+def traffic(sent: Sequence[Sent], setup: TrainSetup, rates: Rates | None = None) -> list[Traffic]:
+    """Sum collectives up by kind and group; with the hardware's rates also their time."""
     found: dict[tuple[str, str], list[Sent]] = {}
     for one in sent:
         found.setdefault((one.kind, one.group), []).append(one)
@@ -53,7 +54,7 @@ def traffic(sent: Sequence[Sent], setup: TrainSetup, groups: Groups | None = Non
             group_size=_size(group, setup),
             calls=sum(one.times for one in issued),
             message_bytes=sum(one.times * one.num_bytes for one in issued),
-            seconds=_seconds(issued, None if groups is None else _wiring(group, groups)),
+            seconds=None if rates is None else _seconds(issued, rates),
         )
         for (kind, group), issued in found.items()
     ]
@@ -64,11 +65,7 @@ def _size(group: str, setup: TrainSetup) -> int:
     return sizes.get(group, setup.world_size)
 
 
-def _wiring(group: str, groups: Groups) -> Wiring | None:
-    return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
-
-
-def _seconds(issued: Sequence[Sent], wiring: Wiring | None) -> float | None:
-    if wiring is None:
-        return None
-    return sum(one.times * collective_seconds(one.kind, one.num_bytes, wiring) for one in issued)
+def _seconds(issued: Sequence[Sent], rates: Rates) -> float | None:
+    seconds = [(one.times, rates.send(Work(one.kind, one.num_bytes, group=one.group))) for one in issued]
+    known = [times * each for times, each in seconds if each is not None]
+    return sum(known) if len(known) == len(seconds) else None

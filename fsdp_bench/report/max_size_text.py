@@ -12,7 +12,6 @@ from fsdp_bench.report.prediction import Prediction
 from fsdp_bench.report.prediction_text import (
     aligned,
     common_line,
-    fact,
     hardware_facts,
     labels,
     modelled,
@@ -20,6 +19,7 @@ from fsdp_bench.report.prediction_text import (
     varying_fields,
 )
 from fsdp_bench.report.remedies import dominant
+from fsdp_bench.report.words import fact
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload

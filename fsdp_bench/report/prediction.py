@@ -7,25 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
-from fsdp_bench.predict.collectives import groups_of
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on
+from fsdp_bench.predict.speed import Speed, rates_of, speed
 from fsdp_bench.predict.traffic import Traffic, collectives_of, traffic
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup, impossible
-
-TIME = (
-    "step_seconds",
-    "compute_seconds",
-    "communication_seconds",
-    "exposed_communication_seconds",
-    "tokens_per_second_per_gpu",
-    "mfu",
-)
-"""Keys of ``time``. Of these only the communication in total is predicted yet."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +30,8 @@ class Question:
     """``cuda`` or ``cpu``: whose operators run."""
     build: Build = Build.META
     expandable_segments: bool = False
+    profile: Profile | None = None
+    """A calibration, which predicts time in place of the datasheet."""
 
     @property
     def gpu(self) -> Gpu | None:
@@ -113,16 +106,16 @@ class Prediction:
 
     @cached_property
     def traffic(self) -> list[Traffic]:
-        """What rank 0 sends and receives in a step; with NCCL's time on a server whose links are documented."""
-        setup, cluster = self.question.setup, self.estimate.cluster
-        issued = collectives_of(self.question.model, setup, self.question.kernel_set)
-        return traffic(issued, setup, groups_of(cluster, setup) if cluster and self._on_card else None)
+        """What rank 0 sends and receives in a step, with its time where the links are documented or measured."""
+        asked = self.question
+        issued = collectives_of(asked.model, asked.setup, asked.kernel_set)
+        return traffic(issued, asked.setup, rates_of(asked.setup, asked.hardware, asked.kernels, asked.profile))
 
-    @property
-    def communication_seconds(self) -> float | None:
-        """The collectives of a step one after another, by NCCL's model; None where the links are not documented."""
-        seconds = [one.seconds for one in self.traffic if one.seconds is not None]
-        return sum(seconds, 0.0) if len(seconds) == len(self.traffic) else None
+    @cached_property
+    def speed(self) -> Speed:
+        """How fast it trains, for eager."""
+        asked = self.question
+        return speed(asked.model, asked.setup, asked.hardware, asked.kernels, asked.profile)
 
     @property
     def _on_card(self) -> bool:
@@ -139,18 +132,15 @@ def answer(question: Question) -> Prediction:
 def document(prediction: Prediction, with_communication: bool = True) -> dict[str, Any]:
     """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md.
 
-    Without communication where many are asked for: every block has to be simulated for it.
+    Without what is sent where many are asked for: every block has to be simulated for it.
     """
-    time: dict[str, float | None] = dict.fromkeys(TIME)
-    if with_communication:
-        time["communication_seconds"] = prediction.communication_seconds
     return {
         **_asked(prediction.question),
         "impossible": None,
         "for_eager": prediction.estimate.for_eager,
         "notes": prediction.notes,
         "memory": _memory(prediction),
-        "time": time,
+        "time": _time(prediction.speed),
         "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
         "fits": prediction.fits,
         "tight": prediction.estimate.is_tight if prediction.fits else None,
@@ -195,6 +185,22 @@ def _server(question: Question) -> dict[str, Any]:
         "num_nodes": cluster.num_nodes if cluster else None,
         "gpus_per_node": cluster.gpus_per_node if cluster else None,
         "host_memory_bytes": cluster.server.host_memory_bytes if cluster else None,
+    }
+
+
+def _time(found: Speed) -> dict[str, Any]:
+    time = found.time
+    return {
+        "step_seconds": time.step_seconds,
+        "compute_seconds": time.compute_seconds,
+        "communication_seconds": time.communication_seconds,
+        "exposed_communication_seconds": time.exposed_communication_seconds,
+        "host_copy_seconds": time.host_copy_seconds,
+        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "rates": found.source,
+        "unknown": time.unknown,
     }
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.remedies import Remedy, dominant
+from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells, time_facts
+from fsdp_bench.report.words import UNKNOWN, fact
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib
 
-UNKNOWN = "unknown"
-_INDENT = 18
-_WIDTH = 120
 _BAR = 30
 """Characters of the longest bar."""
 
@@ -40,12 +38,11 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
     lines += [fact("allocator", _allocator(prediction)), fact("host memory", _host(prediction))]
-    lines += [fact("communication", _sent(prediction)), fact("", _sending(prediction))]
+    lines += [fact("communication", _sent(prediction)), *time_facts(prediction.speed, prediction.question.profile)]
     lines.append(
         fact(
             "not predicted",
-            "CUDA context and NCCL buffers (memory beyond reserved); compute and step time. Reserved assumes"
-            " a host that runs ahead of the GPU",
+            "CUDA context and NCCL buffers (memory beyond reserved). Reserved assumes a host that runs ahead",
         )
     )
     lines += [fact("note", note) for note in prediction.notes]
@@ -264,36 +261,16 @@ def _sent(prediction: Prediction) -> str:
     return "; ".join(told) + " a step (predicted)" if told else "none: one rank"
 
 
-def _why_no_time(prediction: Prediction) -> str:
-    if prediction.question.kernels != "cuda":
-        return "NCCL's is, of GPUs, and this is a CPU"
-    if prediction.estimate.cluster is None:
-        return "no --server is named"
-    return "NCCL has no figures for these GPUs, or nobody documents all that lies between these ranks"
-
-
 def _calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count} calls"
-
-
-def _sending(prediction: Prediction) -> str:
-    """Return how long that takes, as far as it is known."""
-    seconds = prediction.communication_seconds
-    if not prediction.traffic:
-        return "0 s"
-    if seconds is None:
-        return f"its time is unknown: {_why_no_time(prediction)}"
-    return (
-        f"{format_seconds(seconds)} one after another at the rates that NCCL reckons with on these links (predicted);"
-        " how much of it compute hides is not predicted"
-    )
 
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
     """Return one row a setup, for several setups of one model on the same hardware."""
     questions = [*(prediction.question for prediction in predictions), *refused]
     varying = varying_fields(questions)
-    header = ["strategy", *varying, "peak allocated", "in phase", "reserved", "fits", "headroom", "mostly"]
+    peaks = ("peak allocated", "in phase", "reserved", "fits", "headroom", "mostly")
+    header = ["strategy", *varying, *peaks, *SPEED_COLUMNS]
     rows = [[*labels(p.question, varying), *_cells(p)] for p in predictions]
     first = questions[0]
     common = common_line(first.setup, varying)
@@ -303,8 +280,9 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         fact("setup", common),
         *hardware_facts(first),
         fact("modelled", modelled(first)),
+        fact("rates", rests_on(predictions[0].speed, first.profile)),
         "",
-        *aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom"}),
+        *aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom", *SPEED_COLUMNS}),
     ]
     if refused:
         lines.append("")
@@ -363,6 +341,7 @@ def _cells(prediction: Prediction) -> list[str]:
         _fits(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
         f"{spaced(largest)} {share:.0%}",
+        *speed_cells(prediction.speed),
     ]
 
 
@@ -389,14 +368,6 @@ def aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
                   for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
         for row in table
     ]  # fmt: skip
-
-
-def fact(name: str, value: str) -> str:
-    """Return a fact on a line, a long one wrapped under itself."""
-    lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-    return "\n".join(
-        f"{start:<{_INDENT}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False)
-    )
 
 
 def spaced(name: str) -> str:

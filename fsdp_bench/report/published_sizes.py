@@ -20,7 +20,8 @@ from fsdp_bench.report.canvas import EDGE, WIDTH, wrap
 from fsdp_bench.report.max_size import Assumptions, Cell, Sizes, document_of, largest
 from fsdp_bench.report.max_size_chart import NONE_FITS, PUBLISHED, MaxSizeBar, MaxSizePicture, Panel
 from fsdp_bench.report.max_size_words import WORDS
-from fsdp_bench.report.prediction_text import aligned, fact
+from fsdp_bench.report.prediction_text import aligned
+from fsdp_bench.report.words import fact
 from fsdp_bench.spec.hardware import Cluster, Source
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup

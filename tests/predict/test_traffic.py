@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.predict.collectives import collective_seconds, groups_of
 from fsdp_bench.predict.estimate import KERNELS
+from fsdp_bench.predict.rates import datasheet
 from fsdp_bench.predict.traffic import Traffic, collectives_of, traffic
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import ModelShape
@@ -138,6 +139,7 @@ def test_its_time_is_that_of_its_collectives_one_after_another() -> None:
     wirings = {"shard": groups.shard, "replicate": groups.replicate}
     each = [(one.times, collective_seconds(one.kind, one.num_bytes, wirings[one.group])) for one in issued]  # type: ignore[arg-type]
     assert {times for times, _ in each} == {1, 3}  # five micro-batches: the first, the last, and three alike
-    total = sum(one.seconds or 0.0 for one in traffic(issued, setup, groups))
+    rates = datasheet(cluster, cluster.gpu, setup, groups)
+    total = sum(one.seconds or 0.0 for one in traffic(issued, setup, rates))
     assert total == pytest.approx(sum(times * seconds for times, seconds in each))
     assert all(one.seconds is None for one in traffic(issued, setup))
