@@ -64,10 +64,16 @@ def _results(folder: Path) -> list[Comparison]:
 
 def _published(as_json: bool) -> int:
     from fsdp_bench.predict.published import compare_published
+    from fsdp_bench.predict.published_speed import compare_speed
     from fsdp_bench.report.published import format_published
+    from fsdp_bench.report.published_speed import format_speed
 
-    rows = compare_published()
-    sys.stdout.write(to_json(to_builtins(rows)).decode() if as_json else format_published(rows) + "\n")
+    rows, (speeds, summary) = compare_published(), compare_speed()
+    if as_json:
+        throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
+        sys.stdout.write(to_json({"memory": to_builtins(rows), "throughput": throughput}).decode())
+    else:
+        print(format_published(rows), format_speed(speeds, summary), sep="\n\n")
     return 0
 
 

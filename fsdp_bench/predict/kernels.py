@@ -31,6 +31,9 @@ class Kernels:
     cublas_workspace_bytes: int = 0
     """Of one thread; there are two (CUBLAS_THREADS). It comes from the caching allocator and stays."""
 
+    composite_norms: bool = False
+    """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
+
     @property
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/transformer.py, attention)."""

@@ -320,7 +320,7 @@ class Operators:
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
         """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
-        if self.kernels.is_cuda:
+        if self.kernels.is_cuda and not self.kernels.composite_norms:
             return self._fused_norm(x, weight, None)
         rows = x.numel // weight.numel
         upcast = self.to(x, FP32)

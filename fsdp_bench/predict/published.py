@@ -84,6 +84,7 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: int | None
     sequence_length: int | None
     gradient_accumulation_steps: int | None
+    interconnect: str | None
     step: str | None
     """torchtune's cumulative ladder: the last thing that was switched on."""
 
@@ -102,6 +103,10 @@ class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: CaseInputs
     measured: tuple[Measured, ...]
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    """As printed."""
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,13 +177,23 @@ def packaged_rows() -> list[dict[str, str]]:
 def read_cases(rows: Iterable[Mapping[str, str]] | None = None) -> tuple[PublishedCase, ...]:
     """Read the packaged cases, or the given rows with the same columns."""
     return tuple(
-        PublishedCase(inputs=_inputs(row), measured=_measured(row))
+        PublishedCase(
+            inputs=_inputs(row),
+            measured=_measured(row),
+            tokens_per_second_per_gpu=_number(row["tokens_per_s_per_gpu"]),
+            mfu=_number(row["mfu_pct"], 0.01),
+            hfu=_number(row["hfu_pct"], 0.01),
+        )
         for row in (packaged_rows() if rows is None else rows)
     )
 
 
 def _count(text: str) -> int | None:
     return int(float(text)) if text else None
+
+
+def _number(text: str, unit: float = 1.0) -> float | None:
+    return float(text) * unit if text else None
 
 
 def _inputs(row: Mapping[str, str]) -> CaseInputs:
@@ -210,6 +225,7 @@ def _inputs(row: Mapping[str, str]) -> CaseInputs:
         micro_batch_size=_count(row["micro_batch_per_gpu"]),
         sequence_length=_count(row["seq_len"]),
         gradient_accumulation_steps=_count(row["grad_accum"]),
+        interconnect=row["interconnect"] or None,
         step=_ladder_step(row["notes"]),
     )
 
