@@ -18,6 +18,7 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import read_profile
 
+_PICTURE = click.Path(path_type=Path)
 LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 
 
@@ -32,7 +33,14 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 )
 @calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the step's memory; .svg too.")
+@click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw the step's memory; .svg too.")
+@click.option(
+    "--step-chart", type=_PICTURE, metavar="FILE.png", help="Draw what runs when in a step, stream by stream."
+)
+@click.option("--trade-off", type=_PICTURE, metavar="FILE.png", help="Draw memory against speed, a point a setup.")
+@click.option(
+    "--scaling", type=_PICTURE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     words: SetupWords,
@@ -41,6 +49,9 @@ def command(
     calibration: Path | None,
     expandable_segments: bool,
     chart: Path | None,
+    step_chart: Path | None,
+    trade_off: Path | None,
+    scaling: Path | None,
     as_json: bool,
 ) -> int:
     """Predict memory, time and fit of a setup, with the breakdown at the peak; several by comma are set side by side.
@@ -57,11 +68,13 @@ def command(
     refused = [question for question in questions if question.impossible]
     if len(refused) == len(questions):
         raise SpecError(refused[0].impossible)
-    if chart is not None:
-        check_picture(chart)
+    for picture in (chart, step_chart, trade_off, scaling):
+        if picture is not None:
+            check_picture(picture)
     predictions = [answer(question) for question in questions if not question.impossible]
     if chart is not None:
         _draw(predictions, refused, chart)
+    _draw_time(predictions, step_chart, trade_off, scaling)
     _print(predictions, questions, as_json)
     return 3 if all(prediction.fits is False for prediction in predictions) else 0
 
@@ -88,6 +101,24 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
         return document(predictions[0])
     answers = iter(predictions)
     return {"predictions": [refusal(q) if q.impossible else document(next(answers)) for q in questions]}
+
+
+def _draw_time(
+    predictions: Sequence[Prediction], step_chart: Path | None, trade_off: Path | None, scaling: Path | None
+) -> None:
+    """Draw the pictures of time that are asked for."""
+    if step_chart is not None:
+        from fsdp_bench.report.step_chart import draw_step
+
+        save_picture(lambda path: draw_step(predictions, path), step_chart)
+    if trade_off is not None:
+        from fsdp_bench.report.trade_off import draw_trade_off
+
+        save_picture(lambda path: draw_trade_off(predictions, path), trade_off)
+    if scaling is not None:
+        from fsdp_bench.report.scaling import draw_scaling
+
+        save_picture(lambda path: draw_scaling([one.question for one in predictions], path), scaling)
 
 
 def _draw(predictions: Sequence[Prediction], refused: Sequence[Question], chart: Path) -> None:

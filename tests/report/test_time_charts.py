@@ -1,0 +1,109 @@
+"""The pictures of time: what they are made of, and that they are drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.predict.speed import speed
+from fsdp_bench.report.prediction import Question
+from fsdp_bench.report.scaling import curves, node_counts
+from fsdp_bench.report.step_chart import _exposed
+from fsdp_bench.report.trade_off import Point, frontier
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
+from tests.conftest import run_command
+
+MIXED = Precision("fp32", "bf16", "fp32")
+
+
+def cluster(nodes: int = 2) -> Cluster:
+    """Return nodes of eight A100."""
+    server = loader.server("p4d.24xlarge")
+    return Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+
+
+points = st.lists(
+    st.builds(
+        Point,
+        name=st.just("setup"),
+        memory_gib=st.integers(1, 20).map(float),
+        tokens=st.integers(1, 20).map(float),
+        fits=st.sampled_from([True, False, None]),
+    ),
+    max_size=12,
+)
+
+
+@given(points)
+def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(given_points: list[Point]) -> None:
+    best = frontier(given_points)
+    assert all(point in given_points and point.fits is not False for point in best)
+    for point in given_points:
+        if point.fits is not False:
+            assert any(one.memory_gib <= point.memory_gib and one.tokens >= point.tokens for one in best)
+    for one in best:
+        assert not any(
+            other.fits is not False
+            and (other.memory_gib, -other.tokens) != (one.memory_gib, -one.tokens)
+            and other.memory_gib <= one.memory_gib
+            and other.tokens >= one.tokens
+            for other in given_points
+        )
+
+
+def test_the_red_stretches_add_up_to_the_exposed_seconds() -> None:
+    setup = TrainSetup(world_size=16, precision=MIXED, sequence_length=512)
+    found = speed(loader.model("gpt2").shape(), setup, cluster(), with_spans=True)
+    red = sum(end - begin for begin, end in _exposed(found.time.spans))
+    assert red == pytest.approx(found.time.exposed_communication_seconds)
+    assert red > 0
+
+
+def test_nodes_double_up_to_the_last() -> None:
+    assert node_counts(1) == (1,)
+    assert node_counts(8) == (1, 2, 4, 8)
+    assert node_counts(12) == (1, 2, 4, 8, 12)
+
+
+def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
+    model = loader.model("gpt2").shape()
+    setups = [
+        TrainSetup(strategy=ShardingStrategy.FULL_SHARD, world_size=32, precision=MIXED),
+        TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=32, shard_size=8, precision=MIXED),
+    ]
+    full, hybrid = curves([Question(model, setup, cluster(4)) for setup in setups])
+    assert full.nodes == hybrid.nodes == (1, 2, 4)
+    assert full.tokens[-1] == speed(model, setups[0], cluster(4)).tokens_per_second_per_gpu
+    assert hybrid.tokens[0] is None  # one node has one shard group
+    assert hybrid.tokens[-1] == speed(model, setups[1], cluster(4)).tokens_per_second_per_gpu
+
+
+def test_scaling_wants_a_server() -> None:
+    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), loader.gpu("H100-SXM"))
+    with pytest.raises(SpecError, match="no server is named"):
+        curves([question])
+
+
+def test_all_three_are_drawn(tmp_path: Path) -> None:
+    words = ("--model", "gpt2", "--server", "p4d.24xlarge", "--nodes", 2, "--seq", 512, "--precision", "bf16-mixed")
+    names = {"--step-chart": "step.png", "--trade-off": "trade.svg", "--scaling": "scaling.png"}
+    asked = [word for option, name in names.items() for word in (option, tmp_path / name)]
+    done = run_command("predict", *words, "--strategy", "FULL_SHARD,NO_SHARD", *asked)
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in names.values())
+
+
+def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
+    alone = ("--model", "gpt2", "--gpu", "A10G", "--world-size", 2)
+    refused = run_command("predict", *alone, "--step-chart", tmp_path / "step.png")
+    assert refused.returncode == 2
+    assert "the step's time is unknown: all_gather (shard)" in refused.stderr
+    one = ("--model", "gpt2", "--server", "p4d.24xlarge")
+    assert "two or more" in run_command("predict", *one, "--trade-off", tmp_path / "trade.png").stderr
+    assert not list(tmp_path.iterdir())
