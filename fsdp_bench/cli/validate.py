@@ -9,9 +9,13 @@ from typing import Any
 
 import click
 
+from fsdp_bench.cli.options import calibration_option
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.dry_run import DryRunSpec
+from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.sweep.drawn_cells import draw_cells
+from fsdp_bench.sweep.store import read_records
+from fsdp_bench.sweep.time_validation import compare_time, summarize_time
 from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
 
 
@@ -22,20 +26,31 @@ from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_ru
 @click.option("--cells", default=200, type=click.IntRange(min=1), help="Cells of the drawn grid, for dry-run.")
 @click.option("--seed", default=1, type=int, help="Seed of the drawn grid.")
 @click.option("--kernels", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Kernel set of the dry run.")
+@calibration_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(against: str, cells: int, seed: int, kernels: Any, as_json: bool) -> int:
-    """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named."""
+def command(against: str, cells: int, seed: int, kernels: Any, calibration: Path | None, as_json: bool) -> int:
+    """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named.
+
+    Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
+    """
     if against == "published":
         return _published(as_json)
+    profile = read_profile(calibration) if calibration else None
     comparisons = _dry_run(cells, seed, kernels) if against == "dry-run" else _results(Path(against))
     name = f"dry run, kernels {kernels}, seed {seed}" if against == "dry-run" else f"measured in {against}"
     summary = summarize(comparisons, name)
+    times = [] if against == "dry-run" else [compare_time(one, profile) for one in read_records(Path(against))]
     if as_json:
-        sys.stdout.write(to_json(_document(comparisons, summary)).decode())
+        time = {"summary": to_builtins(summarize_time(times)), "trials": to_builtins(times)} if times else None
+        sys.stdout.write(to_json({**_document(comparisons, summary), "time": time}).decode())
         return 0
+    from fsdp_bench.report.time_validation import format_time
     from fsdp_bench.report.validation import format_validation
 
     print(format_validation(comparisons, summary))
+    if times:
+        source = f"rates measured on {profile.machine}, {profile.measured_on}" if profile else "rates of datasheets"
+        print("", format_time(times, summarize_time(times), source), sep="\n")
     return 0
 
 
@@ -57,8 +72,6 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
 
 
 def _results(folder: Path) -> list[Comparison]:
-    from fsdp_bench.sweep.store import read_records
-
     return [compare_with_record(record) for record in read_records(folder)]
 
 

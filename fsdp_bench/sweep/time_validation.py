@@ -1,0 +1,151 @@
+"""Predicted against measured time: steps, exposed communication, and which strategy is faster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import median
+
+import msgspec
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.predict.speed import speed
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.drawn_cells import Cell
+
+EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
+"""How near exposed communication should be: to itself, or as a part of the step."""
+
+
+class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial's step: predicted beside measured, or why not."""
+
+    label: str
+    family: str = ""
+    """What a trial has in common with those that differ from it in the strategy and api alone."""
+    name: str = ""
+    """Strategy and api."""
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    """The median step of the slowest rank."""
+    fastest_seconds: float | None = None
+    slowest_seconds: float | None = None
+    predicted_exposed_seconds: float | None = None
+    exposed_by_difference_seconds: float | None = None
+    exposed_by_profiler_seconds: float | None = None
+    """Its share of a profiled step, of the measured step."""
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        if self.predicted_seconds is None or not self.measured_seconds:
+            return None
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    def exposed_is_near(self, measured: float | None) -> bool | None:
+        """Whether the predicted exposed seconds are near the measured ones; None where one is missing."""
+        if measured is None or self.predicted_exposed_seconds is None or self.measured_seconds is None:
+            return None
+        allowed = max(EXPOSED_WITHIN * measured, OF_THE_STEP * self.measured_seconds)
+        return abs(self.predicted_exposed_seconds - measured) <= allowed
+
+
+class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparisons amount to."""
+
+    num_trials: int
+    median_error: float | None
+    """Of the absolute errors of a step."""
+    median_bias: float | None
+    num_within: int
+    """Steps within 15 %."""
+    num_exposed: int
+    """Trials with both kinds of measured exposed communication."""
+    num_exposed_near_difference: int
+    num_exposed_near_profiler: int
+    num_exposed_near_either: int
+    num_pairs: int
+    """Pairs of strategies, all else equal, whose measured steps do not overlap."""
+    num_pairs_in_order: int
+
+
+def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
+    """Predict the time of a measured trial."""
+    setup = record.setup
+    label = f"{record.id} {Cell(model=record.model, setup=setup).label}"
+    if record.outcome is not Outcome.OK or record.step_seconds is None:
+        return TimeComparison(label=label, reason=f"the trial ended {record.outcome.value}")
+    if setup.compiles:
+        return TimeComparison(label=label, reason="compiled code; the prediction is for eager")
+    kernels = "cpu" if record.device == "cpu" else "cuda"
+    if profile is not None and profile.device != kernels:
+        return TimeComparison(label=label, reason=f"the calibration is of {profile.machine}")
+    gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
+    found = speed(record.model, setup, gpu, kernels, profile)
+    if found.time.step_seconds is None:
+        return TimeComparison(label=label, reason=f"unknown: {', '.join(found.time.unknown)}")
+    steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]
+    shares = record.exposed_shares
+    common = msgspec.structs.replace(setup, strategy="FULL_SHARD", api="fsdp1", shard_size=None)
+    return TimeComparison(
+        label=label,
+        family=to_json((record.model, common)).decode(),
+        name=f"{setup.strategy.value} {setup.api.value}",
+        predicted_seconds=found.time.step_seconds,
+        measured_seconds=record.step_seconds,
+        fastest_seconds=min(steps),
+        slowest_seconds=max(steps),
+        predicted_exposed_seconds=found.time.exposed_communication_seconds,
+        exposed_by_difference_seconds=record.exposed_by_difference_seconds,
+        exposed_by_profiler_seconds=shares[0] * record.step_seconds if shares else None,
+    )
+
+
+def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
+    """Count, and take medians."""
+    errors = [one.error for one in comparisons if one.error is not None]
+    near = [
+        (one.exposed_is_near(one.exposed_by_difference_seconds), one.exposed_is_near(one.exposed_by_profiler_seconds))
+        for one in comparisons
+    ]
+    both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
+    pairs = list(_distinct_pairs(comparisons))
+    return TimeSummary(
+        num_trials=len(errors),
+        median_error=median(map(abs, errors)) if errors else None,
+        median_bias=median(errors) if errors else None,
+        num_within=sum(abs(error) <= 0.15 for error in errors),
+        num_exposed=len(both),
+        num_exposed_near_difference=sum(difference for difference, _ in both),
+        num_exposed_near_profiler=sum(profiler for _, profiler in both),
+        num_exposed_near_either=sum(difference or profiler for difference, profiler in both),
+        num_pairs=len(pairs),
+        num_pairs_in_order=sum(_seconds(faster) < _seconds(slower) for faster, slower in pairs),
+    )
+
+
+def _seconds(one: TimeComparison) -> float:
+    assert one.predicted_seconds is not None
+    return one.predicted_seconds
+
+
+def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
+    """Yield pairs that differ in strategy or api alone, the faster one first, where no measured steps overlap."""
+    families: dict[str, list[TimeComparison]] = defaultdict(list)
+    for one in comparisons:
+        if one.error is not None:
+            families[one.family].append(one)
+    for family in families.values():
+        for one, other in combinations(family, 2):
+            assert one.slowest_seconds is not None
+            assert one.fastest_seconds is not None
+            assert other.slowest_seconds is not None
+            assert other.fastest_seconds is not None
+            if one.slowest_seconds < other.fastest_seconds:
+                yield one, other
+            elif other.slowest_seconds < one.fastest_seconds:
+                yield other, one
