@@ -46,7 +46,7 @@ def rests_on(found: Speed, profile: Profile | None) -> str:
         return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate)"
     if found.source is None:
         return UNKNOWN
-    return "the GPU's datasheet and NCCL's model of its links; fsdp-bench calibrate measures a machine's own"
+    return "the GPU's datasheet and NCCL's model of its links (fsdp-bench calibrate measures yours)"
 
 
 def _why_unknown(found: Speed) -> str:
