@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,6 @@ def main() -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(int(os.environ["THREADS"]))
     torch.manual_seed(rank)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.13 renames collectives that 2.11 has
     dist.init_process_group(
         "nccl" if cuda else "gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=world
     )

@@ -14,6 +14,11 @@ MESSAGES = {"cpu": (2**10, 2**16, 2**20, 2**23, 2**25), "cuda": (2**10, 2**16, 2
 """Whole messages in bytes."""
 
 
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Torch 2.13 gives them new names; 2.11 has the old ones alone."""
+
+
 def collective_times(watch: Stopwatch) -> Iterator[CollectiveTime]:
     """Time each kind in groups of every size that divides the world, side by side and far apart."""
     world = dist.get_world_size()
@@ -46,6 +51,6 @@ def _collectives(
     """Yield kinds and calls, which allocate what they return, as FSDP does: a fresh page costs time on a CPU."""
     whole = torch.ones(max(num_bytes // 4 // size, 1) * size, device=device)
     part = torch.ones(whole.numel() // size, device=device)
-    yield "all_gather", lambda: dist.all_gather_into_tensor(torch.empty_like(whole), part, group=group)
-    yield "reduce_scatter", lambda: dist.reduce_scatter_tensor(torch.empty_like(part), whole, group=group)
+    yield "all_gather", lambda: _ALL_GATHER(torch.empty_like(whole), part, group=group)
+    yield "reduce_scatter", lambda: _REDUCE_SCATTER(torch.empty_like(part), whole, group=group)
     yield "all_reduce", lambda: dist.all_reduce(whole, group=group)

@@ -1,0 +1,188 @@
+"""Rates of a calibration: measured seconds where they were measured, and sensible ones between."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.predict.calibrated import Calibrated
+from fsdp_bench.predict.speed import speed
+from fsdp_bench.predict.timeline import Work
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import (
+    TINY,
+    AttentionTime,
+    CollectiveTime,
+    CopyTime,
+    MatmulTime,
+    Measured,
+    OperatorTime,
+    OptimizerTime,
+    Profile,
+    RankProfile,
+)
+from fsdp_bench.spec.setup import Api, OptimizerKind, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.calibration import rank_profile
+
+FLOPS, BANDWIDTH, LATENCY, NETWORK = 1e11, 1e10, 1e-4, 1e9
+SIDES = (64, 256, 1024)
+SIZES = (2**10, 2**16, 2**22)
+
+
+def times(**changes: object) -> dict[str, object]:
+    """Return the tables of a machine with one FLOP rate, one bandwidth and one latency."""
+    tables: dict[str, object] = {
+        "matmul": tuple(
+            MatmulTime(layout=layout, dtype=dtype, m=m, n=n, k=k, seconds=2 * m * n * k / FLOPS)
+            for layout in ("nt", "nn", "tn")
+            for dtype in ("fp32", "bf16")
+            for m in SIDES
+            for n in SIDES
+            for k in SIDES
+        ),
+        "attention": tuple(
+            AttentionTime(backward=backward, dtype=dtype, heads=8, length=length, head_dim=64, seconds=1e-6 * length)
+            for backward in (False, True)
+            for dtype in ("fp32", "bf16")
+            for length in (128, 512)
+        ),
+        "operator": tuple(
+            OperatorTime(operator=name, dtype=dtype, num_bytes=size, seconds=size / BANDWIDTH)
+            for name in OPERATORS
+            for dtype in ("fp32", "bf16")
+            for size in SIZES
+        ),
+        "copy": tuple(CopyTime(direction="to_device", num_bytes=size, seconds=size / BANDWIDTH) for size in SIZES),
+        "optimizer": tuple(
+            OptimizerTime(kind=kind, num_tensors=count, num_elements=numel, seconds=count * 1e-5 + numel / BANDWIDTH)
+            for kind in ("adamw-foreach", "sgd")
+            for count, numel in ((64, 2**16), (8, 2**23))
+        ),
+        "collective": tuple(
+            CollectiveTime(
+                kind=kind, group_size=2, neighbours=True, message_bytes=size, seconds=LATENCY + size / NETWORK
+            )
+            for kind in ("all_gather", "reduce_scatter", "all_reduce")
+            for size in SIZES
+        ),
+    }
+    return tables | changes
+
+
+OPERATORS = (
+    *("aten::add", "aten::add_", "aten::mul", "aten::mul_out", "aten::div_", "aten::neg", "aten::pow", "aten::cat"),
+    *("aten::clone", "aten::copy_", "aten::_to_copy", "aten::sum", "aten::mean", "aten::silu", "aten::silu_backward"),
+    *("aten::embedding", "aten::embedding_dense_backward", "aten::_log_softmax", "aten::_log_softmax_backward_data"),
+)
+
+
+def profile(launch: float = 0.0, hooks: float = 0.0, **changes: object) -> Profile:
+    """Return that machine's calibration with two ranks."""
+    tables = times(**changes)
+    ranks = RankProfile(
+        num_ranks=2,
+        threads_per_rank=1,
+        launch_seconds=launch,
+        hook_seconds={"fsdp1": hooks, "fsdp2": hooks},
+        **tables,  # type: ignore[arg-type]
+    )
+    return Profile(
+        machine="made up", device="cpu", device_name="none", measured_on="2026-11-21", versions={}, ranks=(ranks,)
+    )
+
+
+SETUP = TrainSetup(world_size=2, precision=Precision("fp32", "bf16", "fp32"), sequence_length=128)
+RATES = Calibrated(profile(), SETUP, 2)
+
+
+@given(st.integers(8, 4096), st.integers(8, 4096), st.integers(8, 4096))
+def test_one_rate_everywhere_is_one_rate_between(m: int, n: int, k: int) -> None:
+    work = Work("aten::mm nt", 0, (m, n, k), 4)
+    assert RATES.run(work) == pytest.approx(2.0 * m * n * k / FLOPS)
+
+
+@given(st.integers(1, 2**24), st.integers(1, 2**24))
+def test_more_bytes_never_take_less(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    for name, ask in (("aten::mul", RATES.run), ("to_device", RATES.copy)):
+        first, second = ask(Work(name, low)), ask(Work(name, high))
+        assert first is not None
+        assert second is not None
+        assert first <= second
+    sent = [RATES.send(Work("all_gather", size, group="shard")) for size in (low, high)]
+    assert sent[0] is not None
+    assert sent[1] is not None
+    assert sent[0] <= sent[1]
+
+
+def test_what_was_measured_is_what_is_said() -> None:
+    assert RATES.run(Work("aten::silu", 2**16)) == pytest.approx(2**16 / BANDWIDTH)
+    assert RATES.send(Work("all_reduce", 2**22, group="world")) == pytest.approx(LATENCY + 2**22 / NETWORK)
+    assert RATES.run(Work("optimizer sgd", 0, (8, 2**23))) == pytest.approx(8e-5 + 2**23 / BANDWIDTH)
+
+
+def test_between_two_sizes_a_time_is_on_the_line_between_them() -> None:
+    middle = (2**16 + 2**22) // 2
+    assert RATES.send(Work("all_gather", middle, group="shard")) == pytest.approx(LATENCY + middle / NETWORK)
+
+
+def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
+    assert RATES.run(Work("fsdp::split_with_sizes_copy", 2**20)) == RATES.run(Work("aten::copy_", 2**20))
+
+
+def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=128)
+    assert Calibrated(profile(), setup, 8).send(Work("all_gather", 1, group="shard")) is None
+    found = speed(TINY, setup, None, "cpu", profile(hooks=1e-5))
+    assert found.time.step_seconds is None
+    assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
+
+
+def test_a_calibration_of_another_device_is_refused() -> None:
+    with pytest.raises(SpecError, match="--kernels cpu goes with it"):
+        speed(TINY, SETUP, None, "cuda", profile())
+
+
+@pytest.mark.parametrize(("launch", "hook"), [(0.0, 0.0), (5e-6, 2e-4)])
+def test_overheads_are_found_again_in_a_step_that_has_them(launch: float, hook: float) -> None:
+    """A tiny step that is predicted with known overheads, taken for a measurement, gives these overheads."""
+    known = profile(launch, hook)
+    silent = profile(launch, hook, collective=tuple(
+        CollectiveTime(kind=kind, group_size=2, neighbours=True, message_bytes=1, seconds=1e-30)
+        for kind in ("all_gather", "reduce_scatter", "all_reduce")
+    ))  # fmt: skip
+    steps = {}
+    for name, api, strategy, world in (
+        ("none", Api.FSDP2, ShardingStrategy.NO_SHARD, 1),
+        ("fsdp1", Api.FSDP1, ShardingStrategy.FULL_SHARD, 2),
+        ("fsdp2", Api.FSDP2, ShardingStrategy.FULL_SHARD, 2),
+    ):
+        setup = TrainSetup(
+            api=api, strategy=strategy, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=16
+        )
+        step = speed(TINY, setup, None, "cpu", silent).time.step_seconds
+        assert step is not None
+        steps[name] = step
+    measured = Measured(
+        num_ranks=2,
+        threads_per_rank=1,
+        device_name="",
+        versions={},
+        tiny_step_seconds=steps,
+        **times(),  # type: ignore[arg-type]
+    )
+    found = rank_profile(measured, "cpu")
+    assert found.launch_seconds == pytest.approx(launch, abs=2e-7)
+    assert found.hook_seconds == pytest.approx(dict.fromkeys(("fsdp1", "fsdp2"), hook), abs=2e-5)
+    assert found.matmul == known.ranks[0].matmul
+
+
+def test_the_nearest_number_of_ranks_is_taken() -> None:
+    two = profile().ranks[0]
+    both = msgspec.structs.replace(profile(), ranks=(two, msgspec.structs.replace(two, num_ranks=4)))
+    assert [both.for_ranks(count).num_ranks for count in (1, 2, 3, 4, 64)] == [2, 2, 2, 4, 4]
+    assert math.isfinite(two.launch_seconds)

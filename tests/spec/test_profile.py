@@ -1,0 +1,53 @@
+"""Calibration files: written, read, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import read_profile, write_profile
+from tests.conftest import run_command
+from tests.predict.test_calibrated import profile
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "machine.toml"
+    write_profile(profile(1e-6, 1e-4), path)
+    assert read_profile(path) == profile(1e-6, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("device = ", "no calibration"),
+        ("device = 'cpu'", "missing required field"),
+        ("schema_version = 99", "calibration of version 99; this fsdp-bench reads up to 1"),
+    ],
+)
+def test_what_is_no_calibration_is_refused_in_one_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(content)
+    with pytest.raises(SpecError, match=said):
+        read_profile(path)
+    done = run_command("predict", "--model", "gpt2", "--calibration", path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_says_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="fsdp-bench calibrate"):
+        read_profile(tmp_path / "none.toml")
+
+
+def test_predict_says_what_its_time_rests_on(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    write_profile(profile(1e-6, 1e-4), path)
+    words = ("predict", "--params", "10M", "--seq", 64, "--world-size", 2, "--calibration", path)
+    told = run_command(*words, "--kernels", "cpu").stdout
+    assert "measured on made up, 2026-11-21" in told
+    refused = run_command(*words)
+    assert refused.returncode == 2
+    assert "it is of made up; --kernels cpu goes with it" in refused.stderr
