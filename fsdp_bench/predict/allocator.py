@@ -32,7 +32,15 @@ from fsdp_bench.predict.heap import (
     Heap,
     fresh_heap,
 )
-from fsdp_bench.predict.malloc import FIRST_FULL_PART, INSTRUCTION, OUT_OF_MEMORY, PART, STATUS, TOO_MANY_BLOCKS, TURN
+from fsdp_bench.predict.malloc import (
+    FIRST_FULL_PART,
+    INSTRUCTION,
+    OUT_OF_MEMORY,
+    PART,
+    STATUS,
+    TOO_MANY_BLOCKS,
+    TURN,
+)
 from fsdp_bench.predict.program import Program, plain
 
 CAPACITY = 4096
@@ -118,6 +126,6 @@ def replay(
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:
-    part, event = program.parts[at[PART]], program.instructions.events[at[INSTRUCTION]]
+    part, done, index = program.parts[at[PART]], program.instructions, at[INSTRUCTION]
     unit = part.block + at[TURN] if part.block >= 0 else -1
-    return OutOfMemory(part.phase, unit, event.label, event.num_bytes)
+    return OutOfMemory(part.phase, unit, done.events[index].label, done.num_bytes[index])

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import NamedTuple
 
 from fsdp_bench.predict.events import Category, Event, Kind
 
@@ -51,21 +54,43 @@ class Replay:
         return self.phases[self.peak_phase].num_bytes
 
 
+class Part(NamedTuple):
+    """What lies between two marks."""
+
+    first: int
+    """The first event, and the one behind the last."""
+    last: int
+    phase: str
+    block: int
+    """-1 outside of blocks."""
+
+
+class Course(NamedTuple):
+    """Which events allocate and which free, part by part; sizes apart, because models share a course."""
+
+    parts: list[Part]
+    signs: list[int]
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Course:
+        """Cut events at the marks."""
+        sign = {Kind.ALLOCATE: 1, Kind.FREE: -1}
+        return cls(_parts(events), [sign.get(event[0], 0) for event in events])
+
+
 def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
     """Follow the live bytes; the stretched block's parts run ``1 + extra_blocks`` times."""
+    return replay_course(Course.of(events), [event[2] for event in events], extra_blocks)
+
+
+def replay_course(course: Course, num_bytes: Sequence[int], extra_blocks: int) -> Replay:
+    """Follow the live bytes where each event's size is given."""
     phases: dict[str, Peak] = {}
-    live, phase = 0, "load"
-    for first, last, phase, block in _parts(events):
-        begin, top, top_event = live, live, first - 1
-        for index in range(first, last):
-            event = events[index]
-            if event[0] == 0:
-                live += event[2]
-                if live > top:
-                    top, top_event = live, index
-            elif event[0] == 1:
-                live -= event[2]
-        turn = 0
+    changes, live = list(map(mul, course.signs, num_bytes)), 0
+    for first, last, phase, block in course.parts:
+        levels = list(accumulate(changes[first:last], initial=live))
+        begin, live, top, turn = live, levels[-1], max(levels), 0
+        top_event = first - 1 + levels.index(top)
         if block == STRETCHED_BLOCK and extra_blocks:
             added = live - begin
             live += extra_blocks * added
@@ -77,14 +102,12 @@ def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
     return Replay(phases, live)
 
 
-def _parts(events: Sequence[Event]) -> list[tuple[int, int, str, int]]:
-    """Cut at the marks: first and last event, phase and block of each part."""
+def _parts(events: Sequence[Event]) -> list[Part]:
     mark = Kind.MARK
     cuts = [index for index, event in enumerate(events) if event[0] == mark]
-    parts = [(0, cuts[0] if cuts else len(events), "load", -1)]
-    for position, index in enumerate(cuts):
-        last = cuts[position + 1] if position + 1 < len(cuts) else len(events)
-        parts.append((index + 1, last, events[index].label, events[index].number))
+    parts = [Part(0, cuts[0] if cuts else len(events), "load", -1)]
+    for index, last in pairwise([*cuts, len(events)]):
+        parts.append(Part(index + 1, last, events[index].label, events[index].number))
     return parts
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-from msgspec.structs import replace
 
 from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
@@ -18,21 +16,25 @@ from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
-from fsdp_bench.predict.memory import SIMULATED_BLOCKS
+from fsdp_bench.predict.memory import SIMULATED_BLOCKS, Course, Replay, replay_course
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
+from fsdp_bench.predict.symbolic import traced
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 CUDA_BLOCK_BYTES = 512
 """c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
 
 BETWEEN_STEPS = "between steps"
 """Not a phase of its own: where the simulation puts what earlier steps have left."""
+
+_new = tuple.__new__
+"""Makes an Event of its fields; see tape.py."""
 
 _MICRO_BATCHES = 3
 """Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
@@ -186,10 +188,26 @@ def _wrapper(setup: TrainSetup) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """One step's events, and how many blocks the stretched one stands for besides itself."""
+    """One step, and how many blocks the stretched one stands for besides itself."""
 
-    events: list[Event]
+    traced: list[Event]
+    """What happens. Sizes may be symbolic: those of the model that was simulated."""
+    course: Course
+    num_bytes: Sequence[int]
+    """Of each event."""
     extra_blocks: int
+
+    @property
+    def events(self) -> list[Event]:
+        """What happens, with sizes."""
+        return [
+            _new(Event, (kind, number, size, category, stream, label))
+            for (kind, number, _, category, stream, label), size in zip(self.traced, self.num_bytes, strict=True)
+        ]
+
+    def replay(self) -> Replay:
+        """Follow the live bytes."""
+        return replay_course(self.course, self.num_bytes, self.extra_blocks)
 
 
 def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int = SIMULATED_BLOCKS) -> Step:
@@ -198,17 +216,23 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
     At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
     """
     extra = shape.num_hidden_layers - num_blocks
-    events = _stretchable(_any_depth(shape, setup), setup, kernels, num_blocks) if extra > 0 else None
-    if events is not None:
-        return Step(events, extra)
-    return Step(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)), 0)
+    if extra > 0:
+        stretchable, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks)
+        if stretchable is not None:
+            return Step(*stretchable, num_bytes, extra)
+    events = _steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers))
+    return Step(events, Course.of(events), [event.num_bytes for event in events], 0)
 
 
-@lru_cache(maxsize=8)
-def _stretchable(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event] | None:
-    """Return the events of a model of so many blocks; None where they cannot stand for more of them."""
+def _stretchable(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int
+) -> tuple[tuple[list[Event], Course] | None, list[int]]:
+    """Return the events of a model of so many blocks, and sizes; None where they cannot stand for more of them."""
     simulation = Simulation(shape, setup, kernels, num_blocks)
-    return _steady_step(simulation) if simulation.is_stretchable else None
+    if not simulation.is_stretchable:
+        return None, []
+    events = _steady_step(simulation)
+    return (events, Course.of(events)), [event.num_bytes for event in events]
 
 
 def _steady_step(simulation: Simulation) -> list[Event]:
@@ -225,32 +249,17 @@ def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> P
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        instructions = _alike(_any_depth(shape, setup), setup, kernels)
+        instructions, sizes = traced(_alike, shape, setup, kernels)
         if instructions is not None:
-            return Program(instructions, extra)
+            return Program(replace(instructions, num_bytes=sizes), extra)
     return program.plain(events_of_two_steps(shape, setup, kernels))
 
 
-DEEP = 100
-"""Stands for every depth where all of them do the same in every block, and the same outside."""
-
-
-def _any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape:
-    """Return a model that stands for every depth, or the model itself where more changes with it than how many blocks.
-
-    That is so for the norms of gradients to clip, for what DDP broadcasts, and for units by size.
-    """
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if is_ddp or setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK:
-        return shape
-    return replace(shape, name="", num_hidden_layers=DEEP)
-
-
-@lru_cache(maxsize=8)
-def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> program.Instructions | None:
-    """Return what a model's blocks do in two steps, None where they differ; searches ask for one width many times."""
+def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[program.Instructions | None, Sequence[int]]:
+    """Return what a model's blocks do in two steps, and sizes; None where blocks differ."""
     simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
-    return program.alike(_two_steps(simulation)) if simulation.is_stretchable else None
+    found = program.alike(_two_steps(simulation)) if simulation.is_stretchable else None
+    return found, () if found is None else found.num_bytes
 
 
 def events_of_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:

@@ -49,6 +49,7 @@ class Tape:
         "next_sequence",
         "phase",
         "repeats",
+        "rounded",
         "rounding",
         "sent",
     )
@@ -56,6 +57,8 @@ class Tape:
     def __init__(self, rounding: int = 1) -> None:
         self.rounding = rounding
         """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
+        self.rounded: dict[int, int] = {}
+        """What sizes were rounded to; there are few."""
         self.events: list[Event] = []
         self.category = Category.ACTIVATIONS
         """What storages hold that say nothing else."""
@@ -103,9 +106,10 @@ class Storage:
 
     def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
         self.tape = tape
-        if tape.rounding > 1:
-            num_bytes = -(-num_bytes // tape.rounding) * tape.rounding
-        self.num_bytes = num_bytes
+        rounded = tape.rounded.get(num_bytes)
+        if rounded is None:
+            rounded = tape.rounded[num_bytes] = -(-num_bytes // tape.rounding) * tape.rounding
+        self.num_bytes = num_bytes = rounded
         self.category = category
         self.stream = stream
         self.number = tape.next_number
