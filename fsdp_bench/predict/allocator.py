@@ -32,15 +32,7 @@ from fsdp_bench.predict.heap import (
     Heap,
     fresh_heap,
 )
-from fsdp_bench.predict.malloc import (
-    FIRST_FULL_PART,
-    INSTRUCTION,
-    OUT_OF_MEMORY,
-    PART,
-    STATUS,
-    TOO_MANY_BLOCKS,
-    TURN,
-)
+from fsdp_bench.predict.malloc import FIRST_FULL_PART, INSTRUCTION, OUT_OF_MEMORY, PART, STATUS, TOO_MANY_BLOCKS, TURN
 from fsdp_bench.predict.program import Program, plain
 
 CAPACITY = 4096
@@ -110,7 +102,7 @@ def replay(
         fresh = fresh_heap(card_bytes, *options, capacity, program.num_tensors, program.num_events)
         heap: Heap = fresh.tolist() if run is malloc.run else fresh  # Python reads a list faster
         at = array("q", [0] * malloc.PLACES)
-        run(heap, code, at)
+        run(heap, code, len(program.parts), at)
         if at[STATUS] != TOO_MANY_BLOCKS:
             break
         capacity *= 2
