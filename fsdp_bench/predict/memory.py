@@ -86,20 +86,20 @@ def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
 def replay_course(course: Course, num_bytes: Sequence[int], extra_blocks: int) -> Replay:
     """Follow the live bytes where each event's size is given."""
     phases: dict[str, Peak] = {}
-    changes, live = list(map(mul, course.signs, num_bytes)), 0
+    levels = list(accumulate(map(mul, course.signs, num_bytes), initial=0))
+    repeated = 0
     for first, last, phase, block in course.parts:
-        levels = list(accumulate(changes[first:last], initial=live))
-        begin, live, top, turn = live, levels[-1], max(levels), 0
-        top_event = first - 1 + levels.index(top)
+        top, turn = max(levels[first : last + 1]) + repeated, 0
         if block == STRETCHED_BLOCK and extra_blocks:
-            added = live - begin
-            live += extra_blocks * added
+            added = extra_blocks * (levels[last] - levels[first])
+            repeated += added
             if added > 0:
-                top, turn = top + extra_blocks * added, extra_blocks
+                top, turn = top + added, extra_blocks
         known = phases.get(phase)
         if known is None or top > known.num_bytes:
-            phases[phase] = Peak(top, top_event, turn)
-    return Replay(phases, live)
+            event = first - 1 + levels[first : last + 1].index(max(levels[first : last + 1]))
+            phases[phase] = Peak(top, event, turn)
+    return Replay(phases, levels[-1] + repeated)
 
 
 def _parts(events: Sequence[Event]) -> list[Part]:

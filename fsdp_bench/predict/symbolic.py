@@ -96,6 +96,10 @@ class Trace(Generic[T]):
         dimensions = {name: SymInt(self, self._place(size), size) for name, size in _dimensions(shape).items()}
         self.result, sizes = function(replace(shape, **dimensions), *arguments)
         self._sizes = [self._place_of(size) for size in sizes]
+        read = {place for _, *places, _, _ in self._instructions for place in places}.union(self._sizes)
+        self._read = [name for name, dimension in dimensions.items() if dimension.place in read]
+        self._found: dict[tuple[int, ...], array[int] | None] = {}
+        """Sizes by the dimensions that are read; mostly the depth is not."""
 
     def apply(self, function: Function, left: int | SymInt, right: int | SymInt) -> SymInt | bool:
         """Compute something, and note how."""
@@ -107,8 +111,14 @@ class Trace(Generic[T]):
 
     def sizes(self, shape: ModelShape) -> array[int] | None:
         """Return the sizes for a shape; None where it decides differently."""
-        dimensions = _dimensions(shape).values()
-        values = [*dimensions, *self._values[len(dimensions) :]]
+        dimensions = _dimensions(shape)
+        key = tuple(dimensions[name] for name in self._read)
+        if key not in self._found:
+            self._found[key] = self._evaluate(list(dimensions.values()))
+        return self._found[key]
+
+    def _evaluate(self, dimensions: list[int]) -> array[int] | None:
+        values = dimensions + self._values[len(dimensions) :]
         for function, left, right, place, outcome in self._instructions:
             value = values[place] = function(values[left], values[right])
             if outcome is not None and value is not outcome:
@@ -129,8 +139,8 @@ class Trace(Generic[T]):
 
 def traced(
     function: Callable[..., tuple[T, Sequence[int]]], shape: ModelShape, *arguments: Any
-) -> tuple[T, array[int]]:
-    """Return what a function of a shape and of other arguments returns: a result, and sizes as plain integers.
+) -> tuple[T, Sequence[int]]:
+    """Return what a function of a shape and of other arguments returns: a result, and an array of sizes.
 
     The result may be that for another shape: it must not depend on sizes but through comparisons.
     """

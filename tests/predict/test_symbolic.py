@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.predict import step, symbolic
+from fsdp_bench.predict import host, step, symbolic
 from fsdp_bench.predict.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.predict.step import Simulation
 from fsdp_bench.predict.symbolic import SymInt, Trace, traced
 from fsdp_bench.spec.ladder import rungs
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing, Precision, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, TrainSetup, impossible
 from fsdp_bench.sweep.drawn_cells import draw_cells
 from tests.predict.test_step import many, shape
 
@@ -23,6 +24,8 @@ CELLS = [cell for cell in draw_cells(300, seed=31, device="cuda") if cell.model.
 SETUPS = [replace(cell.setup, sequence_length=min(cell.setup.sequence_length, 512)) for cell in CELLS]
 MODELS = [cell.model for cell in CELLS]
 MODELS += [replace(model, max_position_embeddings=2048) for family in Family for model in rungs(family)[::37]]
+OFFLOADING = [replace(setup, offload=Offload.PARAMS) for setup in SETUPS]
+OFFLOADING = [setup for setup in OFFLOADING if impossible(setup, "cuda") is None]
 
 
 @many
@@ -50,6 +53,16 @@ def test_a_trace_has_the_sizes_of_each_model(
                 assert getattr(program.instructions, column) == getattr(instructions, column)
             labels = [(event.kind, event.category, event.label) for event in instructions.events]
             assert [(event.kind, event.category, event.label) for event in program.instructions.events] == labels
+
+
+@many
+@given(st.sampled_from(OFFLOADING), st.lists(st.sampled_from(MODELS), min_size=3, max_size=6))
+def test_host_memory_is_that_of_each_model(setup: TrainSetup, models: list[ModelShape]) -> None:
+    for model in (replace(model, num_hidden_layers=1 + model.num_hidden_layers % 9) for model in models):
+        pinned, held = host._shards(model, setup)
+        plain, sizes = host._on_host(Simulation(model, setup, CUDA, model.num_hidden_layers))
+        assert sum(num_bytes * count for num_bytes, count in pinned) == sum(sizes[: plain.num_pinned])
+        assert held == sum(sizes[plain.num_pinned :])
 
 
 def counted(function: Any) -> tuple[Any, list[ModelShape]]:
