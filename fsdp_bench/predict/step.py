@@ -167,8 +167,9 @@ class Simulation:
             if is_sharded_fsdp1:
                 reduce_norm_of_host_gradients(self.tape)
             return
-        simulated = sum(shard.block >= 0 for shard in self.shards)
-        count = len(self.shards) - simulated
+        shards = optimizer.not_empty(self.shards)
+        simulated = sum(shard.block >= 0 for shard in shards)
+        count = len(shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
         if is_sharded_fsdp1:
             self.tape.send("all_reduce", "shard", FP32)
@@ -197,6 +198,11 @@ class Step:
     """Of each event."""
     extra_blocks: int
 
+    @classmethod
+    def of(cls, events: list[Event]) -> Step:
+        """Return a step of which every block is there."""
+        return cls(events, Course.of(events), [event.num_bytes for event in events], 0)
+
     @property
     def events(self) -> list[Event]:
         """What happens, with sizes."""
@@ -220,8 +226,7 @@ def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks:
         stretchable, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks)
         if stretchable is not None:
             return Step(*stretchable, num_bytes, extra)
-    events = _steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers))
-    return Step(events, Course.of(events), [event.num_bytes for event in events], 0)
+    return Step.of(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
 
 
 def _stretchable(

@@ -84,18 +84,33 @@ class SymInt:
         return str(self.value)
 
 
+_smaller, _larger = _operation(min), _operation(max)
+
+
+def sym_min(one: int, other: int) -> int:
+    """Return the smaller one without deciding which that is."""
+    found: int = _smaller(one, other) if isinstance(one, SymInt) else min(one, other)
+    return found
+
+
+def sym_max(one: int, other: int) -> int:
+    """Return the larger one without deciding which that is."""
+    found: int = _larger(one, other) if isinstance(one, SymInt) else max(one, other)
+    return found
+
+
 class Trace(Generic[T]):
     """What a function of a model's shape returned, and how to find its sizes for another shape."""
 
     def __init__(self, function: Callable[..., tuple[T, Sequence[int]]], shape: ModelShape, *arguments: Any) -> None:
         self._values: list[int] = []
         """Dimensions and constants at their places; 0 for what is computed."""
-        self._constants: dict[int, int] = {}
+        self._constants: dict[int, SymInt] = {}
         self._instructions: list[tuple[Function, int, int, int, bool | None]] = []
         """What is computed from two places and where it is put; of a guard the outcome that it must have."""
         dimensions = {name: SymInt(self, self._place(size), size) for name, size in _dimensions(shape).items()}
         self.result, sizes = function(replace(shape, **dimensions), *arguments)
-        self._sizes = [self._place_of(size) for size in sizes]
+        self._sizes = [size.place if isinstance(size, SymInt) else self._operand(size).place for size in sizes]
         read = {place for _, *places, _, _ in self._instructions for place in places}.union(self._sizes)
         self._read = [name for name, dimension in dimensions.items() if dimension.place in read]
         self._found: dict[tuple[int, ...], array[int] | None] = {}
@@ -103,10 +118,10 @@ class Trace(Generic[T]):
 
     def apply(self, function: Function, left: int | SymInt, right: int | SymInt) -> SymInt | bool:
         """Compute something, and note how."""
-        value = function(_value(left), _value(right))
-        places, place = (self._place_of(left), self._place_of(right)), self._place(0)
-        is_guard = isinstance(value, bool)
-        self._instructions.append((function, *places, place, value if is_guard else None))
+        one, other = self._operand(left), self._operand(right)
+        value = function(one.value, other.value)
+        place, is_guard = self._place(0), isinstance(value, bool)
+        self._instructions.append((function, one.place, other.place, place, value if is_guard else None))
         return value if is_guard else SymInt(self, place, value)
 
     def sizes(self, shape: ModelShape) -> array[int] | None:
@@ -129,12 +144,13 @@ class Trace(Generic[T]):
         self._values.append(value)
         return len(self._values) - 1
 
-    def _place_of(self, size: int | SymInt) -> int:
+    def _operand(self, size: int | SymInt) -> SymInt:
         if isinstance(size, SymInt):
-            return size.place
-        if size not in self._constants:
-            self._constants[size] = self._place(size)
-        return self._constants[size]
+            return size
+        known = self._constants.get(size)
+        if known is None:
+            known = self._constants[size] = SymInt(self, self._place(size), size)
+        return known
 
 
 def traced(
@@ -164,7 +180,3 @@ def _traces(*question: Any) -> deque[Trace[Any]]:
 
 def _dimensions(shape: ModelShape) -> dict[str, int]:
     return {name: value for name, value in asdict(shape).items() if type(value) is int}
-
-
-def _value(size: int | SymInt) -> int:
-    return size.value if isinstance(size, SymInt) else size
