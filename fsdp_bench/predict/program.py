@@ -263,15 +263,14 @@ def _columns(cuts: _Cuts) -> Instructions:
     for part in cuts.parts:
         first = BLOCK if part.block >= 0 else (REPEATED_BLOCK + 2) * BLOCK
         strides += [each if name >= first else 0 for name in cuts.names[part.begin : part.end]]
-    kinds, _, sizes, _, streams, _ = zip(*cuts.events, strict=True) if cuts.events else ((),) * 6
     return Instructions(
         events=cuts.events,
         parts=cuts.parts,
-        kind=array("q", kinds),
+        kind=array("q", [event[0] for event in cuts.events]),
         tensor=array("q", [number[name] for name in cuts.names]),
         stride=array("q", strides),
-        num_bytes=sizes,
-        stream=array("q", streams),
+        num_bytes=[event[2] for event in cuts.events],
+        stream=array("q", [event[4] for event in cuts.events]),
         num_outside=outside,
         num_each=each,
         num_blocks=1 + max((part.block for part in cuts.parts), default=0),
