@@ -35,7 +35,7 @@ from fsdp_bench.predict.heap import (
 from fsdp_bench.predict.malloc import FIRST_FULL_PART, INSTRUCTION, OUT_OF_MEMORY, PART, STATUS, TOO_MANY_BLOCKS, TURN
 from fsdp_bench.predict.program import Program, plain
 
-CAPACITY = 4096
+CAPACITY = 2048
 """Blocks that a replay begins with room for; where they are too few it begins again with twice as many."""
 
 

@@ -19,6 +19,7 @@ from fsdp_bench.predict.heap import (
     FIRST_QUEUED,
     HAS_FINISHED,
     HOST_RUNS_AHEAD,
+    MOST_BLOCKS,
     NO_MEMORY,
     NUM_EVENTS,
     NUM_OOMS,
@@ -227,8 +228,7 @@ def run_turn(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
         kind = code[KIND][index]
         tensor = code[TENSOR][index] + turn * code[STRIDE][index]
         if kind == 0:
-            # A flush can cut each free block in three, and growing makes three at most.
-            if 3 * num_blocks(heap) + 3 > heap[CAPACITY]:
+            if num_blocks(heap) > heap[MOST_BLOCKS]:
                 at[STATUS] = TOO_MANY_BLOCKS
                 return
             if not allocate(heap, tensor, code[NUM_BYTES][index], code[STREAM][index]):
