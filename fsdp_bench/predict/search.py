@@ -30,7 +30,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 __all__ = ["Judge", "Limit", "Reach", "largest_model", "reach", "reach_all"]
 
-GARBAGE_THRESHOLD = 100_000
+GARBAGE_THRESHOLD = 50_000
 """Objects between two collections in a worker: blocks name their neighbours, so thousands are made and dropped."""
 
 

@@ -244,7 +244,7 @@ def _steady_step(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.warm_up()
     simulation.step()
-    return list(simulation.tape.events)
+    return _events(simulation.tape)
 
 
 def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Program:
@@ -276,4 +276,10 @@ def _two_steps(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.step()
     simulation.step()
-    return list(simulation.tape.events)
+    return _events(simulation.tape)
+
+
+def _events(tape: Tape) -> list[Event]:
+    """Take what was recorded off a tape: what ends with the simulation is no part of it, and goes on being written."""
+    events, tape.events = tape.events, []
+    return events

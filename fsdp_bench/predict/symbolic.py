@@ -36,7 +36,7 @@ def _operation(function: Function) -> Function:
         key = function, other
         known = self.known.get(key)
         if known is None:
-            known = self.known[key] = self.trace.apply(function, self, other)
+            known = self.known[key] = self.expressions.apply(function, self, other)
         return known
 
     return apply
@@ -44,16 +44,16 @@ def _operation(function: Function) -> Function:
 
 def _reflected(function: Function) -> Function:
     """Return the same for a plain number on the left."""
-    return lambda self, other: self.trace.apply(function, other, self)
+    return lambda self, other: self.expressions.apply(function, other, self)
 
 
 class SymInt:
     """An integer that remembers how it was computed; what is not defined here, no size may be used for."""
 
-    __slots__ = ("known", "place", "trace", "value")
+    __slots__ = ("expressions", "known", "place", "value")
 
-    def __init__(self, trace: Trace[Any], place: int, value: int) -> None:
-        self.trace = trace
+    def __init__(self, expressions: Expressions, place: int, value: int) -> None:
+        self.expressions = expressions
         self.place = place
         self.value = value
         self.known: dict[tuple[Function, int | SymInt], Any] = {}
@@ -77,7 +77,7 @@ class SymInt:
 
     def __index__(self) -> int:
         """Return the value where a plain integer is needed, as in range(): the trace holds for this value alone."""
-        assert self == self.value
+        self.expressions.apply(operator.eq, self, self.value)
         return self.value
 
     def __str__(self) -> str:
@@ -99,58 +99,75 @@ def sym_max(one: int, other: int) -> int:
     return found
 
 
+class Expressions:
+    """What was computed from a model's dimensions, in the order in which it was."""
+
+    def __init__(self, dimensions: Sequence[int]) -> None:
+        self._values: list[int] = []
+        """Dimensions and constants at their places; 0 for what is computed."""
+        self._constants: dict[int, SymInt] = {}
+        self.instructions: list[tuple[Function, int, int, int, bool | None]] = []
+        """What is computed from two places and where it is put; of a guard the outcome that it must have."""
+        self.dimensions = [self._new(size) for size in dimensions]
+
+    def apply(self, function: Function, left: int | SymInt, right: int | SymInt) -> SymInt | bool:
+        """Compute something, and note how."""
+        one, other = self.of(left), self.of(right)
+        value = function(one.value, other.value)
+        found, is_guard = self._new(value), isinstance(value, bool)
+        self.instructions.append((function, one.place, other.place, found.place, value if is_guard else None))
+        return value if is_guard else found
+
+    def of(self, size: int | SymInt) -> SymInt:
+        """Return a constant as an expression."""
+        if isinstance(size, SymInt):
+            return size
+        if size not in self._constants:
+            self._constants[size] = self._new(size)
+        return self._constants[size]
+
+    def end(self) -> None:
+        """Forget objects that name this one, so that all are gone when the last is: cycles are costly to collect."""
+        self._constants.clear()
+        self.dimensions.clear()
+
+    def values(self, dimensions: Sequence[int]) -> list[int] | None:
+        """Return what is at every place for other dimensions; None where a guard does not hold."""
+        values = [*dimensions, *self._values[len(dimensions) :]]
+        for function, left, right, place, outcome in self.instructions:
+            value = values[place] = function(values[left], values[right])
+            if outcome is not None and value is not outcome:
+                return None
+        return values
+
+    def _new(self, value: int) -> SymInt:
+        self._values.append(value)
+        return SymInt(self, len(self._values) - 1, value)
+
+
 class Trace(Generic[T]):
     """What a function of a model's shape returned, and how to find its sizes for another shape."""
 
     def __init__(self, function: Callable[..., tuple[T, Sequence[int]]], shape: ModelShape, *arguments: Any) -> None:
-        self._values: list[int] = []
-        """Dimensions and constants at their places; 0 for what is computed."""
-        self._constants: dict[int, SymInt] = {}
-        self._instructions: list[tuple[Function, int, int, int, bool | None]] = []
-        """What is computed from two places and where it is put; of a guard the outcome that it must have."""
-        dimensions = {name: SymInt(self, self._place(size), size) for name, size in _dimensions(shape).items()}
-        self.result, sizes = function(replace(shape, **dimensions), *arguments)
-        self._sizes = [size.place if isinstance(size, SymInt) else self._operand(size).place for size in sizes]
-        read = {place for _, *places, _, _ in self._instructions for place in places}.union(self._sizes)
-        self._read = [name for name, dimension in dimensions.items() if dimension.place in read]
+        sizes_of = _dimensions(shape)
+        self._expressions = expressions = Expressions(list(sizes_of.values()))
+        symbolic = dict(zip(sizes_of, expressions.dimensions, strict=True))
+        self.result, sizes = function(replace(shape, **symbolic), *arguments)
+        self._places = [(size if isinstance(size, SymInt) else expressions.of(size)).place for size in sizes]
+        expressions.end()
+        read = {place for _, *places, _, _ in expressions.instructions for place in places}.union(self._places)
+        self._read = [name for place, name in enumerate(sizes_of) if place in read]
         self._found: dict[tuple[int, ...], array[int] | None] = {}
         """Sizes by the dimensions that are read; mostly the depth is not."""
-
-    def apply(self, function: Function, left: int | SymInt, right: int | SymInt) -> SymInt | bool:
-        """Compute something, and note how."""
-        one, other = self._operand(left), self._operand(right)
-        value = function(one.value, other.value)
-        place, is_guard = self._place(0), isinstance(value, bool)
-        self._instructions.append((function, one.place, other.place, place, value if is_guard else None))
-        return value if is_guard else SymInt(self, place, value)
 
     def sizes(self, shape: ModelShape) -> array[int] | None:
         """Return the sizes for a shape; None where it decides differently."""
         dimensions = _dimensions(shape)
         key = tuple(dimensions[name] for name in self._read)
         if key not in self._found:
-            self._found[key] = self._evaluate(list(dimensions.values()))
+            values = self._expressions.values(list(dimensions.values()))
+            self._found[key] = None if values is None else array("q", map(values.__getitem__, self._places))
         return self._found[key]
-
-    def _evaluate(self, dimensions: list[int]) -> array[int] | None:
-        values = dimensions + self._values[len(dimensions) :]
-        for function, left, right, place, outcome in self._instructions:
-            value = values[place] = function(values[left], values[right])
-            if outcome is not None and value is not outcome:
-                return None
-        return array("q", map(values.__getitem__, self._sizes))
-
-    def _place(self, value: int) -> int:
-        self._values.append(value)
-        return len(self._values) - 1
-
-    def _operand(self, size: int | SymInt) -> SymInt:
-        if isinstance(size, SymInt):
-            return size
-        known = self._constants.get(size)
-        if known is None:
-            known = self._constants[size] = SymInt(self, self._place(size), size)
-        return known
 
 
 def traced(
