@@ -108,7 +108,7 @@ class Storage:
         self.tape = tape
         rounded = tape.rounded.get(num_bytes)
         if rounded is None:
-            rounded = tape.rounded[num_bytes] = (num_bytes + tape.rounding - 1) // tape.rounding * tape.rounding
+            rounded = tape.rounded[num_bytes] = num_bytes - num_bytes % -tape.rounding  # up: what is left is negative
         self.num_bytes = num_bytes = rounded
         self.category = category
         self.stream = stream
