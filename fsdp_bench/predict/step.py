@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
-from fsdp_bench.predict.memory import SIMULATED_BLOCKS, Course, Replay, replay_course
+from fsdp_bench.predict.memory import SIMULATED_BLOCKS, Course, Peak, Replay
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
@@ -32,9 +33,6 @@ CUDA_BLOCK_BYTES = 512
 
 BETWEEN_STEPS = "between steps"
 """Not a phase of its own: where the simulation puts what earlier steps have left."""
-
-_new = tuple.__new__
-"""Makes an Event of its fields; see tape.py."""
 
 _MICRO_BATCHES = 3
 """Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
@@ -191,9 +189,8 @@ def _wrapper(setup: TrainSetup) -> Any:
 class Step:
     """One step, and how many blocks the stretched one stands for besides itself."""
 
-    traced: list[Event]
-    """What happens. Sizes may be symbolic: those of the model that was simulated."""
     course: Course
+    """Its sizes may be symbolic: those of the model that was simulated."""
     num_bytes: Sequence[int]
     """Of each event."""
     extra_blocks: int
@@ -201,43 +198,54 @@ class Step:
     @classmethod
     def of(cls, events: list[Event]) -> Step:
         """Return a step of which every block is there."""
-        return cls(events, Course.of(events), [event.num_bytes for event in events], 0)
+        return cls(Course.of(events), [event.num_bytes for event in events], 0)
 
     @property
     def events(self) -> list[Event]:
         """What happens, with sizes."""
         return [
-            _new(Event, (kind, number, size, category, stream, label))
-            for (kind, number, _, category, stream, label), size in zip(self.traced, self.num_bytes, strict=True)
+            event._replace(num_bytes=num_bytes)
+            for event, num_bytes in zip(self.course.events, self.num_bytes, strict=True)
         ]
 
     def replay(self) -> Replay:
         """Follow the live bytes."""
-        return replay_course(self.course, self.num_bytes, self.extra_blocks)
+        return self.course.replay(self.num_bytes, self.extra_blocks)
+
+    def breakdown(self, peak: Peak) -> dict[str, int]:
+        """Return what is alive at a peak, by category."""
+        return self.course.breakdown(self.num_bytes, peak, self.extra_blocks)
 
 
-def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int = SIMULATED_BLOCKS) -> Step:
+def simulate(
+    shape: ModelShape,
+    setup: TrainSetup,
+    kernels: Kernels,
+    num_blocks: int = SIMULATED_BLOCKS,
+    others_follow: bool = False,
+) -> Step:
     """Return the events of loading and of one step in the steady state.
 
     At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
+    ``others_follow``: this setup will be asked for with other models, too (see symbolic.py).
     """
     extra = shape.num_hidden_layers - num_blocks
     if extra > 0:
-        stretchable, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks)
-        if stretchable is not None:
-            return Step(*stretchable, num_bytes, extra)
+        course, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks, others_follow=others_follow)
+        if course is not None:
+            return Step(course, num_bytes, extra)
     return Step.of(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
 
 
 def _stretchable(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int
-) -> tuple[tuple[list[Event], Course] | None, list[int]]:
-    """Return the events of a model of so many blocks, and sizes; None where they cannot stand for more of them."""
+) -> tuple[Course | None, list[int]]:
+    """Return what a model of so many blocks does, and sizes; None where they cannot stand for more of them."""
     simulation = Simulation(shape, setup, kernels, num_blocks)
     if not simulation.is_stretchable:
         return None, []
     events = _steady_step(simulation)
-    return (events, Course.of(events)), [event.num_bytes for event in events]
+    return Course.of(events), [event[2] for event in events]
 
 
 def _steady_step(simulation: Simulation) -> list[Event]:
@@ -247,16 +255,17 @@ def _steady_step(simulation: Simulation) -> list[Event]:
     return _events(simulation.tape)
 
 
-def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Program:
+def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_follow: bool = False) -> Program:
     """Return loading and the first two steps, every block: what a caching allocator goes through.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
+    ``others_follow``: as for ``simulate``.
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        instructions, sizes = traced(_alike, shape, setup, kernels)
+        instructions, sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
         if instructions is not None:
-            return Program(replace(instructions, num_bytes=sizes), extra)
+            return Program(replace(instructions, num_bytes=array("q", sizes)), extra)
     return program.plain(events_of_two_steps(shape, setup, kernels))
 
 

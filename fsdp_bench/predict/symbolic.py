@@ -171,17 +171,20 @@ class Trace(Generic[T]):
 
 
 def traced(
-    function: Callable[..., tuple[T, Sequence[int]]], shape: ModelShape, *arguments: Any
+    function: Callable[..., tuple[T, Sequence[int]]], shape: ModelShape, *arguments: Any, others_follow: bool = True
 ) -> tuple[T, Sequence[int]]:
-    """Return what a function of a shape and of other arguments returns: a result, and an array of sizes.
+    """Return what a function of a shape and of other arguments returns: a result, and sizes.
 
-    The result may be that for another shape: it must not depend on sizes but through comparisons.
+    The result may be that for another shape: it must not depend on sizes but through comparisons. Tracing takes half as
+    long again as the function; where no other shapes follow there is none, but a trace that is kept is used.
     """
     kept = _traces(function, shape.family, shape.tie_word_embeddings, *arguments)
-    for trace in kept:
+    for trace in tuple(kept):
         sizes = trace.sizes(shape)
         if sizes is not None:
             return trace.result, sizes
+    if not others_follow:
+        return function(shape, *arguments)
     trace = Trace(function, shape, *arguments)
     kept.appendleft(trace)
     sizes = trace.sizes(shape)

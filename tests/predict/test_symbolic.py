@@ -42,12 +42,12 @@ def test_a_trace_has_the_sizes_of_each_model(
         if model.family is not family or model.max_position_embeddings < setup.sequence_length:
             continue
         same = replace(model, num_hidden_layers=max(model.num_hidden_layers, 7))
-        whole = step._stretchable(same, setup, kernels, 3)[0]
-        found = step.simulate(same, setup, kernels)
-        assert found.events == (step.simulate(same, setup, kernels, 10**6).events if whole is None else whole[0])
+        course, _ = step._stretchable(same, setup, kernels, 3)
+        found = step.simulate(same, setup, kernels, others_follow=True)
+        assert found.events == (step.simulate(same, setup, kernels, 10**6).events if course is None else course.events)
         instructions = step._alike(same, setup, kernels)[0]
         if instructions is not None:
-            program = step.first_two_steps(same, setup, kernels)
+            program = step.first_two_steps(same, setup, kernels, others_follow=True)
             assert list(program.instructions.num_bytes) == list(instructions.num_bytes)
             for column in ("parts", "kind", "tensor", "stride", "stream"):
                 assert getattr(program.instructions, column) == getattr(instructions, column)
@@ -98,6 +98,14 @@ def test_where_a_plain_integer_is_needed_the_trace_holds_for_it_alone() -> None:
     assert len(calls) == 2
 
 
+def test_nothing_is_traced_where_no_others_follow() -> None:
+    function, calls = counted(lambda model: (type(model.hidden_size), [model.hidden_size]))
+    assert traced(function, shape(), others_follow=False) == (int, [64])
+    assert traced(function, shape())[0] is SymInt
+    assert traced(function, shape(hidden_size=128), others_follow=False)[0] is SymInt
+    assert len(calls) == 2
+
+
 def test_arguments_and_families_have_traces_of_their_own() -> None:
     calls = []
 
@@ -119,8 +127,9 @@ def test_an_error_is_of_the_model_that_it_is_raised_for() -> None:
     narrow = shape(num_hidden_layers=9, hidden_size=24)
     for _ in range(2):
         with pytest.raises(Exception, match="head size 6:"):
-            step.simulate(narrow, setup, CUDA)
-    assert step.simulate(replace(narrow, hidden_size=32), setup, CUDA).replay().peak_bytes > 0
+            step.simulate(narrow, setup, CUDA, others_follow=True)
+    wide = replace(narrow, hidden_size=32)
+    assert step.simulate(wide, setup, CUDA, others_follow=True).replay().peak_bytes > 0
 
 
 NAMES = ["add", "sub", "mul", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne"]
