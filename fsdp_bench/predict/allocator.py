@@ -35,7 +35,7 @@ from fsdp_bench.predict.heap import (
 from fsdp_bench.predict.malloc import FIRST_FULL_PART, INSTRUCTION, OUT_OF_MEMORY, PART, STATUS, TOO_MANY_BLOCKS, TURN
 from fsdp_bench.predict.program import Program, plain
 
-CAPACITY = 4096
+CAPACITY = 2048
 """Blocks that a replay begins with room for; where they are too few it begins again with twice as many."""
 
 
@@ -102,7 +102,7 @@ def replay(
         fresh = fresh_heap(card_bytes, *options, capacity, program.num_tensors, program.num_events)
         heap: Heap = fresh.tolist() if run is malloc.run else fresh  # Python reads a list faster
         at = array("q", [0] * malloc.PLACES)
-        run(heap, code, at)
+        run(heap, code, len(program.parts), at)
         if at[STATUS] != TOO_MANY_BLOCKS:
             break
         capacity *= 2
@@ -118,6 +118,6 @@ def replay(
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:
-    part, event = program.parts[at[PART]], program.instructions.events[at[INSTRUCTION]]
+    part, done, index = program.parts[at[PART]], program.instructions, at[INSTRUCTION]
     unit = part.block + at[TURN] if part.block >= 0 else -1
-    return OutOfMemory(part.phase, unit, event.label, event.num_bytes)
+    return OutOfMemory(part.phase, unit, done.events[index].label, done.num_bytes[index])

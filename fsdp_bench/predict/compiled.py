@@ -1,19 +1,24 @@
 """The allocator's replay compiled to machine code by numba: ten times as fast, for searches over many models.
 
-The functions are those of heap.py, segments.py and malloc.py as they stand. numba takes seconds to compile them; the
-result is kept in the user's cache directory, under the hash of their source, and read from there the next time.
+The functions are those of heap.py, segments.py and malloc.py as they stand, on plain pointers: for its own arrays numba
+counts references and looks at the sign of every index, which takes as long again. numba takes seconds to compile them;
+the result is kept in the user's cache directory, under the hash of their source, and read from there the next time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+from array import array
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 from fsdp_bench.predict import heap, malloc, segments
-from fsdp_bench.predict.allocator import Run, replay
+from fsdp_bench.predict.allocator import Run
 
 _MODULES = (heap, segments, malloc)
 
@@ -27,16 +32,33 @@ def compiled_run() -> Run:
     if is_keeping:
         numba.config.CACHE_DIR = str(cache_directory())  # type: ignore[attr-defined]
     names: dict[str, object] = {}
+    copies: dict[str, FunctionType] = {}
     for module in _MODULES:
         names.update(vars(module))
     for module in _MODULES:
         for function in _functions(module):
             # A copy that sees the other copies; the originals stay as they are.
-            copy = FunctionType(function.__code__, names, function.__name__)
-            names[function.__name__] = numba.njit(cache=is_keeping)(copy)
-    run: Run = names["run"]  # type: ignore[assignment]
-    replay((), run=run)  # compiles it, or reads what was compiled before
+            copies[function.__name__] = FunctionType(function.__code__, names, function.__name__)
+    names.update({name: numba.njit(copy) for name, copy in copies.items()})
+    pointer_to: Any = numba.types.CPointer
+    integers = pointer_to(numba.int64)
+    signature = numba.void(integers, pointer_to(integers), numba.int64, integers)
+    compiled: Any = numba.cfunc(signature, cache=is_keeping)(copies["run"])
+    pointer = ctypes.c_void_p
+    call: Any = ctypes.CFUNCTYPE(None, pointer, pointer, ctypes.c_int64, pointer)(compiled.address)
+    call.owner = compiled  # of the machine code, which goes with it
+
+    def run(heap: array[int], code: Sequence[array[int]], num_parts: int, at: array[int]) -> None:
+        columns = array("q", map(_address, code))
+        call(_address(heap), _address(columns), num_parts, _address(at))
+        if at[malloc.STATUS] == malloc.RUNNING:  # what is raised in machine code goes no further
+            raise KeyError("a tensor that is not alive")
+
     return run
+
+
+def _address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]
 
 
 def is_kept() -> bool:

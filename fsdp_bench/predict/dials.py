@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -59,10 +60,15 @@ class Dial:
 def model_dial(family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None) -> Dial:
     """Turn the size ladder; gpt2 gets as many learned positions as the sequence needs."""
     positions = max(setup.sequence_length, POSITIONS[family])
-    smallest = rung(family, SMALLEST, vocab_size, positions).num_parameters
-    ladder = rungs(family, vocab_size, positions)
-    by_size = {shape.num_parameters: shape for shape in ladder if shape.num_parameters >= smallest}
+    by_size = _rungs_by_size(family, vocab_size, positions)
     return Dial("num_parameters", tuple(by_size), lambda size: Step(by_size[size], setup, hardware))
+
+
+@lru_cache(maxsize=8)
+def _rungs_by_size(family: Family, vocab_size: int | None, positions: int) -> dict[int, ModelShape]:
+    smallest = rung(family, SMALLEST, vocab_size, positions).num_parameters
+    sized = ((shape.num_parameters, shape) for shape in rungs(family, vocab_size, positions))
+    return {size: shape for size, shape in sized if size >= smallest}
 
 
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}

@@ -6,6 +6,7 @@ block's events, which is what fits on a card.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.predict.allocator import AllocatorReading
@@ -13,7 +14,7 @@ from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
-from fsdp_bench.predict.memory import STRETCHED_BLOCK, Peak, breakdown, replay
+from fsdp_bench.predict.memory import STRETCHED_BLOCK, Peak
 from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -106,20 +107,20 @@ class Estimate:
 def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> MemoryPrediction:
     """Return the peak allocated bytes of rank 0."""
     step = simulate(shape, setup, kernels)
-    replayed = replay(step.events, step.extra_blocks)
+    events, replayed = step.course.events, step.replay()
     phase = replayed.peak_phase
     peak = replayed.phases[phase]
     return MemoryPrediction(
         peak_allocated_bytes=peak.num_bytes,
         peak_phase=phase,
-        peak_block=_block_at(step.events, peak, step.extra_blocks),
-        peak_operator=step.events[peak.event].label,
+        peak_block=_block_at(events, peak, step.extra_blocks),
+        peak_operator=events[peak.event].label,
         phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
-        breakdown_bytes=breakdown(step.events, peak, step.extra_blocks),
+        breakdown_bytes=step.breakdown(peak),
     )
 
 
-def _block_at(events: list[Event], peak: Peak, extra: int) -> int | None:
+def _block_at(events: Sequence[Event], peak: Peak, extra: int) -> int | None:
     """Return the real number of the block in whose part an event lies."""
     block, phase = -1, ""
     for event in events[: peak.event + 1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_bench.predict.symbolic import sym_max, sym_min
 from fsdp_bench.predict.transformer import Weight
 
 ALIGNMENT_BYTES = 16
@@ -33,4 +34,4 @@ class FlatLayout:
 
     def in_first_shard(self, index: int, weight: Weight) -> int:
         """Return how many elements of a weight rank 0 holds."""
-        return max(min(self.shard_numel - self.offsets[index], weight.numel), 0)
+        return sym_max(sym_min(self.shard_numel - self.offsets[index], weight.numel), 0)

@@ -403,7 +403,7 @@ class Fsdp1:
     # -- what stays ----------------------------------------------------------------------------------------------
 
     def shards(self, model: Module) -> list[Shard]:
-        """Return what the optimizer updates, in the order of model.parameters()."""
+        """Return what the optimizer updates, in the order of model.parameters(); of some it has no element."""
         if not self.setup.use_orig_params:
             return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
         held = {
@@ -411,8 +411,7 @@ class Fsdp1:
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }
-        weights = [weight for weight in model.all_weights() if held[id(weight)]]
-        return [Shard(held[id(weight)], self.sizes.store, weight.block) for weight in weights]
+        return [Shard(held[id(weight)], self.sizes.store, weight.block) for weight in model.all_weights()]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""

@@ -50,8 +50,11 @@ TICKET = 18
 HAS_FINISHED = 19
 """Something may have happened since the last look; malloc has to look again."""
 NUM_RECORDED, NUM_WAITED = 20, 21
+MOST_BLOCKS = 22
+"""With which there is room for those that an allocation makes: three, growing and splitting; in expandable segments a
+flush can also cut each free block in three."""
 
-NUM_FREE = 22
+NUM_FREE = 23
 """[pool]."""
 NUM_UNMAPPED = NUM_FREE + NUM_POOLS
 FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
@@ -116,6 +119,7 @@ def fresh_heap(
     heap[HOST_RUNS_AHEAD] = host_runs_ahead
     heap[STREAMS_KEEP_PACE] = streams_keep_pace
     heap[CAPACITY] = capacity
+    heap[MOST_BLOCKS] = capacity // 3 - 1 if is_expandable else capacity - 3
     heap[BLOCKS_OF] = tensors
     heap[EVENTS] = events
     heap[NEXT_ADDRESS] = FIRST_ADDRESS

@@ -11,7 +11,6 @@ from fsdp_bench.predict.dials import Step
 from fsdp_bench.predict.estimate import Estimate, estimate
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
-from fsdp_bench.predict.memory import breakdown, replay
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.step import first_two_steps, simulate
 from fsdp_bench.spec.errors import SpecError
@@ -68,8 +67,7 @@ class Judge:
 
     def live_bytes(self, step: Step) -> int:
         """Return the peak of live bytes, in a millisecond or two. What is reserved is never less."""
-        simulated = simulate(step.model, step.setup, self._kernels(step))
-        return replay(simulated.events, simulated.extra_blocks).peak_bytes
+        return simulate(step.model, step.setup, self._kernels(step), others_follow=True).replay().peak_bytes
 
     def refuse(self, step: Step) -> None:
         """Refuse what ``predict`` has no answer to either.
@@ -98,7 +96,7 @@ class Judge:
 
     def program(self, step: Step) -> Program:
         """Return what the caching allocator goes through in two steps."""
-        return first_two_steps(step.model, step.setup, self._kernels(step))
+        return first_two_steps(step.model, step.setup, self._kernels(step), others_follow=True)
 
     def needed(self, program: Program) -> AllocatorReading:
         """Return what would be reserved on a card without limit: it fits where that is no more."""
@@ -132,8 +130,7 @@ class Judge:
     def _held_in(self, phase: str, step: Step) -> dict[str, int]:
         """Return what is alive at the peak of one phase, by category."""
         simulated = simulate(step.model, step.setup, self._kernels(step))
-        peak = replay(simulated.events, simulated.extra_blocks).phases[phase]
-        return breakdown(simulated.events, peak, simulated.extra_blocks)
+        return simulated.breakdown(simulated.replay().phases[phase])
 
     def _kernels(self, step: Step) -> Kernels:
         gpu = _gpu(step)

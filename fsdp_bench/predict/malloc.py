@@ -19,6 +19,7 @@ from fsdp_bench.predict.heap import (
     FIRST_QUEUED,
     HAS_FINISHED,
     HOST_RUNS_AHEAD,
+    MOST_BLOCKS,
     NO_MEMORY,
     NUM_EVENTS,
     NUM_OOMS,
@@ -195,47 +196,50 @@ class Code(NamedTuple):
     num_turns: Sequence[int]
 
 
+KIND, TENSOR, STRIDE, NUM_BYTES, STREAM, BEGIN, END, FIRST_TURN, TURN_STEP, TURNS = range(len(Code._fields))
+
 PART, TURN, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
 PLACES = 5
 """Where a program ends, what it ends with, and the part in which the first retry came, or -1."""
 
-ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = 0, 1, 2
+RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
 
-def run(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
+def run(heap: Heap, code: Code, num_parts: int, at: MutableSequence[int]) -> None:
     """Run a program: until it ends, the card is full, or the heap has no room for more blocks."""
+    at[STATUS] = RUNNING
     at[FIRST_FULL_PART] = -1
-    for part in range(len(code.begin)):
+    for part in range(num_parts):
         at[PART] = part
-        for turn in range(code.num_turns[part]):
-            at[TURN] = code.first_turn[part] + code.turn_step[part] * turn
+        for turn in range(code[TURNS][part]):
+            at[TURN] = code[FIRST_TURN][part] + code[TURN_STEP][part] * turn
             run_turn(heap, code, at)
             if heap[NUM_RETRIES] > 0 and at[FIRST_FULL_PART] < 0:
                 at[FIRST_FULL_PART] = part
-            if at[STATUS] != ENDED:
+            if at[STATUS] != RUNNING:
                 return
+    at[STATUS] = ENDED
 
 
 def run_turn(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
     """Run one turn of a part."""
     turn, part = at[TURN], at[PART]
-    for index in range(code.begin[part], code.end[part]):
-        kind = code.kind[index]
-        tensor = code.tensor[index] + turn * code.stride[index]
+    for index in range(code[BEGIN][part], code[END][part]):
+        kind = code[KIND][index]
+        tensor = code[TENSOR][index] + turn * code[STRIDE][index]
         if kind == 0:
-            # A flush can cut each free block in three, and growing makes three at most.
-            if 3 * num_blocks(heap) + 3 > heap[CAPACITY]:
+            if num_blocks(heap) > heap[MOST_BLOCKS]:
                 at[STATUS] = TOO_MANY_BLOCKS
                 return
-            if not allocate(heap, tensor, code.num_bytes[index], code.stream[index]):
+            if not allocate(heap, tensor, code[NUM_BYTES][index], code[STREAM][index]):
                 at[STATUS], at[INSTRUCTION] = OUT_OF_MEMORY, index
                 return
         elif kind == 1:
             free(heap, tensor)
         elif kind == 2:
-            record_stream(heap, tensor, code.stream[index])
+            record_stream(heap, tensor, code[STREAM][index])
         elif kind == 3:
-            record_event(heap, heap[NUM_RECORDED], code.stream[index])
+            record_event(heap, heap[NUM_RECORDED], code[STREAM][index])
             heap[NUM_RECORDED] += 1
         else:
             host_wait(heap, heap[NUM_WAITED])

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import NamedTuple
 
 from fsdp_bench.predict.events import Category, Event, Kind
 
@@ -51,65 +54,87 @@ class Replay:
         return self.phases[self.peak_phase].num_bytes
 
 
-def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
-    """Follow the live bytes; the stretched block's parts run ``1 + extra_blocks`` times."""
-    phases: dict[str, Peak] = {}
-    live, phase = 0, "load"
-    for first, last, phase, block in _parts(events):
-        begin, top, top_event = live, live, first - 1
-        for index in range(first, last):
-            event = events[index]
-            if event[0] == 0:
-                live += event[2]
-                if live > top:
-                    top, top_event = live, index
-            elif event[0] == 1:
-                live -= event[2]
-        turn = 0
-        if block == STRETCHED_BLOCK and extra_blocks:
-            added = live - begin
-            live += extra_blocks * added
-            if added > 0:
-                top, turn = top + extra_blocks * added, extra_blocks
-        known = phases.get(phase)
-        if known is None or top > known.num_bytes:
-            phases[phase] = Peak(top, top_event, turn)
-    return Replay(phases, live)
+class Part(NamedTuple):
+    """What lies between two marks."""
+
+    first: int
+    """The first event, and the one behind the last."""
+    last: int
+    phase: str
+    block: int
+    """-1 outside of blocks."""
 
 
-def _parts(events: Sequence[Event]) -> list[tuple[int, int, str, int]]:
-    """Cut at the marks: first and last event, phase and block of each part."""
+class Course(NamedTuple):
+    """What happens, cut at the marks. Each event's size is told apart: models share a course."""
+
+    events: Sequence[Event]
+    parts: list[Part]
+    signs: list[int]
+    """1 for what is allocated, -1 for what is freed."""
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Course:
+        """Cut events at the marks."""
+        sign = {Kind.ALLOCATE: 1, Kind.FREE: -1}
+        return cls(events, _parts(events), [sign.get(event[0], 0) for event in events])
+
+    def replay(self, num_bytes: Sequence[int], extra_blocks: int) -> Replay:
+        """Follow the live bytes; the stretched block's parts run ``1 + extra_blocks`` times."""
+        phases: dict[str, Peak] = {}
+        levels = list(accumulate(map(mul, self.signs, num_bytes), initial=0))
+        repeated = 0
+        for first, last, phase, block in self.parts:
+            top, turn = max(levels[first : last + 1]) + repeated, 0
+            if block == STRETCHED_BLOCK and extra_blocks:
+                added = extra_blocks * (levels[last] - levels[first])
+                repeated += added
+                if added > 0:
+                    top, turn = top + added, extra_blocks
+            known = phases.get(phase)
+            if known is None or top > known.num_bytes:
+                event = first - 1 + levels[first : last + 1].index(max(levels[first : last + 1]))
+                phases[phase] = Peak(top, event, turn)
+        return Replay(phases, levels[-1] + repeated)
+
+    def breakdown(self, num_bytes: Sequence[int], peak: Peak, extra_blocks: int) -> dict[str, int]:
+        """Return what is alive at a peak by category; the values add up to it."""
+        totals: dict[str, int] = dict.fromkeys(BREAKDOWN, 0)
+        changes = list(map(mul, self.signs, num_bytes))
+
+        def add(first: int, last: int, times: int) -> None:
+            for event, change in zip(self.events[first:last], changes[first:last], strict=True):
+                totals[event[3]] += times * change
+
+        for first, last, _, block in self.parts:
+            reached = first <= peak.event + 1 <= last
+            whole_turns = 0
+            if block == STRETCHED_BLOCK and extra_blocks:
+                whole_turns = peak.turn if reached else 1 + extra_blocks
+            elif not reached:
+                whole_turns = 1
+            if whole_turns:
+                add(first, last, whole_turns)
+            if reached:
+                add(first, peak.event + 1, 1)
+                return totals
+        return totals
+
+
+def _parts(events: Sequence[Event]) -> list[Part]:
     mark = Kind.MARK
     cuts = [index for index, event in enumerate(events) if event[0] == mark]
-    parts = [(0, cuts[0] if cuts else len(events), "load", -1)]
-    for position, index in enumerate(cuts):
-        last = cuts[position + 1] if position + 1 < len(cuts) else len(events)
-        parts.append((index + 1, last, events[index].label, events[index].number))
+    parts = [Part(0, cuts[0] if cuts else len(events), "load", -1)]
+    for index, last in pairwise([*cuts, len(events)]):
+        parts.append(Part(index + 1, last, events[index].label, events[index].number))
     return parts
 
 
+def replay(events: Sequence[Event], extra_blocks: int = 0) -> Replay:
+    """Follow the live bytes of events with their sizes."""
+    return Course.of(events).replay([event[2] for event in events], extra_blocks)
+
+
 def breakdown(events: Sequence[Event], peak: Peak, extra_blocks: int = 0) -> dict[str, int]:
-    """Return what is alive at a peak by category; the values add up to it."""
-    totals: dict[str, int] = dict.fromkeys(BREAKDOWN, 0)
-    for first, last, _, block in _parts(events):
-        reached = first <= peak.event + 1 <= last
-        end = peak.event + 1 if reached else last
-        whole_turns = 0
-        if block == STRETCHED_BLOCK and extra_blocks:
-            whole_turns = peak.turn if reached else 1 + extra_blocks
-        elif not reached:
-            whole_turns = 1
-        if whole_turns:
-            _add(totals, events[first:last], whole_turns)
-        if reached:
-            _add(totals, events[first:end], 1)
-            return totals
-    return totals
-
-
-def _add(totals: dict[str, int], events: Sequence[Event], times: int) -> None:
-    for event in events:
-        if event.kind == Kind.ALLOCATE:
-            totals[event.category.value] += times * event.num_bytes
-        elif event.kind == Kind.FREE:
-            totals[event.category.value] -= times * event.num_bytes
+    """Return what is alive at a peak of events with their sizes."""
+    return Course.of(events).breakdown([event[2] for event in events], peak, extra_blocks)

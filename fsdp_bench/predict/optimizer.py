@@ -31,10 +31,15 @@ def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device
     held = []
     category = Category.OPTIMIZER_STATE
     for shard in marked(tape, tape.phase, shards):
-        if steps_on_device or kind is OptimizerKind.ADAMW_FUSED:
+        if (steps_on_device or kind is OptimizerKind.ADAMW_FUSED) and shard.numel:
             held.append(tape.storage(STEP_BYTES, "step", category))
         held += [tape.storage(shard.numel * shard.itemsize, name, category) for name in ("exp_avg", "exp_avg_sq")]
     return held
+
+
+def not_empty(shards: list[Shard]) -> list[Shard]:
+    """Return those of which this rank has an element. It does not matter where bytes are allocated: there are none."""
+    return [shard for shard in shards if shard.numel]
 
 
 def marked(tape: Tape, phase: str, shards: list[Shard]):  # type: ignore[no-untyped-def]
@@ -92,7 +97,7 @@ def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: 
 def _for_loop(tape: Tape, shards: list[Shard]) -> None:
     """_single_tensor_adamw: sqrt, then a quotient that lives until the next parameter's is made."""
     denominator = None
-    for shard in marked(tape, "optimizer", shards):
+    for shard in marked(tape, "optimizer", not_empty(shards)):
         root = tape.storage(shard.numel * shard.itemsize, "aten::sqrt", Category.TEMPORARY)
         denominator = tape.storage(shard.numel * shard.itemsize, "aten::div", Category.TEMPORARY)
         del root

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fsdp_bench.predict.events import Event, Kind
@@ -70,6 +70,7 @@ class Instructions:
     tensor: Sequence[int]
     stride: Sequence[int]
     num_bytes: Sequence[int]
+    """Symbolic while a simulation is traced."""
     stream: Sequence[int]
     num_outside: int
     """Tensors that are made outside of blocks; they have the first numbers."""
@@ -135,7 +136,8 @@ def plain(events: Iterable[Event]) -> Program:
     cuts = _cut(events, is_plain=True)
     if isinstance(cuts, int):
         raise ValueError(f"event {cuts} is waited for out of turn; a program waits in the order of recording")
-    return Program(_columns(cuts), 0)
+    columns = _columns(cuts)
+    return Program(replace(columns, num_bytes=array("q", columns.num_bytes)), 0)
 
 
 def alike(events: Sequence[Event]) -> Instructions | None:
@@ -261,15 +263,14 @@ def _columns(cuts: _Cuts) -> Instructions:
     for part in cuts.parts:
         first = BLOCK if part.block >= 0 else (REPEATED_BLOCK + 2) * BLOCK
         strides += [each if name >= first else 0 for name in cuts.names[part.begin : part.end]]
-    kinds, _, sizes, _, streams, _ = zip(*cuts.events, strict=True) if cuts.events else ((),) * 6
     return Instructions(
         events=cuts.events,
         parts=cuts.parts,
-        kind=array("q", kinds),
+        kind=array("q", [event[0] for event in cuts.events]),
         tensor=array("q", [number[name] for name in cuts.names]),
         stride=array("q", strides),
-        num_bytes=array("q", sizes),
-        stream=array("q", streams),
+        num_bytes=[event[2] for event in cuts.events],
+        stream=array("q", [event[4] for event in cuts.events]),
         num_outside=outside,
         num_each=each,
         num_blocks=1 + max((part.block for part in cuts.parts), default=0),

@@ -155,13 +155,14 @@ def _reach(dial: Dial, judge: Judge, hints: _Hints) -> Reach:
     runs = fits if judge.budget_bytes is not None else last_that_runs(steps, fits)
     hints.add(setup, Hint(max(fits, 0), steps.share(fits)))
     beyond = fits + 1 if fits + 1 < len(dial) else None
-    limit = None if beyond is None else judge.limit(dial[beyond], steps.estimate(beyond))
+    not_fitting = None if beyond is None else steps.estimate(beyond)
+    limit = None if beyond is None or not_fitting is None else judge.limit(dial[beyond], not_fitting)
     return Reach(
         dial=dial,
         fits=fits,
         runs=runs,
         limited_by=limit,
         at=steps.estimate(fits) if fits >= 0 else None,
-        beyond=None if beyond is None else steps.estimate(beyond),
+        beyond=not_fitting,
         beyond_bytes=None if beyond is None or limit is None or limit.place == "host" else steps.needs(beyond),
     )

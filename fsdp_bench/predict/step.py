@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
-
-from msgspec.structs import replace
 
 from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
@@ -19,16 +18,17 @@ from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
-from fsdp_bench.predict.memory import SIMULATED_BLOCKS
+from fsdp_bench.predict.memory import SIMULATED_BLOCKS, Course, Peak, Replay
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
+from fsdp_bench.predict.symbolic import traced
 from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.timeline import Timeline
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 CUDA_BLOCK_BYTES = 512
 """c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
@@ -192,8 +192,9 @@ class Simulation:
             if is_sharded_fsdp1:
                 reduce_norm_of_host_gradients(self.tape)
             return
-        simulated = sum(shard.block >= 0 for shard in self.shards)
-        count = len(self.shards) - simulated
+        shards = optimizer.not_empty(self.shards)
+        simulated = sum(shard.block >= 0 for shard in shards)
+        count = len(shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
         if is_sharded_fsdp1:
             self.tape.send("all_reduce", "shard", FP32)
@@ -213,71 +214,93 @@ def _wrapper(setup: TrainSetup) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """One step's events, and how many blocks the stretched one stands for besides itself."""
+    """One step, and how many blocks the stretched one stands for besides itself."""
 
-    events: list[Event]
+    course: Course
+    """Its sizes may be symbolic: those of the model that was simulated."""
+    num_bytes: Sequence[int]
+    """Of each event."""
     extra_blocks: int
 
+    @classmethod
+    def of(cls, events: list[Event]) -> Step:
+        """Return a step of which every block is there."""
+        return cls(Course.of(events), [event.num_bytes for event in events], 0)
 
-def simulate(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int = SIMULATED_BLOCKS) -> Step:
+    @property
+    def events(self) -> list[Event]:
+        """What happens, with sizes."""
+        return [
+            event._replace(num_bytes=num_bytes)
+            for event, num_bytes in zip(self.course.events, self.num_bytes, strict=True)
+        ]
+
+    def replay(self) -> Replay:
+        """Follow the live bytes."""
+        return self.course.replay(self.num_bytes, self.extra_blocks)
+
+    def breakdown(self, peak: Peak) -> dict[str, int]:
+        """Return what is alive at a peak, by category."""
+        return self.course.breakdown(self.num_bytes, peak, self.extra_blocks)
+
+
+def simulate(
+    shape: ModelShape,
+    setup: TrainSetup,
+    kernels: Kernels,
+    num_blocks: int = SIMULATED_BLOCKS,
+    others_follow: bool = False,
+) -> Step:
     """Return the events of loading and of one step in the steady state.
 
     At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
+    ``others_follow``: this setup will be asked for with other models, too (see symbolic.py).
     """
     extra = shape.num_hidden_layers - num_blocks
-    events = _stretchable(_any_depth(shape, setup), setup, kernels, num_blocks) if extra > 0 else None
-    if events is not None:
-        return Step(events, extra)
-    return Step(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)), 0)
+    if extra > 0:
+        course, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks, others_follow=others_follow)
+        if course is not None:
+            return Step(course, num_bytes, extra)
+    return Step.of(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
 
 
-@lru_cache(maxsize=8)
-def _stretchable(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> list[Event] | None:
-    """Return the events of a model of so many blocks; None where they cannot stand for more of them."""
+def _stretchable(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int
+) -> tuple[Course | None, list[int]]:
+    """Return what a model of so many blocks does, and sizes; None where they cannot stand for more of them."""
     simulation = Simulation(shape, setup, kernels, num_blocks)
-    return _steady_step(simulation) if simulation.is_stretchable else None
+    if not simulation.is_stretchable:
+        return None, []
+    events = _steady_step(simulation)
+    return Course.of(events), [event[2] for event in events]
 
 
 def _steady_step(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.warm_up()
     simulation.step()
-    return list(simulation.tape.events)
+    return _events(simulation.tape)
 
 
-def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Program:
+def first_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_follow: bool = False) -> Program:
     """Return loading and the first two steps, every block: what a caching allocator goes through.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
+    ``others_follow``: as for ``simulate``.
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        instructions = _alike(_any_depth(shape, setup), setup, kernels)
+        instructions, sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
         if instructions is not None:
-            return Program(instructions, extra)
+            return Program(replace(instructions, num_bytes=array("q", sizes)), extra)
     return program.plain(events_of_two_steps(shape, setup, kernels))
 
 
-DEEP = 100
-"""Stands for every depth where all of them do the same in every block, and the same outside."""
-
-
-def _any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape:
-    """Return a model that stands for every depth, or the model itself where more changes with it than how many blocks.
-
-    That is so for the norms of gradients to clip, for what DDP broadcasts, and for units by size.
-    """
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if is_ddp or setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK:
-        return shape
-    return replace(shape, name="", num_hidden_layers=DEEP)
-
-
-@lru_cache(maxsize=8)
-def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> program.Instructions | None:
-    """Return what a model's blocks do in two steps, None where they differ; searches ask for one width many times."""
+def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[program.Instructions | None, Sequence[int]]:
+    """Return what a model's blocks do in two steps, and sizes; None where blocks differ."""
     simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
-    return program.alike(_two_steps(simulation)) if simulation.is_stretchable else None
+    found = program.alike(_two_steps(simulation)) if simulation.is_stretchable else None
+    return found, () if found is None else found.num_bytes
 
 
 def events_of_two_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
@@ -289,4 +312,10 @@ def _two_steps(simulation: Simulation) -> list[Event]:
     simulation.load()
     simulation.step()
     simulation.step()
-    return list(simulation.tape.events)
+    return _events(simulation.tape)
+
+
+def _events(tape: Tape) -> list[Event]:
+    """Take what was recorded off a tape: what ends with the simulation is no part of it, and goes on being written."""
+    events, tape.events = tape.events, []
+    return events

@@ -50,6 +50,7 @@ class Tape:
         "next_sequence",
         "phase",
         "repeats",
+        "rounded",
         "rounding",
         "sent",
         "timeline",
@@ -60,6 +61,8 @@ class Tape:
         """What is issued to which stream."""
         self.rounding = rounding
         """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
+        self.rounded: dict[int, int] = {}
+        """What sizes were rounded to; there are few."""
         self.events: list[Event] = []
         self.category = Category.ACTIVATIONS
         """What storages hold that say nothing else."""
@@ -109,9 +112,10 @@ class Storage:
 
     def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
         self.tape = tape
-        if tape.rounding > 1:
-            num_bytes = -(-num_bytes // tape.rounding) * tape.rounding
-        self.num_bytes = num_bytes
+        rounded = tape.rounded.get(num_bytes)
+        if rounded is None:
+            rounded = tape.rounded[num_bytes] = num_bytes - num_bytes % -tape.rounding  # up: what is left is negative
+        self.num_bytes = num_bytes = rounded
         self.category = category
         self.stream = stream
         self.number = tape.next_number

@@ -188,7 +188,7 @@ def _place(sizes: Sizes) -> dict[str, Any]:
 def _cell(cell: Cell) -> dict[str, Any]:
     """Return one setting; null for what there is no answer to."""
     at = cell.at
-    found = document(at, with_communication=False) if at else refusal(cell.question)
+    found = document(at, with_time=False, with_communication=False) if at else refusal(cell.question)
     setup, model = found["setup"], at.question.model if at else None
     keys = ("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer")
     limit = cell.limit
@@ -227,7 +227,7 @@ def _next(cell: Cell) -> dict[str, Any] | None:
     beyond = cell.beyond
     if beyond is None or cell.reach is None:
         return None
-    found = document(beyond, with_communication=False)
+    found = document(beyond, with_time=False, with_communication=False)
     return {
         "value": cell.dial.values[cell.reach.fits + 1],
         "model": beyond.question.model.name,

@@ -129,10 +129,10 @@ def answer(question: Question) -> Prediction:
     return Prediction(question, found)
 
 
-def document(prediction: Prediction, with_communication: bool = True) -> dict[str, Any]:
+def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
     """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md.
 
-    Without what is sent where many are asked for: every block has to be simulated for it.
+    Without time, or what is sent, where many are asked for: the step is simulated for each of them once more.
     """
     return {
         **_asked(prediction.question),
@@ -140,7 +140,7 @@ def document(prediction: Prediction, with_communication: bool = True) -> dict[st
         "for_eager": prediction.estimate.for_eager,
         "notes": prediction.notes,
         "memory": _memory(prediction),
-        "time": _time(prediction.speed),
+        "time": _time(prediction.speed) if with_time else None,
         "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
         "fits": prediction.fits,
         "tight": prediction.estimate.is_tight if prediction.fits else None,

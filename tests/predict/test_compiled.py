@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.predict import compiled, step
-from fsdp_bench.predict.allocator import replay
+from fsdp_bench.predict import compiled, malloc, step
+from fsdp_bench.predict.allocator import Run, replay
 from fsdp_bench.predict.compiled import compiled_run
+from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
 from tests.predict.test_allocator import MIB, STEPS, events_from
@@ -50,6 +51,14 @@ def test_more_blocks_than_a_replay_begins_with_room_for(monkeypatch: pytest.Monk
     expected = replay(events)
     monkeypatch.setattr("fsdp_bench.predict.allocator.CAPACITY", 16)
     assert replay(events) == replay(events, run=compiled_run()) == expected
+
+
+@pytest.mark.parametrize("run", [malloc.run, compiled_run()], ids=["plain", "compiled"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_tensor_that_is_not_alive_is_not_freed(run: Run) -> None:
+    events = [Event(Kind.ALLOCATE, 0, 512), Event(Kind.FREE, 0, 512), Event(Kind.FREE, 0, 512)]
+    with pytest.raises(KeyError, match="a tensor that is not alive"):
+        replay(events, run=run)
 
 
 def test_it_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
