@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.cli.hardware import sized
-from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -24,6 +24,7 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ Place = tuple[Cluster | Gpu, list[Dial]]
     type=click.Choice([build.value for build in Build]),
     help="Who builds the model in host memory before it is sharded.",
 )
+@calibration_option
+@click.option("--time/--no-time", default=None, help="Predict the time of what fits; by default up to 30 settings.")
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option("--published", is_flag=True, help="The one published chart of this kind (2022) beside predictions.")
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw grouped bars; .svg too.")
@@ -79,6 +82,8 @@ def command(
     dial: str,
     gpu_memory: str | None,
     load: str,
+    calibration: Path | None,
+    time: bool | None,
     expandable_segments: bool,
     published: bool,
     chart: Path | None,
@@ -104,7 +109,8 @@ def command(
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     tell = _tell if sys.stderr.isatty() else _silent
     tell(0, sum(len(dials) for _, dials in places))
-    sizes = largest(places, Assumptions(Build(load), expandable_segments), tell)
+    profile = read_profile(calibration) if calibration else None
+    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
@@ -18,7 +19,11 @@ from fsdp_bench.predict.judge import NO_FLASH_ATTENTION
 from fsdp_bench.predict.search import Judge, Limit, Reach, reach_all
 from fsdp_bench.report.prediction import Prediction, Question, document, refusal
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
+
+TIMED = 30
+"""Settings on all hardware together of which the time is predicted unasked: each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,16 @@ class Assumptions:
 
     build: Build = Build.META
     expandable_segments: bool = False
+    profile: Profile | None = None
+    """A calibration, for the time of what fits."""
+    with_time: bool | None = None
+    """Whether the time of what fits is predicted; None: up to TIMED settings."""
 
     def asked(self, step: Step) -> Question:
         """Return a step of a dial as a question that ``predict`` answers too."""
-        return Question(step.model, step.setup, step.hardware, "cuda", self.build, self.expandable_segments)
+        return Question(
+            step.model, step.setup, step.hardware, "cuda", self.build, self.expandable_segments, self.profile
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Cell:
         """The dial's value that ends without running out of memory, retries allowed."""
         return self._value(self.reach.runs) if self.reach else None
 
-    @property
+    @cached_property
     def at(self) -> Prediction | None:
         """The prediction of what fits."""
         return self._predicted(self.reach.at, None) if self.reach else None
@@ -103,6 +114,8 @@ class Sizes:
 
     hardware: Cluster | Gpu
     cells: tuple[Cell, ...]
+    with_time: bool = False
+    """Whether the time of what fits is told."""
 
     @property
     def name(self) -> str:
@@ -138,8 +151,13 @@ def largest(
     open_dials = [cell.dial for _, cells in held for cell in cells if not cell.impossible and not cell.unknown]
     judge = Judge(build=assumptions.build, expandable_segments=assumptions.expandable_segments)
     reached = iter(reach_all(open_dials, judge, lambda done: progress(done, len(open_dials))))
+    with_time = len(open_dials) <= TIMED if assumptions.with_time is None else assumptions.with_time
     return [
-        Sizes(hardware, tuple(c if c.impossible or c.unknown else _reached(next(reached), assumptions) for c in cells))
+        Sizes(
+            hardware,
+            tuple(c if c.impossible or c.unknown else _reached(next(reached), assumptions) for c in cells),
+            with_time,
+        )
         for hardware, cells in held
     ]
 
@@ -181,14 +199,14 @@ def _place(sizes: Sizes) -> dict[str, Any]:
         "fits_means": "no allocation retries, and within the host's memory where that is known; nothing is kept free"
         " for the CUDA context and NCCL",
         "server": refusal(first.question)["server"],
-        "cells": [_cell(cell) for cell in sizes.cells],
+        "cells": [_cell(cell, sizes.with_time) for cell in sizes.cells],
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: Cell, with_time: bool) -> dict[str, Any]:
     """Return one setting; null for what there is no answer to."""
     at = cell.at
-    found = document(at, with_time=False, with_communication=False) if at else refusal(cell.question)
+    found = document(at, with_time, with_communication=False) if at else refusal(cell.question)
     setup, model = found["setup"], at.question.model if at else None
     keys = ("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer")
     limit = cell.limit
@@ -206,6 +224,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "runs_parameters": _runs_parameters(cell),
         "setup": setup,
         "memory": found["memory"],
+        "time": found["time"],
         "notes": found["notes"],
         "fits": found["fits"],
         "tight": found["tight"],

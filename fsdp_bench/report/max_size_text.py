@@ -19,6 +19,7 @@ from fsdp_bench.report.prediction_text import (
     varying_fields,
 )
 from fsdp_bench.report.remedies import dominant
+from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.words import fact
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
@@ -61,10 +62,14 @@ def _table(sizes: Sizes) -> list[str]:
         fact("fits", meaning(sizes)),
         *(fact("load", line) for line in load_lines(first)),
     ]
+    timed = next((cell.at for cell in sizes.answered if cell.at is not None), None)
+    if sizes.with_time and timed is not None:
+        lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
     has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
     if sizes.answered:
         header, numbers = _header(sizes, varying, has_host)
-        lines += ["", *aligned([header, *(_row(cell, varying, has_host) for cell in sizes.answered)], numbers)]
+        rows = [_row(cell, varying, has_host, sizes.with_time) for cell in sizes.answered]
+        lines += ["", *aligned([header, *rows], numbers)]
     notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(sizes)]
@@ -133,11 +138,12 @@ def _header(sizes: Sizes, varying: Sequence[str], has_host: bool) -> tuple[list[
     name = sizes.cells[0].dial.name
     header = ["strategy", *varying, COLUMN, "without OOM"]
     header += ["layers x hidden"] if name == "num_parameters" else []
-    header += ["reserved", *(["host memory"] if has_host else []), "limited by"]
-    return header, {COLUMN, "without OOM", "reserved", "host memory", "layers x hidden"}
+    header += ["reserved", *(["host memory"] if has_host else []), *(SPEED_COLUMNS if sizes.with_time else ())]
+    numbers = {COLUMN, "without OOM", "reserved", "host memory", "layers x hidden", *SPEED_COLUMNS}
+    return [*header, "limited by"], numbers
 
 
-def _row(cell: Cell, varying: Sequence[str], has_host: bool) -> list[str]:
+def _row(cell: Cell, varying: Sequence[str], has_host: bool, with_time: bool) -> list[str]:
     name, at = cell.dial.name, cell.at
     row = [*labels(cell.shown, varying)]
     row.append(NONE if cell.fits is None else value_text(name, cell.fits))
@@ -147,6 +153,8 @@ def _row(cell: Cell, varying: Sequence[str], has_host: bool) -> list[str]:
     row.append(_share(at) if at else "")
     if has_host:
         row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
+    if with_time:
+        row += speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS)
     return [*row, why(cell)]
 
 
