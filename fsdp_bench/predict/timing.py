@@ -1,7 +1,8 @@
 """When everything of a step runs: the host issues, streams run in order, a group's collectives come one by one.
 
 An operator starts when the host has issued it and its stream is free; a collective also when the one that its group
-was given before has ended, because a communicator runs one at a time. On a CPU the host does the work itself.
+was given before has ended, because a communicator runs one at a time. On a CPU the host does the work itself, what
+gloo copies and adds as well: a collective that runs beside operators takes their cores from them.
 What is exposed is the time in which a collective runs and no operator does.
 """
 
@@ -146,7 +147,7 @@ class _Clock:
             begin = max(begin, self.groups.get(work.group, 0.0))
             self.groups[work.group] = begin + seconds
         end = begin + seconds
-        if action.do is Do.START:
+        if action.do is Do.START and not self.rates.blocks_host:
             self.started = max(self.started, end)
             return begin
         self.streams[action.stream] = end
@@ -169,8 +170,6 @@ class _Clock:
             self.host = max(self.host, streams[stream])
         elif do is Do.FINISH:
             streams[stream] = max(streams[stream], self.started)
-            if self.rates.blocks_host:
-                self.host = max(self.host, self.started)
 
     @property
     def now(self) -> float:
