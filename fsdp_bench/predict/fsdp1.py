@@ -411,7 +411,7 @@ class Fsdp1:
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }
-        return [Shard(held[id(weight)], self.sizes.store, weight.block) for weight in model.all_weights()]
+        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights()]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""

@@ -18,6 +18,8 @@ class Shard:
     itemsize: int
     block: int
     """The block that it belongs to; -1 for the root's."""
+    may_be_empty: bool = False
+    """It is what one rank holds of a parameter, and counts only where that is something."""
 
 
 STEP_BYTES = 4
@@ -31,15 +33,15 @@ def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device
     held = []
     category = Category.OPTIMIZER_STATE
     for shard in marked(tape, tape.phase, shards):
-        if (steps_on_device or kind is OptimizerKind.ADAMW_FUSED) and shard.numel:
+        if (steps_on_device or kind is OptimizerKind.ADAMW_FUSED) and counts(shard):
             held.append(tape.storage(STEP_BYTES, "step", category))
         held += [tape.storage(shard.numel * shard.itemsize, name, category) for name in ("exp_avg", "exp_avg_sq")]
     return held
 
 
-def not_empty(shards: list[Shard]) -> list[Shard]:
-    """Return those of which this rank has an element. It does not matter where bytes are allocated: there are none."""
-    return [shard for shard in shards if shard.numel]
+def counts(shard: Shard) -> bool:
+    """Whether this rank has it. Where only bytes are allocated that does not matter: there are none."""
+    return not shard.may_be_empty or shard.numel > 0
 
 
 def marked(tape: Tape, phase: str, shards: list[Shard]):  # type: ignore[no-untyped-def]
@@ -97,7 +99,7 @@ def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: 
 def _for_loop(tape: Tape, shards: list[Shard]) -> None:
     """_single_tensor_adamw: sqrt, then a quotient that lives until the next parameter's is made."""
     denominator = None
-    for shard in marked(tape, "optimizer", not_empty(shards)):
+    for shard in marked(tape, "optimizer", [shard for shard in shards if counts(shard)]):
         root = tape.storage(shard.numel * shard.itemsize, "aten::sqrt", Category.TEMPORARY)
         denominator = tape.storage(shard.numel * shard.itemsize, "aten::div", Category.TEMPORARY)
         del root

@@ -192,7 +192,7 @@ class Simulation:
             if is_sharded_fsdp1:
                 reduce_norm_of_host_gradients(self.tape)
             return
-        shards = optimizer.not_empty(self.shards)
+        shards = [shard for shard in self.shards if optimizer.counts(shard)]
         simulated = sum(shard.block >= 0 for shard in shards)
         count = len(shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
