@@ -111,11 +111,14 @@ def _kernel(
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs."""
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
-    dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
-    moved = (2 * numels[0] + numels[1] + numels[2]) * itemsize
+
+    def issue(name: str, passes: int) -> None:
+        if tape.timeline.is_on:
+            dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
+            tape.timeline.attention(name, dims, passes * (sum(numels) + numels[0]) * itemsize, itemsize)
 
     def kernel() -> Tensor:
-        tape.timeline.attention(_NAME, dims, moved, itemsize)
+        issue(_NAME, 1)
         return tape.tensor(numels[0], itemsize, _NAME)
 
     out = op.saved_output(kernel)
@@ -125,7 +128,7 @@ def _kernel(
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
         itemsize = gradients[0].itemsize
         _opened = saved.copy()
-        tape.timeline.attention(_NAME + "_backward", dims, 2 * moved, itemsize)
+        issue(_NAME + "_backward", 2)
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         _workspace = [op.temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
         return results

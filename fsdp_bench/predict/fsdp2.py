@@ -118,8 +118,9 @@ class ParamGroup:
             self.wrapper.all_gather_state = None
         if self.group_size > 1:
             timeline.wait_event(Stream.COMPUTE, "all_gather")
-            gathered = sum(param.gathered_bytes for param in self.params)
-            timeline.run("fsdp::split_with_sizes_copy", 2 * gathered)
+            if timeline.is_on:
+                gathered = sum(param.gathered_bytes for param in self.params)
+                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
@@ -267,8 +268,10 @@ class ParamGroup:
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
         numel = sum(param.padded_numel for param in self.params)
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
-        timeline, read = tape.timeline, sum(gradient.itemsize * gradient.numel for gradient in gradients)
-        timeline.run("fsdp::chunk_cat", read + numel * sizes.reduce)
+        timeline = tape.timeline
+        if timeline.is_on:
+            read = sum(gradient.itemsize * gradient.numel for gradient in gradients)
+            timeline.run("fsdp::chunk_cat", read + numel * sizes.reduce)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
         timeline.wait(stream, Stream.COMPUTE)

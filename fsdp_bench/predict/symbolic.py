@@ -126,8 +126,18 @@ class Expressions:
             self._constants[size] = self._new(size)
         return self._constants[size]
 
-    def end(self) -> None:
-        """Forget objects that name this one, so that all are gone when the last is: cycles are costly to collect."""
+    def end(self, places: Sequence[int]) -> None:
+        """Keep what these places and the guards need, such as no bytes that only a timeline would read.
+
+        Objects that name this one are forgotten, so that all are gone when the last is: cycles are costly to collect.
+        """
+        needed, kept = set(places), []
+        for instruction in reversed(self.instructions):
+            _, left, right, place, outcome = instruction
+            if outcome is not None or place in needed:
+                needed.update((left, right))
+                kept.append(instruction)
+        self.instructions = kept[::-1]
         self._constants.clear()
         self.dimensions.clear()
 
@@ -154,7 +164,7 @@ class Trace(Generic[T]):
         symbolic = dict(zip(sizes_of, expressions.dimensions, strict=True))
         self.result, sizes = function(replace(shape, **symbolic), *arguments)
         self._places = [(size if isinstance(size, SymInt) else expressions.of(size)).place for size in sizes]
-        expressions.end()
+        expressions.end(self._places)
         read = {place for _, *places, _, _ in expressions.instructions for place in places}.union(self._places)
         self._read = [name for place, name in enumerate(sizes_of) if place in read]
         self._found: dict[tuple[int, ...], array[int] | None] = {}
