@@ -18,9 +18,9 @@ from fsdp_bench.sweep.frontier_file import searches_of
 from fsdp_bench.sweep.grid import trials_of
 from fsdp_bench.sweep.machine import Machine, probe_machine
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
-from fsdp_bench.sweep.selection import select, select_searches
+from fsdp_bench.sweep.selection import select, select_part, select_searches
 from fsdp_bench.sweep.store import Store
-from fsdp_bench.sweep.sweep_file import SweepFile, read_file
+from fsdp_bench.sweep.sweep_file import read_file
 from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text, with_traces
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
@@ -36,9 +36,16 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 @click.option(
     "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
 )
+@click.option("--part", metavar="2/4", help="Run only this piece of the trials, in their order.")
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
 @click.option(
     "--gpu-memory", metavar="SIZE", help="Leave torch this much of each GPU, as a smaller one would, for example 22GiB."
+)
+@click.option(
+    "--emulate-world",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Run every trial as rank 0 of N ranks, alone on one device: its memory and compute, without communication.",
 )
 @click.option(
     "--trace", is_flag=True, help="Keep a profiled step of every rank of the trials that run now, for Perfetto."
@@ -50,8 +57,10 @@ def command(
     machine_name: str | None,
     list_only: bool,
     only: tuple[str, ...],
+    part: str | None,
     retry: tuple[str, ...],
     gpu_memory: str | None,
+    emulate_world: int | None,
     trace: bool,
     no_charts: bool,
 ) -> int:
@@ -63,14 +72,18 @@ def command(
     """
     machine = probe_machine()
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
-    read = read_file(file, machine, limit)
+    read = read_file(file, machine, limit, emulate_world)
     store = Store(results / (machine_name or machine.name) / read.name)
     outcomes = frozenset(map(Outcome, retry))
     if trace and (read.has_frontier or not read.run.communication_steps):
         what = "a file with [frontier]" if read.has_frontier else "communication_steps = 0"
         raise SpecError(f"--trace keeps profiled steps, and {what} has none")
+    if part is not None and read.has_frontier:
+        raise SpecError("--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them")
     if not read.has_frontier:
-        return _sweep(read, store, machine, only, outcomes, list_only, trace, no_charts)
+        whole = trials_of(read)
+        kept = select_part(select(whole, only), part)
+        return _sweep(whole, kept, store, machine, outcomes, list_only, trace, no_charts)
     whole = searches_of(read)
     plan = select_searches(whole, only)
     if list_only:
@@ -80,18 +93,16 @@ def command(
 
 
 def _sweep(
-    file: SweepFile,
+    whole: SweepPlan,
+    plan: SweepPlan,
     store: Store,
     machine: Machine,
-    only: tuple[str, ...],
     retry: frozenset[Outcome],
     list_only: bool,
     trace: bool,
     no_charts: bool,
 ) -> int:
-    """Run the trials of a file without [frontier]."""
-    whole = trials_of(file)
-    plan = select(whole, only)
+    """Run the chosen trials of a file without [frontier]."""
     if trace:
         plan = with_traces(plan)
     if list_only:

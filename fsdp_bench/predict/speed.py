@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fsdp_bench.predict.calibrated import Calibrated
 from fsdp_bench.predict.collectives import groups_of
 from fsdp_bench.predict.estimate import KERNELS
-from fsdp_bench.predict.rates import Rates, datasheet
+from fsdp_bench.predict.rates import Rates, Silent, datasheet
 from fsdp_bench.predict.timing import StepTime, step_time
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -66,6 +66,7 @@ def speed(
     kernels: str = "cuda",
     profile: Profile | None = None,
     with_spans: bool = False,
+    is_silent: bool = False,
 ) -> Speed:
     """Predict how fast a setup trains.
 
@@ -76,6 +77,7 @@ def speed(
         kernels: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
         with_spans: keep when each action ran, for a picture.
+        is_silent: collectives end at once, as in a world without peers.
 
     Raises:
         SpecError: when the calibration is of another kind of device, and for models that cannot be predicted.
@@ -83,6 +85,8 @@ def speed(
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     rates = rates_of(setup, hardware, kernels, profile)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
+    if rates is not None and is_silent:
+        rates = Silent(rates)
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
     operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]

@@ -71,7 +71,7 @@ def memory_bar(record: TrialRecord) -> Bar:
     if memory is None or memory.peak_allocated_bytes is None:
         return Bar(False, ("unknown",))
     peak, resident = memory.peak_allocated_bytes, memory.parameters_bytes + memory.optimizer_state_bytes
-    elsewhere = record.setup.offload is Offload.PARAMS and record.device != "cpu"
+    elsewhere = record.setup.offload is Offload.PARAMS and record.hardware != "cpu"
     pieces: tuple[tuple[str, float], ...] = ((WHOLE, peak),)
     if not elsewhere and resident <= peak:
         pieces = ((STORED, memory.parameters_bytes), (OPTIMIZER, memory.optimizer_state_bytes), (REST, peak - resident))

@@ -139,7 +139,7 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
     told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
     told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
-    if record.device == "cpu":
+    if record.hardware == "cpu":
         told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
     else:
         size = "all of the card" if limit is None else f"the card limited to {format_gib(limit)}"

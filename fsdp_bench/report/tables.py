@@ -60,7 +60,7 @@ def _peak(record: TrialRecord) -> str:
 def _title(ran: list[TrialRecord]) -> str:
     counts = Counter(record.outcome.value for record in ran)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    kind = "live tensor bytes" if any(r.device == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
+    kind = "live tensor bytes" if any(r.hardware == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
     return f"measured: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank, times are medians"
 
 

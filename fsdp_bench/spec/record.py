@@ -68,6 +68,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
     threads_per_rank: int | None = None
     """CPU threads of one rank's operators; by default the cores divided by the ranks."""
+    emulate: bool = False
+    """One process is rank 0 of the whole world, and nobody is at the other end: its collectives end at once."""
 
     def __post_init__(self) -> None:
         # Adam's states appear in the first step and FSDP2's first step counts DTensor's sharding propagation.
@@ -77,6 +79,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise SpecError(f"{field}: {value} is not allowed; {least} or more")
         if self.timeout_seconds <= 0:
             raise SpecError(f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number")
+        for field in ("communication_steps", "steps_without_communication"):
+            if self.emulate and getattr(self, field):
+                raise SpecError(f"{field}: {getattr(self, field)} is not allowed with emulate = true; nobody is there")
         if self.threads_per_rank is not None and self.threads_per_rank < 1:
             raise SpecError(f"threads_per_rank: {self.threads_per_rank} is not allowed; 1 or more")
 
@@ -91,6 +96,11 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: Device
     keep_trace: bool = False
     """Keep the last profiled step of every rank in a file; it decides nothing of what is measured."""
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks that are really there."""
+        return 1 if self.run.emulate else self.setup.world_size
 
 
 class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +245,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     sweep: str
     source: Literal["measured"]
     device: Device
+    """``emulated``: rank 0 of a world without peers, on the ``hardware``."""
     model: ModelShape
     num_parameters: int
     setup: TrainSetup
@@ -256,6 +267,13 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     wall_seconds: float
     overhead_seconds: float | None = None
     """What the sweep added to the time between the workers' start and end."""
+    emulated_on: Literal["cuda", "cpu"] | None = None
+    """What the one rank ran on, where ``device`` is ``emulated``."""
+
+    @property
+    def hardware(self) -> str:
+        """``cuda`` or ``cpu``: whose operators ran; ``fake`` of a dry run."""
+        return self.emulated_on or self.device
 
     @property
     def fits(self) -> bool:

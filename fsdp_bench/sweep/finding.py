@@ -200,7 +200,7 @@ def _ran_out(record: TrialRecord) -> bool:
 
     On a CPU that is the budget alone: where the host's own memory ran out, the budget was not reached.
     """
-    if record.device != "cpu":
+    if record.hardware != "cpu":
         return record.outcome.is_oom
     limits = [rank.failure.limit for rank in record.ranks if rank.failure]
     return record.outcome is Outcome.OOM_HOST and "budget" in limits

@@ -141,7 +141,8 @@ def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> 
         id=spec.id,
         sweep=sweep,
         source="measured",
-        device=spec.device,
+        device="emulated" if spec.run.emulate else spec.device,
+        emulated_on=spec.device if spec.run.emulate else None,
         model=spec.model,
         num_parameters=spec.model.num_parameters,
         setup=spec.setup,
@@ -198,7 +199,7 @@ class TrialRun:
 
     def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
         """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
-        launched = launcher.start(trial_file, self._scratch, self._spec.setup.world_size)
+        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes)
         begin = time.monotonic()
         deadline = begin + self._spec.run.timeout_seconds
         failed = False
@@ -215,7 +216,7 @@ class TrialRun:
         return time.monotonic() - begin
 
     def _ranks(self) -> range:
-        return range(self._spec.setup.world_size)
+        return range(self._spec.num_processes)
 
     def _verdict(self, oom_killed: bool) -> Verdict:
         return decide_outcome(
@@ -257,7 +258,7 @@ class TrialRun:
         """Before and after a trial none of its own processes computes: any that does is someone else's."""
         if self._spec.device != "cuda":
             return
-        for device in probe_machine().gpus[: self._spec.setup.world_size]:
+        for device in probe_machine().gpus[: self._spec.num_processes]:
             if device.processes:
                 numbers = ", ".join(map(str, device.processes))
                 self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")

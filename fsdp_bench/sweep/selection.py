@@ -30,6 +30,24 @@ def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
     return msgspec.structs.replace(plan, trials=trials)
 
 
+def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
+    """Keep one piece of a sweep: ``2/4`` is the second quarter of its trials, in their order.
+
+    Raises:
+        SpecError: for anything that is no such piece.
+    """
+    if part is None:
+        return plan
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    number, of = (int(found[1]), int(found[2])) if found else (1, 0)
+    if not 1 <= number <= of or of > len(plan.trials):
+        raise SpecError(
+            f"--part {part}: is not allowed; 1/{len(plan.trials)} at most, such as 2/4 for the second quarter"
+        )
+    cuts = [round(index * len(plan.trials) / of) for index in (number - 1, number)]
+    return msgspec.structs.replace(plan, trials=plan.trials[cuts[0] : cuts[1]])
+
+
 def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> FrontierPlan:
     """Keep the cells of a frontier sweep that match every FIELD=VALUE.
 

@@ -64,13 +64,16 @@ def naming(path: Path) -> Iterator[None]:
         raise SweepFileError(f"{path}: {error}") from None
 
 
-def read_file(path: Path, machine: Machine, gpu_memory_bytes: int | None = None) -> SweepFile:
+def read_file(
+    path: Path, machine: Machine, gpu_memory_bytes: int | None = None, emulate_world: int | None = None
+) -> SweepFile:
     """Read a sweep file and resolve its [run] for this machine.
 
     Args:
         path: the file.
         machine: where it will run.
         gpu_memory_bytes: what --gpu-memory leaves of each GPU; it goes before [run] memory_limit.
+        emulate_world: ranks of which every trial is rank 0, instead of the file's world sizes.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
@@ -88,7 +91,22 @@ def read_file(path: Path, machine: Machine, gpu_memory_bytes: int | None = None)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SweepFileError(f"{path}: not valid TOML: {error}") from None
     with naming(path):
+        if emulate_world is not None:
+            document = _emulating(document, emulate_world)
         return _resolve(path, text, document, machine, gpu_memory_bytes)
+
+
+def _emulating(document: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """Return a document whose trials are all rank 0 of so many ranks; what it measures with peers is left out."""
+    run = {**table(document, "run"), "emulate": True}
+    run = {key: value for key, value in run.items() if key not in _WITH_PEERS}
+    run["name"] = f"{run['name']}-world-{world_size}" if "name" in run else None
+    cells = {"grid": {**table(document, "grid"), "world_size": world_size}}
+    if "include" in document:
+        cells["include"] = [
+            {key: value for key, value in words.items() if key != "world_size"} for words in document["include"]
+        ]
+    return {**document, **cells, "run": {key: value for key, value in run.items() if value is not None}}
 
 
 def _resolve(
@@ -169,12 +187,17 @@ def _device(run: dict[str, Any], machine: Machine) -> Device:
     return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
 
 
+_WITH_PEERS = ("communication_steps", "steps_without_communication")
+"""Steps of [run] that mean nothing in a world of which only rank 0 is there."""
+
 STEPS_WITHOUT_COMMUNICATION = 3
 """By default, in sweeps that are about time; a search for the largest model is not."""
 
 
 def _run_plan(run: dict[str, Any], has_frontier: bool) -> RunPlan:
     fields = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
+    if run.get("emulate") is True:
+        fields = dict.fromkeys(_WITH_PEERS, 0)
     fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
     if "memory_limit" in run:
         fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")

@@ -81,11 +81,11 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         return TimeComparison(label=label, reason=f"the trial ended {record.outcome.value}")
     if setup.compiles:
         return TimeComparison(label=label, reason="compiled code; the prediction is for eager")
-    kernels = "cpu" if record.device == "cpu" else "cuda"
+    kernels = "cpu" if record.hardware == "cpu" else "cuda"
     if profile is not None and profile.device != kernels:
         return TimeComparison(label=label, reason=f"the calibration is of {profile.machine}")
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
-    found = speed(record.model, setup, gpu, kernels, profile)
+    found = speed(record.model, setup, gpu, kernels, profile, is_silent=record.device == "emulated")
     if found.time.step_seconds is None:
         return TimeComparison(label=label, reason=f"unknown: {', '.join(found.time.unknown)}")
     steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]

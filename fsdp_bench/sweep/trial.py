@@ -69,11 +69,12 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     """Hash everything that decides a trial's outcome, except its machine (a folder) and its time limit.
 
     The time limit decides only whether there is an outcome: a trial that timed out runs again under a longer one.
-    A plan without steps that earlier versions did not know has the ID that it had then.
+    A plan without what earlier versions did not know has the ID that it had then.
     """
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
-    if not run.steps_without_communication:
-        del run_fields["steps_without_communication"]
+    for field in ("steps_without_communication", "emulate"):
+        if not run_fields[field]:
+            del run_fields[field]
     decisive = {
         "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
         "setup": to_builtins(setup),

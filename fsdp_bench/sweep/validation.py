@@ -90,7 +90,8 @@ def compare_with_record(record: TrialRecord) -> Comparison:
         return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
     if record.setup.compiles:
         return Comparison(label=label, error="compiled code; the prediction is for eager")
-    predicted = predict_memory(record.model, record.setup, CPU_GLOO if record.device == "cpu" else CUDA)
+    on_cpu = CPU if record.device == "emulated" else CPU_GLOO
+    predicted = predict_memory(record.model, record.setup, on_cpu if record.hardware == "cpu" else CUDA)
     return Comparison(label=label, phases=_phases(predicted.phases, memory.phases))
 
 

@@ -1,17 +1,23 @@
 """The same ranks in a world in which collectives end at once: what a step takes without communication.
 
 The process group is torch's ``fake`` one: a collective returns finished, and nothing is sent. An all-gather's output is
-filled with copies of the rank's own shard (FakeProcessGroup.hpp), so that operators work on real numbers; what
-that copying takes stays in the step. Everything else runs as before: FSDP's own code, with real tensors, on all ranks
-of this machine at the same time. What a step takes less than with the real group is communication that compute did
-not hide, and what the two cost each other where they share cores, memory or streaming multiprocessors.
+filled with copies of the rank's own shard (FakeProcessGroup.hpp), a reduced shard with the rank's own part of the
+gradient, so that operators work on real numbers; what that copying takes stays in the step. Everything else runs as
+before: FSDP's own code, with real tensors, on all ranks of this machine at the same time. What a step takes less than
+with the real group is communication that compute did not hide, and what the two cost each other where they share cores,
+memory or streaming multiprocessors.
+
+The same world holds one process alone, as rank 0 of many: its memory and its compute are the job's.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +45,33 @@ def enter_silent_world(rank: int, world_size: int) -> None:
     gc.collect()  # wrapped models are cycles, and hold the group that is gone
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    join_silent_world(rank, world_size)
+
+
+def join_silent_world(rank: int, world_size: int) -> None:
+    """Become a rank of a world in which nothing is sent, with or without peers."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # 2.13 has a new name, 2.11 the old one alone
+        if hasattr(dist, name):
+            setattr(dist, name, _keeping_the_own_part(getattr(dist, name)))
+
+
+def _keeping_the_own_part(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reduce-scatter whose output is the rank's part of its own input; the fake group leaves it as it is."""
+    if getattr(reduce_scatter, "keeps_the_own_part", False):
+        return reduce_scatter
+
+    @functools.wraps(reduce_scatter)
+    def reduced(*arguments: Any, **words: Any) -> Any:
+        work = reduce_scatter(*arguments, **words)
+        bound = inspect.signature(reduce_scatter).bind(*arguments, **words).arguments
+        output, whole = list(bound.values())[:2]
+        rank = dist.get_group_rank(bound.get("group") or dist.group.WORLD, dist.get_rank())
+        output.copy_(whole.view(-1)[rank * output.numel() : (rank + 1) * output.numel()].view_as(output))
+        return work
+
+    reduced.keeps_the_own_part = True  # type: ignore[attr-defined]
+    return reduced
 
 
 def silence(model: nn.Module, setup: TrainSetup) -> nn.Module:

@@ -31,7 +31,7 @@ from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
-from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, silence, time_steps
+from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, join_silent_world, silence, time_steps
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.storage_tracker import BudgetExceeded
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
@@ -127,18 +127,21 @@ def _start(this: Rank, init_method: str) -> None:
     """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
-    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // spec.setup.world_size, 1)
+    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // spec.num_processes, 1)
     torch.set_num_threads(threads)
     torch.manual_seed(spec.setup.seed)
     if this.device.type == "cuda":
         torch.cuda.set_device(this.device)
-    dist.init_process_group(
-        _backend(this),
-        init_method=init_method,
-        rank=this.rank,
-        world_size=spec.setup.world_size,
-        device_id=this.device if this.device.type == "cuda" else None,
-    )
+    if spec.run.emulate:
+        join_silent_world(this.rank, spec.setup.world_size)
+    else:
+        dist.init_process_group(
+            _backend(this),
+            init_method=init_method,
+            rank=this.rank,
+            world_size=spec.setup.world_size,
+            device_id=this.device if this.device.type == "cuda" else None,
+        )
     launcher = "torchrun" if init_method == "env://" else "fork"
     this.update(environment=_environment(this, threads) | {"launcher": launcher}, device_name=_device_name(this.device))
 
@@ -180,6 +183,8 @@ def _prepare(this: Rank, meter: MemoryMeter) -> Training:
         device=this.device,
         initialize=partial(initialize, seed=setup.seed),
     )
+    if dist.get_backend() == "fake":
+        silence(model, setup)
     return Training(
         model=model,
         optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
@@ -224,7 +229,6 @@ def _measure_without_communication(this: Rank) -> None:
     try:
         enter_silent_world(this.rank, setup.world_size)
         training = _prepare(this, Unmetered())
-        silence(training.model, setup)
         timed_step = partial(_timed_step, training, _batches(this, WARMUP_STEPS + num_steps))
         this.update(seconds_without_communication=time_steps(timed_step, num_steps))
     except Exception as error:

@@ -1,0 +1,136 @@
+"""One process as rank 0 of a whole world, with real tensors: its memory is the job's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.predict.estimate import predict_memory
+from fsdp_bench.predict.kernels import CPU, CPU_GLOO
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.store import read_records
+from tests.conftest import run_command
+
+HEAD = """
+[run]
+device = "cpu"
+steps = 1
+{run}
+[models.small]
+family = "llama"
+num_hidden_layers = 3
+hidden_size = 64
+num_attention_heads = 4
+num_key_value_heads = 2
+intermediate_size = 160
+vocab_size = 512
+max_position_embeddings = 64
+[grid]
+model = "small"
+sequence_length = 32
+"""
+
+EVERY_STRATEGY = """
+world_size = 8
+api = ["fsdp1", "fsdp2"]
+precision = ["fp32", "bf16-mixed"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+"""
+
+
+def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true", code: int = 0) -> list[TrialRecord]:
+    """Run a sweep; return its records."""
+    file = folder / "sweep.toml"
+    file.write_text(HEAD.format(run=run) + grid)
+    done = run_command("sweep", file, "--results", folder / "results", "--no-charts", *words)
+    assert done.returncode == code, done.stderr
+    return read_records(folder / "results")
+
+
+def test_every_strategy_has_the_peaks_of_a_rank_among_eight(tmp_path: Path) -> None:
+    """Rank 0 alone allocates what is predicted of rank 0 of eight, in every phase, to the byte."""
+    records = sweep(tmp_path, EVERY_STRATEGY)
+    assert len(records) == 20
+    for record in records:
+        assert (record.outcome, record.device, record.hardware) == (Outcome.OK, "emulated", "cpu"), record.reason
+        assert len(record.ranks) == 1
+        memory = record.ranks[0].memory
+        assert memory is not None
+        predicted = predict_memory(record.model, record.setup, CPU).phases
+        phases = {name: size for name, size in memory.phases.items() if name != "load"}
+        assert phases == {name: predicted[name] for name in phases}, record.setup
+
+
+def test_it_agrees_with_real_ranks_but_for_what_gloo_copies(tmp_path: Path) -> None:
+    """Two real ranks, and rank 0 of two alone: the difference is the copy that gloo makes of a message."""
+    grid = 'world_size = 2\napi = ["fsdp1", "fsdp2"]\nstrategy = "FULL_SHARD"\n'
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alone").mkdir()
+    real = {r.setup: r for r in sweep(tmp_path / "real", grid, run="communication_steps = 0")}
+    alone = {r.setup: r for r in sweep(tmp_path / "alone", grid)}
+    assert real.keys() == alone.keys()
+    for setup, record in real.items():
+        model = record.model
+        copies = (
+            predict_memory(model, setup, CPU_GLOO).peak_allocated_bytes
+            - predict_memory(model, setup, CPU).peak_allocated_bytes
+        )
+        ours, theirs = alone[setup].ranks[0].memory, record.ranks[0].memory
+        assert ours is not None
+        assert theirs is not None
+        assert ours.peak_allocated_bytes == (theirs.peak_allocated_bytes or 0) - copies
+
+
+def test_a_world_of_thousands_is_one_process(tmp_path: Path) -> None:
+    grid = 'api = ["fsdp1", "fsdp2"]\nstrategy = ["FULL_SHARD", "HYBRID_SHARD"]\n'
+    records = sweep(tmp_path, grid, "--emulate-world", 4096, run="communication_steps = 1")
+    assert [record.setup.world_size for record in records] == [4096] * 4
+    assert {record.outcome for record in records} == {Outcome.OK}
+    assert all(record.step_seconds for record in records)
+    assert {record.communication_seconds for record in records} == {None}
+
+
+def test_buffers_hold_numbers_and_training_goes_on(tmp_path: Path) -> None:
+    """What is gathered and reduced is the own shard and the own gradient: losses are finite, and fall."""
+    grid = 'world_size = 4\napi = ["fsdp1", "fsdp2"]\nstrategy = "FULL_SHARD"\nlearning_rate = 0.01\n'
+    for record in sweep(tmp_path, grid, run="emulate = true\nwarmup_steps = 6"):
+        losses = record.ranks[0].losses
+        assert all(0 < loss < 10 for loss in losses)
+        assert losses[-1] != losses[0]
+
+
+def test_what_needs_peers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(HEAD.format(run="emulate = true\ncommunication_steps = 2") + "world_size = 4\n")
+    refused = run_command("sweep", file, "--results", tmp_path / "results")
+    assert refused.returncode == 2
+    assert "communication_steps: 2 is not allowed with emulate = true" in refused.stderr
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "2", "1/1000", "a/b"])
+def test_a_part_that_is_none_is_refused(part: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(HEAD.format(run="emulate = true") + EVERY_STRATEGY)
+    refused = run_command("sweep", file, "--results", tmp_path, "--list", "--part", part)
+    assert refused.returncode == 2
+    assert f"--part {part}: is not allowed" in refused.stderr
+
+
+def test_parts_are_the_whole_in_its_order(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(HEAD.format(run="emulate = true") + EVERY_STRATEGY)
+
+    def listed(*words: object) -> list[str]:
+        lines = run_command("sweep", file, "--results", tmp_path, "--list", *words).stdout.splitlines()
+        return [line.split()[1] for line in lines[:-1]]
+
+    pieces = [listed("--part", f"{number}/3") for number in (1, 2, 3)]
+    assert [trial for piece in pieces for trial in piece] == listed()
+    assert {len(piece) for piece in pieces} == {6, 7}
+
+
+def test_the_shipped_sweep_is_of_some_150_trials() -> None:
+    done = run_command("sweep", "sweeps/h200.toml", "--list")
+    assert done.returncode == 2  # no GPU here
+    assert "this machine shows no GPU" in done.stderr
