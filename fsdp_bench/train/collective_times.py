@@ -12,6 +12,10 @@ from fsdp_bench.train.stopwatch import Stopwatch
 
 MESSAGES = {"cpu": (2**10, 2**16, 2**20, 2**23, 2**25), "cuda": (2**10, 2**16, 2**20, 2**23, 2**26, 2**29)}
 """Whole messages in bytes."""
+SIDE = {"cpu": 512, "cuda": 2048}
+"""Of a matrix product between two collectives: some milliseconds on a CPU."""
+ROUNDS_LONGER = 4
+"""Times as long as an operator's: what is looked for is a difference."""
 
 
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -27,10 +31,27 @@ def collective_times(watch: Stopwatch) -> Iterator[CollectiveTime]:
             group = _own_group(size, neighbours)
             for num_bytes in MESSAGES[watch.device.type]:
                 for kind, call in _collectives(num_bytes, size, group, watch.device):
-                    seconds = watch.seconds(call, together=True)
+                    seconds = _between_operators(watch, call)
                     yield CollectiveTime(
                         kind=kind, group_size=size, neighbours=neighbours, message_bytes=num_bytes, seconds=seconds
                     )
+
+
+def _between_operators(watch: Stopwatch, call: Callable[[], object]) -> float:
+    """Return what a collective adds to an operator before it.
+
+    So it is in training: the ranks do not come at the same moment, and on a CPU gloo's threads have to be woken.
+    """
+    side = torch.ones(SIDE[watch.device.type], SIDE[watch.device.type], device=watch.device)
+
+    def both() -> None:
+        torch.mm(side, side)
+        call()
+
+    longer = Stopwatch(watch.device, ROUNDS_LONGER * watch.round_seconds)
+    alone = longer.seconds(lambda: torch.mm(side, side))
+    added = longer.seconds(both, together=True) - alone
+    return added if added > 0 else watch.seconds(call, together=True)
 
 
 def _own_group(size: int, neighbours: bool) -> dist.ProcessGroup:
