@@ -40,7 +40,7 @@ from fsdp_bench.train.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.wrap import fsdp
 
 ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
-"""What a round of repetitions should take; there are five of everything."""
+"""What a round of repetitions should take; there are four of everything."""
 
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,
