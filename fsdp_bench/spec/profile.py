@@ -12,23 +12,24 @@ from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
 
-TINY = ModelShape(
-    name="tiny",
+PROBE = ModelShape(
+    name="probe",
     family=Family.LLAMA,
-    num_hidden_layers=8,
-    hidden_size=32,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    intermediate_size=64,
-    vocab_size=128,
-    max_position_embeddings=16,
+    num_hidden_layers=6,
+    hidden_size=256,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=640,
+    vocab_size=2048,
+    max_position_embeddings=128,
 )
-"""A model whose steps are nothing but Python, dispatching and hooks: what they take is timed on it."""
-TINY_SEQUENCE = 16
+"""A small model on whose steps Python, dispatching and hooks are timed: what they take beyond their operators. Not so
+small that a core's caches would keep the host's code, as they do not in training."""
+PROBE_SEQUENCE = 128
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that was timed: the median over repetitions, and the mean over ranks, which all did it at once."""
+    """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
 
     seconds: float
 
@@ -96,14 +97,14 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the ranks report: everything but what a prediction of the tiny model has to be taken from."""
+    """What the ranks report: everything but what a prediction of the probe has to be taken from."""
 
     num_ranks: int
     threads_per_rank: int
     device_name: str
     versions: dict[str, str]
-    tiny_step_seconds: dict[str, float]
-    """A step of TINY without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
+    probe_step_seconds: dict[str, float]
+    """A step of PROBE without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()

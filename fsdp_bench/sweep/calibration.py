@@ -21,7 +21,7 @@ from fsdp_bench.predict.timeline import Action, Do
 from fsdp_bench.predict.timing import issued
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import TINY, TINY_SEQUENCE, Measured, Profile, RankProfile
+from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured, Profile, RankProfile
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
 from fsdp_bench.sweep.machine import Machine
@@ -113,26 +113,31 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
 def rank_profile(measured: Measured, device: str) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
-    They are what the tiny model's step takes beyond its operators, over the operators and hooks that the prediction
+    They are what the probe's step takes beyond its operators, over the operators and hooks that the prediction
     counts in it. So they hold what goes with each of those: views, Python, the dispatcher, autograd.
     """
     times = {
         name: getattr(measured, name) for name in Measured.__struct_fields__ if name in RankProfile.__struct_fields__
     }
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
-    seconds, tiny = measured.tiny_step_seconds, _Tiny(bare, device)
-    plain = tiny.actions(Api.FSDP2, ShardingStrategy.NO_SHARD)
-    launch = max(seconds["none"] - tiny.operators(plain), 0.0) / tiny.count(plain, Do.RUN)
+    seconds, probe = measured.probe_step_seconds, _Probe(bare, device)
+    plain = [action for action in probe.actions(Api.FSDP2, ShardingStrategy.NO_SHARD) if not _is_reducers(action)]
+    launch = max(seconds["none"] - probe.operators(plain), 0.0) / probe.count(plain, Do.RUN)
     hooks = {}
     for api in Api:
-        actions = tiny.actions(api, ShardingStrategy.FULL_SHARD)
-        issued_seconds = tiny.operators(actions) + launch * tiny.count(actions, Do.RUN, Do.SEND)
-        hooks[api.value] = max(seconds[api.value] - issued_seconds, 0.0) / tiny.count(actions, Do.HOST)
+        actions = probe.actions(api, ShardingStrategy.FULL_SHARD)
+        issued_seconds = probe.operators(actions) + launch * probe.count(actions, Do.RUN, Do.SEND)
+        hooks[api.value] = max(seconds[api.value] - issued_seconds, 0.0) / probe.count(actions, Do.HOST)
     return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
 
 
-class _Tiny:
-    """The tiny model as the prediction sees it."""
+def _is_reducers(action: Action) -> bool:
+    """Whether DistributedDataParallel does it, which the bare probe is without: copies into buckets and back."""
+    return action.work is not None and action.work.name in ("aten::mul_out", "aten::copy_")
+
+
+class _Probe:
+    """The probe as the prediction sees it."""
 
     def __init__(self, measured: RankProfile, device: str) -> None:
         self._measured = measured
@@ -145,9 +150,9 @@ class _Tiny:
             strategy=strategy,
             world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(self._measured.num_ranks, 2),
             optimizer=OptimizerKind.SGD,
-            sequence_length=TINY_SEQUENCE,
+            sequence_length=PROBE_SEQUENCE,
         )
-        return list(issued(TINY, self._setup, self._kernels))
+        return list(issued(PROBE, self._setup, self._kernels))
 
     def operators(self, actions: Sequence[Action]) -> float:
         profile = Profile(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.profile import TINY, TINY_SEQUENCE, Measured
+from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.collective_times import collective_times
 from fsdp_bench.train.loss import loss_function
@@ -39,8 +39,8 @@ from fsdp_bench.train.stopwatch import Stopwatch
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.wrap import fsdp
 
-ROUND_SECONDS = {"cpu": 0.004, "cuda": 0.005}
-"""What a round of repetitions should take; there are five of everything."""
+ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
+"""What a round of repetitions should take; there are four of everything."""
 
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,
@@ -68,16 +68,18 @@ def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
         threads_per_rank=torch.get_num_threads(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         versions=versions,
-        tiny_step_seconds=tiny_steps(watch),
+        probe_step_seconds=probe_steps(watch),
         **found,
     )
 
 
-def tiny_steps(watch: Stopwatch) -> dict[str, float]:
-    """Time a step of the tiny model: bare, and under each api in a world in which collectives end at once."""
+def probe_steps(watch: Stopwatch) -> dict[str, float]:
+    """Time a step of the probe: bare, and under each api in a world in which collectives end at once."""
     world, device = max(dist.get_world_size(), 2), watch.device
-    setup = TrainSetup(world_size=world, optimizer=OptimizerKind.SGD, sequence_length=TINY_SEQUENCE, micro_batch_size=1)
-    bare = build(TINY).to_empty(device=device)
+    setup = TrainSetup(
+        world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1
+    )
+    bare = build(PROBE).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
     seconds = {"none": watch.seconds(_stepper(bare, setup, device))}
@@ -85,12 +87,12 @@ def tiny_steps(watch: Stopwatch) -> dict[str, float]:
     alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):
         wrapped_setup = TrainSetup(
-            api=api, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=TINY_SEQUENCE, micro_batch_size=1
+            api=api, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1
         )
         model = fsdp(
-            build(TINY),
+            build(PROBE),
             setup=wrapped_setup,
-            TransformerBlock=BLOCKS[TINY.family],
+            TransformerBlock=BLOCKS[PROBE.family],
             device=device,
             initialize=lambda parameter, name: initialize(parameter, name, 0),
         )
@@ -107,7 +109,7 @@ def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Calla
         device=device,
         meter=Unmetered(),
     )
-    tokens = torch.zeros(1, TINY_SEQUENCE + 1, dtype=torch.long)
+    tokens = torch.zeros(1, PROBE_SEQUENCE + 1, dtype=torch.long)
     return lambda: train_step(training, [tokens])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import cycle, product
 
@@ -29,7 +28,7 @@ TENSORS = {"cpu": ((64, 2**16), (64, 2**22), (8, 2**23)), "cuda": ((256, 2**18),
 """Tensors and elements of all of them together."""
 WARM_BYTES = 2**18
 """Operands of no more stay where they are: so do small activations between two operators."""
-COLD_BYTES = 2**26
+COLD_BYTES = 2**25
 """Of copies that are worked on in turn, more than a core's own cache holds."""
 
 
@@ -68,10 +67,11 @@ def _products(
 
 
 class Rotating:
-    """Calls an operator on one copy of its operands after the other, and holds as many results.
+    """Calls an operator on one copy of its operands after the other, and drops the results all at once.
 
-    A weight, its gradient and its optimizer's states were last touched a step ago, so that they come from memory.
-    What is small stays in a cache there as here.
+    A weight, its gradient and its optimizer's states were last touched a step ago, so that they come from memory, and
+    what a step freed has gone back to the system, so that results are fresh pages. What is small stays in a cache there
+    as here.
     """
 
     def __init__(self, operator: Callable[..., object], operands: tuple[Tensor, ...]) -> None:
@@ -79,11 +79,14 @@ class Rotating:
         num_bytes = sum(operand.numel() * operand.itemsize for operand in operands)
         copies = max(COLD_BYTES // num_bytes, 1) if num_bytes >= WARM_BYTES else 1
         self._sets = cycle([operands, *(tuple(map(torch.clone, operands)) for _ in range(copies - 1))])
-        self._held = deque[object](maxlen=copies)
+        self._copies = copies
+        self._held: list[object] = []
 
     def __call__(self) -> None:
         """Call once."""
         self._held.append(self._operator(*next(self._sets)))
+        if len(self._held) >= self._copies:
+            self._held.clear()
 
 
 def attention_times(watch: Stopwatch) -> Iterator[AttentionTime]:

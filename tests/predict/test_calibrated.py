@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.predict.calibrated import Calibrated
+from fsdp_bench.predict.kernels import CPU, CPU_GLOO
 from fsdp_bench.predict.speed import speed
 from fsdp_bench.predict.timeline import Work
+from fsdp_bench.predict.timing import issued, replay
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
-    TINY,
+    PROBE,
     AttentionTime,
     CollectiveTime,
     CopyTime,
@@ -137,19 +139,19 @@ def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
     assert Calibrated(profile(), setup, 8).send(Work("all_gather", 1, group="shard")) is None
-    found = speed(TINY, setup, None, "cpu", profile(hooks=1e-5))
+    found = speed(PROBE, setup, None, "cpu", profile(hooks=1e-5))
     assert found.time.step_seconds is None
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
 
 def test_a_calibration_of_another_device_is_refused() -> None:
     with pytest.raises(SpecError, match="--kernels cpu goes with it"):
-        speed(TINY, SETUP, None, "cuda", profile())
+        speed(PROBE, SETUP, None, "cuda", profile())
 
 
 @pytest.mark.parametrize(("launch", "hook"), [(0.0, 0.0), (5e-6, 2e-4)])
 def test_overheads_are_found_again_in_a_step_that_has_them(launch: float, hook: float) -> None:
-    """A tiny step that is predicted with known overheads, taken for a measurement, gives these overheads."""
+    """A step of the probe that is predicted with known overheads, taken for a measurement, gives these overheads."""
     known = profile(launch, hook)
     silent = profile(launch, hook, collective=tuple(
         CollectiveTime(kind=kind, group_size=2, neighbours=True, message_bytes=1, seconds=1e-30)
@@ -164,7 +166,10 @@ def test_overheads_are_found_again_in_a_step_that_has_them(launch: float, hook: 
         setup = TrainSetup(
             api=api, strategy=strategy, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=16
         )
-        step = speed(TINY, setup, None, "cpu", silent).time.step_seconds
+        reducers = ("aten::mul_out", "aten::copy_") if name == "none" else ()  # the bare probe has no DDP around it
+        kernels = CPU_GLOO if world > 1 else CPU
+        actions = [a for a in issued(PROBE, setup, kernels) if a.work is None or a.work.name not in reducers]
+        step = replay(actions, Calibrated(silent, setup, 2)).step_seconds
         assert step is not None
         steps[name] = step
     measured = Measured(
@@ -172,7 +177,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(launch: float, hook: 
         threads_per_rank=1,
         device_name="",
         versions={},
-        tiny_step_seconds=steps,
+        probe_step_seconds=steps,
         **times(),  # type: ignore[arg-type]
     )
     found = rank_profile(measured, "cpu")
