@@ -17,6 +17,7 @@ from fsdp_bench.predict.timing import issued, replay
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
     PROBE,
+    PROBE_SEQUENCE,
     AttentionTime,
     CollectiveTime,
     CopyTime,
@@ -164,7 +165,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(launch: float, hook: 
         ("fsdp2", Api.FSDP2, ShardingStrategy.FULL_SHARD, 2),
     ):
         setup = TrainSetup(
-            api=api, strategy=strategy, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=16
+            api=api, strategy=strategy, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE
         )
         reducers = ("aten::mul_out", "aten::copy_") if name == "none" else ()  # the bare probe has no DDP around it
         kernels = CPU_GLOO if world > 1 else CPU
