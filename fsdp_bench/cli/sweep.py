@@ -81,9 +81,9 @@ def command(
     if part is not None and read.has_frontier:
         raise SpecError("--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them")
     if not read.has_frontier:
-        whole = trials_of(read)
-        kept = select_part(select(whole, only), part)
-        return _sweep(whole, kept, store, machine, outcomes, list_only, trace, no_charts)
+        trials = trials_of(read)
+        kept = select_part(select(trials, only), part)
+        return _sweep(trials, kept, store, machine, outcomes, list_only, trace, no_charts)
     whole = searches_of(read)
     plan = select_searches(whole, only)
     if list_only:

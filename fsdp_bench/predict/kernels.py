@@ -28,6 +28,9 @@ class Kernels:
     """Collectives by gloo, which reduces and scatters by an all-reduce on a copy of the whole message
     (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base)."""
 
+    mesh: bool = False
+    """A DeviceMesh's tensor of ranks is among what is seen: of real ranks and of one alone, not of a dry run."""
+
     cublas_workspace_bytes: int = 0
     """Of one thread; there are two (CUBLAS_THREADS). It comes from the caching allocator and stays."""
 
@@ -41,7 +44,9 @@ class Kernels:
 
 
 CPU = Kernels("cpu", observed=True)
-CPU_GLOO = Kernels("cpu", observed=True, gloo=True)
+CPU_GLOO = Kernels("cpu", observed=True, gloo=True, mesh=True)
+CPU_EMULATED = Kernels("cpu", observed=True, mesh=True)
+"""Rank 0 of a world alone: real tensors, and no messages to copy."""
 CUDA_OBSERVED = Kernels("cuda", observed=True)
 
 

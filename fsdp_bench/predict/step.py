@@ -77,7 +77,7 @@ class Simulation:
         """Build and wrap the model."""
         tape = self.tape
         tape.mark("load")
-        if self.op.kernels.gloo and (self.has_dtensors or self.setup.strategy.is_hybrid):
+        if self.op.kernels.mesh and (self.has_dtensors or self.setup.strategy.is_hybrid):
             ranks = tape.storage(
                 4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY
             )  # a dry run's is elsewhere

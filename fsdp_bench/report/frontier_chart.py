@@ -127,11 +127,15 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
     return f"{what} on {setup.world_size} ranks of {record.machine}; {work}"
 
 
+def _place(record: FrontierRecord) -> str:
+    return f"rank 0 of the world alone on one {record.device} (emulated)" if record.run.emulate else record.device
+
+
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
     """Return what a reader needs to know to repeat the picture."""
     first, limit = cells[0], record.run.memory_limit_bytes
     dial = first.dial
-    told = [f"measured: real training steps, {record.device}; every bar ran, and the step above it did not fit"]
+    told = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
     if highest:
         told.append(f"but {highest} are at the dial's end: nothing larger was tried")
@@ -139,7 +143,7 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
     told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
     told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
-    if record.hardware == "cpu":
+    if record.device == "cpu":
         told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
     else:
         size = "all of the card" if limit is None else f"the card limited to {format_gib(limit)}"

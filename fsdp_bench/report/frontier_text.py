@@ -33,7 +33,7 @@ def print_frontier(record: FrontierRecord, console: Console) -> None:
 
 def _title(record: FrontierRecord) -> str:
     limit = record.run.memory_limit_bytes
-    if record.hardware == "cpu":
+    if record.device == "cpu":
         memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for the card"
     elif limit is None:
         memory = "the whole card"

@@ -267,7 +267,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     wall_seconds: float
     overhead_seconds: float | None = None
     """What the sweep added to the time between the workers' start and end."""
-    emulated_on: Literal["cuda", "cpu"] | None = None
+    emulated_on: Device | None = None
     """What the one rank ran on, where ``device`` is ``emulated``."""
 
     @property

@@ -101,7 +101,7 @@ def _emulating(document: dict[str, Any], world_size: int) -> dict[str, Any]:
     run = {**table(document, "run"), "emulate": True}
     run = {key: value for key, value in run.items() if key not in _WITH_PEERS}
     run["name"] = f"{run['name']}-world-{world_size}" if "name" in run else None
-    cells = {"grid": {**table(document, "grid"), "world_size": world_size}}
+    cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
             {key: value for key, value in words.items() if key != "world_size"} for words in document["include"]

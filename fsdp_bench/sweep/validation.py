@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from fsdp_bench.predict.estimate import predict_memory
-from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.predict.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.drawn_cells import Cell
@@ -90,7 +90,7 @@ def compare_with_record(record: TrialRecord) -> Comparison:
         return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
     if record.setup.compiles:
         return Comparison(label=label, error="compiled code; the prediction is for eager")
-    on_cpu = CPU if record.device == "emulated" else CPU_GLOO
+    on_cpu = CPU_EMULATED if record.device == "emulated" else CPU_GLOO
     predicted = predict_memory(record.model, record.setup, on_cpu if record.hardware == "cpu" else CUDA)
     return Comparison(label=label, phases=_phases(predicted.phases, memory.phases))
 

@@ -66,7 +66,8 @@ def _keeping_the_own_part(reduce_scatter: Callable[..., Any]) -> Callable[..., A
         work = reduce_scatter(*arguments, **words)
         bound = inspect.signature(reduce_scatter).bind(*arguments, **words).arguments
         output, whole = list(bound.values())[:2]
-        rank = dist.get_group_rank(bound.get("group") or dist.group.WORLD, dist.get_rank())
+        group = bound.get("group") or dist.distributed_c10d._get_default_group()
+        rank = dist.get_group_rank(group, dist.get_rank())
         output.copy_(whole.view(-1)[rank * output.numel() : (rank + 1) * output.numel()].view_as(output))
         return work
 

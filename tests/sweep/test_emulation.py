@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.predict.estimate import predict_memory
-from fsdp_bench.predict.kernels import CPU, CPU_GLOO
+from fsdp_bench.predict.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.setup import ShardingStrategy
+from fsdp_bench.spec.units import GIB
+from fsdp_bench.sweep.frontier_file import searches_of
+from fsdp_bench.sweep.grid import read_sweep
+from fsdp_bench.sweep.machine import GpuDevice
 from fsdp_bench.sweep.store import read_records
+from fsdp_bench.sweep.sweep_file import read_file
 from tests.conftest import run_command
+from tests.sweep.test_grid import machine
 
 HEAD = """
 [run]
@@ -57,7 +64,7 @@ def test_every_strategy_has_the_peaks_of_a_rank_among_eight(tmp_path: Path) -> N
         assert len(record.ranks) == 1
         memory = record.ranks[0].memory
         assert memory is not None
-        predicted = predict_memory(record.model, record.setup, CPU).phases
+        predicted = predict_memory(record.model, record.setup, CPU_EMULATED).phases
         phases = {name: size for name, size in memory.phases.items() if name != "load"}
         assert phases == {name: predicted[name] for name in phases}, record.setup
 
@@ -74,7 +81,7 @@ def test_it_agrees_with_real_ranks_but_for_what_gloo_copies(tmp_path: Path) -> N
         model = record.model
         copies = (
             predict_memory(model, setup, CPU_GLOO).peak_allocated_bytes
-            - predict_memory(model, setup, CPU).peak_allocated_bytes
+            - predict_memory(model, setup, CPU_EMULATED).peak_allocated_bytes
         )
         ours, theirs = alone[setup].ranks[0].memory, record.ranks[0].memory
         assert ours is not None
@@ -130,7 +137,16 @@ def test_parts_are_the_whole_in_its_order(tmp_path: Path) -> None:
     assert {len(piece) for piece in pieces} == {6, 7}
 
 
-def test_the_shipped_sweep_is_of_some_150_trials() -> None:
-    done = run_command("sweep", "sweeps/h200.toml", "--list")
-    assert done.returncode == 2  # no GPU here
-    assert "this machine shows no GPU" in done.stderr
+def test_the_shipped_sweeps_are_for_one_card() -> None:
+    """Of worlds up to 512, nothing is skipped for want of GPUs; the most telling come first."""
+    one = machine((GpuDevice(index=0, name="NVIDIA H200", memory_bytes=141 * GIB),))
+    plan = read_sweep(Path("sweeps/h200.toml"), one)
+    assert 120 <= len(plan.trials) <= 160
+    assert {trial.spec.setup.world_size for trial in plan.trials} == {1, 8, 64, 512}
+    assert {trial.spec.setup.strategy for trial in plan.trials[:20]} == set(ShardingStrategy)
+    assert all(trial.spec.run.emulate and trial.spec.num_processes == 1 for trial in plan.trials)
+    skipped = {trial.skip_reason for trial in plan.trials if trial.skip_reason}
+    assert not any("GPUs" in reason for reason in skipped), skipped
+    frontier = searches_of(read_file(Path("sweeps/a10g-emulated.toml"), one))
+    assert len(frontier.searches) == 14
+    assert frontier.run.emulate
