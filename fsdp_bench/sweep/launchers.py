@@ -58,8 +58,12 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts trials one after another."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
-        """Start a trial's ranks."""
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> Launched:
+        """Start a trial's ranks; ``may_share`` a process with trials before and after it."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Processes of workers that wait for the next trial."""
 
     def close(self) -> None:
         """End whatever the launcher keeps running."""
@@ -87,16 +91,19 @@ def kill_group(pgid: int) -> None:
 class ForkServer:
     """One server process for a whole sweep; started again when it has ended.
 
-    Where the server finds that forking is not safe, trials go through torchrun instead.
+    Where the server finds that forking is not safe, trials go through torchrun instead. With ``resident``, trials of
+    one rank share a process as long as each leaves it as it found it.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, resident: bool = False) -> None:
         self._log = log
+        self._resident = resident
+        self._shared: int | None = None
         self._unsafe: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
 
-    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> Launched:
         """Have the server fork a trial's ranks.
 
         Raises:
@@ -105,17 +112,26 @@ class ForkServer:
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
         if self._unsafe is not None:
-            return Torchrun().start(trial, scratch, world_size)
+            return Torchrun().start(trial, scratch, world_size, may_share)
         assert self._process is not None
         assert self._process.stdin is not None
-        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size}
+        shares = self._resident and may_share and world_size == 1
+        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size, "resident": shares}
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise LauncherError(f"the fork server is gone: {error}") from error
         started = self.expect("started", 30.0)
+        self._shared = int(started["pgid"]) if shares else None  # type: ignore[call-overload]
         return ForkedTrial(self, int(started["pgid"]))  # type: ignore[call-overload]
+
+    @property
+    def num_waiting(self) -> int:
+        """One, where the process that ran the last trial is there for the next one."""
+        with contextlib.suppress(psutil.Error):
+            return int(self._shared is not None and psutil.Process(self._shared).status() != psutil.STATUS_ZOMBIE)
+        return 0
 
     def _spawn(self) -> None:
         self._buffer = b""
@@ -218,7 +234,9 @@ class ForkedTrial:
 class Torchrun:
     """A fresh torchrun for every trial: slower by the import of torch, and shared with nothing."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
+    num_waiting = 0
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
         command = [sys.executable, "-m", "fsdp_bench.train.torchrun", str(os.getpid())]
         command += ["--standalone", f"--nproc-per-node={world_size}"]

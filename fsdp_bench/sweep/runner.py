@@ -14,6 +14,7 @@ import msgspec
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
+from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
 from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
 from fsdp_bench.sweep.outcome import RankEnd, Verdict, decide_outcome
@@ -100,7 +101,8 @@ class TrialRunner:
         self._store = store
         self._machine = machine
         self._log = store.folder / ".server.log"
-        self._launcher: Launcher = Torchrun() if launcher == "torchrun" else ForkServer(self._log)
+        is_resident = launcher == "resident"
+        self._launcher: Launcher = Torchrun() if launcher == "torchrun" else ForkServer(self._log, is_resident)
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +173,7 @@ class TrialRun:
         begin, started_at, kills = time.monotonic(), _now(), oom_kills()
         trial_file = self._scratch / "trial.json"
         trial_file.write_bytes(to_json(self._spec))
-        self._note_foreign_processes("before")
+        self._note_foreign_processes("before", launcher.num_waiting)
         workers_seconds = 0.0
         try:
             workers_seconds = self._supervise(launcher, trial_file)
@@ -179,7 +181,7 @@ class TrialRun:
         except LauncherError as error:
             launcher.close()
             verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
-        self._note_foreign_processes("after")
+        self._note_foreign_processes("after", launcher.num_waiting)
         self._store.keep_traces(self._spec.id, self._scratch)
         reports = [report for report in map(self._report, self._ranks()) if report is not None]
         wall_seconds = time.monotonic() - begin
@@ -199,7 +201,9 @@ class TrialRun:
 
     def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
         """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
-        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes)
+        setup = self._spec.setup
+        may_share = not setup.compiles and setup.offload is Offload.NONE  # compilers' caches; host memory
+        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
         begin = time.monotonic()
         deadline = begin + self._spec.run.timeout_seconds
         failed = False
@@ -254,12 +258,15 @@ class TrialRun:
                     return "\n".join(lines[-STDERR_TAIL_LINES:])
         return None
 
-    def _note_foreign_processes(self, when: str) -> None:
-        """Before and after a trial none of its own processes computes: any that does is someone else's."""
+    def _note_foreign_processes(self, when: str, num_waiting: int) -> None:
+        """Before and after a trial none of its processes computes but those that wait; any other is someone else's.
+
+        They are counted: in a container NVML's process numbers may be those outside.
+        """
         if self._spec.device != "cuda":
             return
         for device in probe_machine().gpus[: self._spec.num_processes]:
-            if device.processes:
+            if len(device.processes) > num_waiting:
                 numbers = ", ".join(map(str, device.processes))
                 self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
 

@@ -29,6 +29,9 @@ from fsdp_bench.sweep.shapes import read_models
 from fsdp_bench.sweep.words import check_keys, convert
 
 _RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
+LAUNCHERS = ("fork", "torchrun", "resident")
+"""A fork for every rank, torchrun for every trial, or one process for one trial of one rank after another."""
+
 _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
 
 
@@ -126,7 +129,7 @@ def _resolve(
         document=document,
         machine=machine,
         name=name,
-        launcher=one_of("[run] launcher", run.get("launcher", "fork"), ("fork", "torchrun")),
+        launcher=one_of("[run] launcher", run.get("launcher", "resident" if plan.emulate else "fork"), LAUNCHERS),
         device=device,
         run=plan,
         models=read_models(table(document, "models")),

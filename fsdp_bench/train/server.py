@@ -5,7 +5,9 @@ after ``import torch``. Every trial's ranks are one process group of the operati
 end all of them, helpers included, at once. When this process dies its ranks die with it, and it dies with its
 manager (PR_SET_PDEATHSIG).
 
-Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n}``. Out:
+Trials of one rank can share a process (resident.py): the fork that ran the last one runs the next one too.
+
+Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n, "resident": bool}``. Out:
 ``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``,
 ``{"event": "exited", "rank": r, "status": s}`` with s as waitpid gives it, and ``{"event": "ended"}``.
 """
@@ -17,10 +19,14 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsdp_bench.train.parent import die_with_parent
+
+if TYPE_CHECKING:
+    from fsdp_bench.train.resident import Resident
 
 
 def unsafe_to_fork() -> str | None:
@@ -41,25 +47,35 @@ def _say(event: str, **fields: object) -> None:
     sys.stdout.flush()
 
 
-def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
-    """Become one rank: its own log, its process group, then the worker."""
+def _run_rank(command: dict[str, Any], rank: int) -> int:
+    """Run the worker as one rank, with its own log; return its status."""
     from fsdp_bench.spec.codec import from_json
     from fsdp_bench.spec.record import TrialSpec
     from fsdp_bench.train.worker import run_rank
 
+    scratch = Path(command["scratch"])
+    for path, flags, descriptors in (
+        (scratch / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, (1, 2)),
+        (Path(os.devnull), os.O_RDONLY, (0,)),
+    ):
+        opened = os.open(path, flags)
+        for descriptor in descriptors:
+            os.dup2(opened, descriptor)
+        os.close(opened)
+    spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
+    launcher = "resident" if command["resident"] else "fork"
+    code = run_rank(spec, rank, rank, scratch, f"file://{scratch / 'rendezvous'}", launcher)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
+    """Become one rank of a trial."""
     code = 1
     try:
         os.setpgid(0, pgid)
-        scratch = Path(command["scratch"])
-        log = os.open(scratch / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        devnull = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(devnull, 0)
-        spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
-        code = run_rank(spec, rank, rank, scratch, f"file://{scratch / 'rendezvous'}")
-        sys.stdout.flush()
-        sys.stderr.flush()
+        code = _run_rank(command, rank)
     finally:
         os._exit(code)  # no destructors: they would wait for peers that may be gone
 
@@ -85,6 +101,14 @@ def _run_trial(command: dict[str, Any]) -> None:
     _say("ended")
 
 
+def _run_resident(resident: Resident, command: dict[str, Any]) -> None:
+    """Have the resident process run a trial of one rank, report its end."""
+    pid = resident.begin(command)
+    _say("started", pgid=pid, pids=[pid])
+    _say("exited", rank=0, status=resident.end())
+    _say("ended")
+
+
 def main() -> None:
     """Import what every trial needs, then serve until standard input closes."""
     die_with_parent(int(sys.argv[1]))
@@ -94,10 +118,17 @@ def main() -> None:
     import fsdp_bench.train.wrap_ddp
     import fsdp_bench.train.wrap_fsdp1
     import fsdp_bench.train.wrap_fsdp2  # noqa: F401
+    from fsdp_bench.train.resident import Resident
 
     _say("ready", unsafe=unsafe_to_fork())
+    resident = Resident(partial(_run_rank, rank=0))
     for line in sys.stdin:
-        _run_trial(json.loads(line))
+        command = json.loads(line)
+        if command["resident"]:
+            _run_resident(resident, command)
+        else:
+            resident.close()
+            _run_trial(command)
 
 
 if __name__ == "__main__":

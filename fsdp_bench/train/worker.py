@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import sys
@@ -37,6 +38,9 @@ from fsdp_bench.train.storage_tracker import BudgetExceeded
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
 
+_trials_in_process = itertools.count(1)
+"""How many trials this process has begun: one, unless they share it."""
+
 
 def report_path(scratch: Path, rank: int) -> Path:
     """Return where a rank writes its report."""
@@ -58,6 +62,7 @@ class Rank:
         self.device = torch.device("cuda", local_rank) if spec.device == "cuda" else torch.device("cpu")
         self.meter: MemoryMeter | None = None
         self.stage = "start"
+        self.trials_in_process = next(_trials_in_process)
         self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
 
     def enter(self, stage: str) -> None:
@@ -74,12 +79,14 @@ class Rank:
         write_atomically(report_path(self.scratch, self.rank), to_json(self.report))
 
 
-def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, init_method: str) -> int:
+def run_rank(
+    spec: TrialSpec, rank: int, local_rank: int, scratch: Path, init_method: str, launcher: str = "torchrun"
+) -> int:
     """Run one rank; return the process's exit code. Its report is on disk before this returns."""
     this = Rank(spec, rank, local_rank, scratch)
     try:
         this.enter("start")
-        _start(this, init_method)
+        _start(this, init_method, launcher)
         _measure(this)
         this.update(outcome=Outcome.OK)
         this.write()
@@ -101,7 +108,7 @@ def trace_path(scratch: Path, rank: int) -> Path:
 
 def _partial_memory(this: Rank) -> MemoryReading | None:
     try:
-        return this.meter.reading() if this.meter is not None else None
+        return _own(this, this.meter.reading()) if this.meter is not None else None
     except RuntimeError:  # a CUDA context that an error has broken
         return None
 
@@ -123,7 +130,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     return outcome, Failure(message=message, phase=phase, at=time.time(), limit=limit, allocator_summary=summary)
 
 
-def _start(this: Rank, init_method: str) -> None:
+def _start(this: Rank, init_method: str, launcher: str) -> None:
     """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
@@ -142,8 +149,8 @@ def _start(this: Rank, init_method: str) -> None:
             world_size=spec.setup.world_size,
             device_id=this.device if this.device.type == "cuda" else None,
         )
-    launcher = "torchrun" if init_method == "env://" else "fork"
-    this.update(environment=_environment(this, threads) | {"launcher": launcher}, device_name=_device_name(this.device))
+    started = {"launcher": launcher, "trials_in_process": str(this.trials_in_process)}
+    this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))
 
 
 def _backend(this: Rank) -> str:
@@ -258,7 +265,7 @@ def _measure_with_communication(this: Rank) -> None:
         step_seconds=tuple(seconds),
         losses=tuple(training.losses),
         telemetry=sampler.telemetry(),
-        memory=_memory(training),
+        memory=_own(this, _memory(training)),
     )
     this.enter("communication")
     if run.communication_steps:
@@ -281,6 +288,11 @@ def _memory(training: Training) -> MemoryReading:
     )
 
 
+def _own(this: Rank, reading: MemoryReading) -> MemoryReading:
+    """Leave out the resident set of a process that ran other trials before."""
+    return reading if this.trials_in_process == 1 else msgspec.structs.replace(reading, peak_host_bytes=None)
+
+
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -300,7 +312,9 @@ def main() -> None:
     if AGENT in os.environ:
         die_with_parent(int(os.environ[AGENT]))
     spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
-    code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "env://")
+    code = run_rank(
+        spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "env://", "torchrun"
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no destructors: they would wait for peers that may be gone
