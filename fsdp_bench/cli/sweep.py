@@ -20,8 +20,8 @@ from fsdp_bench.sweep.machine import Machine, probe_machine
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
 from fsdp_bench.sweep.selection import select, select_part, select_searches
 from fsdp_bench.sweep.store import Store
-from fsdp_bench.sweep.sweep_file import read_file
-from fsdp_bench.sweep.trial import SweepPlan, Trial, resolved_text, with_traces
+from fsdp_bench.sweep.sweep_file import SweepFile, read_file
+from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 
@@ -50,6 +50,12 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 @click.option(
     "--trace", is_flag=True, help="Keep a profiled step of every rank of the trials that run now, for Perfetto."
 )
+@click.option(
+    "--memory-snapshot",
+    "snapshot",
+    is_flag=True,
+    help="Record every allocation on the GPU from the start; keep it at the end and where memory runs out.",
+)
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 def command(
     file: Path,
@@ -62,6 +68,7 @@ def command(
     gpu_memory: str | None,
     emulate_world: int | None,
     trace: bool,
+    snapshot: bool,
     no_charts: bool,
 ) -> int:
     """Train every trial of a sweep FILE on this machine and record what it took.
@@ -75,21 +82,32 @@ def command(
     read = read_file(file, machine, limit, emulate_world)
     store = Store(results / (machine_name or machine.name) / read.name)
     outcomes = frozenset(map(Outcome, retry))
-    if trace and (read.has_frontier or not read.run.communication_steps):
-        what = "a file with [frontier]" if read.has_frontier else "communication_steps = 0"
-        raise SpecError(f"--trace keeps profiled steps, and {what} has none")
+    _check_kept(read, trace, snapshot)
     if part is not None and read.has_frontier:
         raise SpecError("--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them")
     if not read.has_frontier:
         trials = trials_of(read)
-        kept = select_part(select(trials, only), part)
-        return _sweep(trials, kept, store, machine, outcomes, list_only, trace, no_charts)
+        chosen = keeping(select_part(select(trials, only), part), trace, snapshot)
+        return _sweep(trials, chosen, store, machine, outcomes, list_only, no_charts)
     whole = searches_of(read)
     plan = select_searches(whole, only)
     if list_only:
         list_searches(plan, store)
         return 0
     return search(whole, plan, store, machine, outcomes, no_charts)
+
+
+def _check_kept(file: SweepFile, trace: bool, snapshot: bool) -> None:
+    """Refuse to keep what there will not be."""
+    if trace and (file.has_frontier or not file.run.communication_steps):
+        what = "a file with [frontier]" if file.has_frontier else "communication_steps = 0"
+        raise SpecError(f"--trace keeps profiled steps, and {what} has none")
+    if snapshot and file.device != "cuda":
+        raise SpecError("--memory-snapshot records the allocator of a GPU, and this sweep runs on a CPU")
+    if snapshot and file.has_frontier:
+        raise SpecError(
+            "--memory-snapshot is for single trials, and a file with [frontier] searches; give the trial a file"
+        )
 
 
 def _sweep(
@@ -99,12 +117,9 @@ def _sweep(
     machine: Machine,
     retry: frozenset[Outcome],
     list_only: bool,
-    trace: bool,
     no_charts: bool,
 ) -> int:
     """Run the chosen trials of a file without [frontier]."""
-    if trace:
-        plan = with_traces(plan)
     if list_only:
         _list(plan, store)
         return 0
@@ -121,10 +136,11 @@ def _run_and_tell(
     whole: SweepPlan, plan: SweepPlan, store: Store, machine: Machine, retry: frozenset[Outcome], no_charts: bool
 ) -> int:
     """Run what is pending of a plan, which is a part of the whole; print the table, draw the charts."""
-    console, traces = Console(stderr=True), any(trial.spec.keep_trace for trial in plan.trials)
+    console, kept = Console(stderr=True), _kept(plan, store)
     state = survey(plan, store, retry)
-    if traces and state.records:
-        state.notes.append(f"{len(state.records)} trials are recorded already and get no trace")
+    state.notes += [
+        f"{len(state.records)} trials are recorded already and get no {what}" for what in kept if state.records
+    ]
     for note in state.notes:
         console.print(f"note: {note}", style="yellow", highlight=False)
     store.write_machine(machine)
@@ -141,12 +157,22 @@ def _run_and_tell(
         store.write_table(everything)
     records = _recorded(plan, state)
     print_table(records, Console())
-    if traces:
-        print(f"traces: {store.traces}, one a rank; open them in ui.perfetto.dev")
+    for what, where in kept.items():
+        print(f"{what}s: {where}")
     if not no_charts:
         _draw(everything, store, machine)
     failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
     return 1 if failed else 0
+
+
+def _kept(plan: SweepPlan, store: Store) -> dict[str, str]:
+    """Return what trials keep in files, and where to look at it."""
+    kept = {}
+    if any(trial.spec.keep_trace for trial in plan.trials):
+        kept["trace"] = f"{store.traces}, one a rank; open them in ui.perfetto.dev"
+    if any(trial.spec.keep_snapshot for trial in plan.trials):
+        kept["snapshot"] = f"{store.snapshots}, one a rank; open them in pytorch.org/memory_viz"
+    return kept
 
 
 def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:

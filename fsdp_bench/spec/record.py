@@ -96,6 +96,8 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: Device
     keep_trace: bool = False
     """Keep the last profiled step of every rank in a file; it decides nothing of what is measured."""
+    keep_snapshot: bool = False
+    """Record every allocation on a GPU from the start, and keep it in a file at the end or where memory runs out."""
 
     @property
     def num_processes(self) -> int:

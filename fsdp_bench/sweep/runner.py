@@ -166,7 +166,7 @@ class TrialRun:
         self._scratch = store.make_scratch(spec.id)
         self._exits: dict[int, RankExit] = {}
         self._timed_out = False
-        self._suspect: list[str] = []
+        self._suspect = ["allocations were recorded, which slows the host down"] if spec.keep_snapshot else []
 
     def run(self, launcher: Launcher) -> TrialRecord:
         """Run the trial and return its record; its processes have ended when this returns or raises."""
@@ -182,7 +182,7 @@ class TrialRun:
             launcher.close()
             verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
         self._note_foreign_processes("after", launcher.num_waiting)
-        self._store.keep_traces(self._spec.id, self._scratch)
+        self._store.keep_files(self._spec.id, self._scratch)
         reports = [report for report in map(self._report, self._ranks()) if report is not None]
         wall_seconds = time.monotonic() - begin
         return _record(
@@ -202,7 +202,8 @@ class TrialRun:
     def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
         """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
         setup = self._spec.setup
-        may_share = not setup.compiles and setup.offload is Offload.NONE  # compilers' caches; host memory
+        # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
+        may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
         begin = time.monotonic()
         deadline = begin + self._spec.run.timeout_seconds

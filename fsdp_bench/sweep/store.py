@@ -8,6 +8,8 @@ results/MACHINE/SWEEP/
     trials.csv       the flat table, rebuilt from the records
     frontier.json    of a sweep with [frontier]: what was found in each cell; rebuilt from the records
     frontier.csv     the same as a flat table
+    traces/ID/       with --trace: a profiled step of every rank, for Perfetto
+    snapshots/ID/    with --memory-snapshot: every rank's allocations, for pytorch.org/memory_viz
     *.png            the charts drawn from them
 """
 
@@ -43,6 +45,7 @@ class Store:
         self.folder = folder
         self.trials = folder / "trials"
         self.traces = folder / "traces"
+        self.snapshots = folder / "snapshots"
         self.scratch = folder.absolute() / ".scratch"  # workers meet at a file:// address in it
         self._lock: Any = None
 
@@ -123,17 +126,17 @@ class Store:
         except OSError as error:
             raise self._error(error) from None
 
-    def keep_traces(self, trial_id: str, scratch: Path) -> None:
-        """Move the traces that a trial's ranks left in its scratch folder to ``traces/ID/rank-R.trace.json.gz``.
+    def keep_files(self, trial_id: str, scratch: Path) -> None:
+        """Move the traces and snapshots that a trial's ranks left in its scratch folder to folders named for the trial.
 
         Raises:
             ResultsError: when they cannot be kept.
         """
         try:
-            for found in sorted(scratch.glob("*.trace.json.gz")):
-                folder = self.traces / trial_id
-                folder.mkdir(parents=True, exist_ok=True)
-                found.replace(folder / found.name)
+            for pattern, kept in (("*.trace.json.gz", self.traces), ("*.snapshot.pickle", self.snapshots)):
+                for found in sorted(scratch.glob(pattern)):
+                    (kept / trial_id).mkdir(parents=True, exist_ok=True)
+                    found.replace(kept / trial_id / found.name)
         except OSError as error:
             raise self._error(error) from None
 

@@ -58,9 +58,9 @@ def resolved_text(plan: SweepPlan, machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_traces(plan: SweepPlan) -> SweepPlan:
-    """Return a plan whose trials keep traces. Their IDs are the same: a trace decides nothing."""
-    specs = [replace(trial.spec, keep_trace=True) for trial in plan.trials]
+def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
+    """Return a plan whose trials keep such files. Their IDs are the same: a file decides nothing."""
+    specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
     trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
     return replace(plan, trials=tuple(trials))
 

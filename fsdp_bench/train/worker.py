@@ -38,6 +38,9 @@ from fsdp_bench.train.storage_tracker import BudgetExceeded
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
 
+SNAPSHOT_ENTRIES = 300_000
+"""Allocations and frees that a snapshot holds; the last ones, where there are more."""
+
 _trials_in_process = itertools.count(1)
 """How many trials this process has begun: one, unless they share it."""
 
@@ -93,6 +96,7 @@ def run_rank(
     except BaseException as error:
         # Written before any further collective: the peers are still inside theirs.
         traceback.print_exc()
+        _dump_snapshot(this)
         outcome, failure = classify(error, this.meter.current_phase if this.meter else this.stage)
         this.update(outcome=outcome, failure=failure, memory=_partial_memory(this))
         this.write()
@@ -104,6 +108,20 @@ def run_rank(
 def trace_path(scratch: Path, rank: int) -> Path:
     """Return where a rank keeps its last profiled step's trace."""
     return scratch / f"rank-{rank}.trace.json.gz"
+
+
+def snapshot_path(scratch: Path, rank: int) -> Path:
+    """Return where a rank keeps its allocations."""
+    return scratch / f"rank-{rank}.snapshot.pickle"
+
+
+def _dump_snapshot(this: Rank) -> None:
+    """Write the allocations up to now, where they are recorded; what was written before is older, and goes."""
+    if this.spec.keep_snapshot and torch.cuda.is_initialized():
+        try:
+            torch.cuda.memory._dump_snapshot(str(snapshot_path(this.scratch, this.rank)))
+        except Exception:  # a broken context, a full disk: the trial's own outcome is what counts
+            traceback.print_exc()
 
 
 def _partial_memory(this: Rank) -> MemoryReading | None:
@@ -139,6 +157,8 @@ def _start(this: Rank, init_method: str, launcher: str) -> None:
     torch.manual_seed(spec.setup.seed)
     if this.device.type == "cuda":
         torch.cuda.set_device(this.device)
+    if spec.keep_snapshot:
+        torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
     if spec.run.emulate:
         join_silent_world(this.rank, spec.setup.world_size)
     else:
@@ -267,6 +287,7 @@ def _measure_with_communication(this: Rank) -> None:
         telemetry=sampler.telemetry(),
         memory=_own(this, _memory(training)),
     )
+    _dump_snapshot(this)
     this.enter("communication")
     if run.communication_steps:
         step = partial(_next_step, training, data)

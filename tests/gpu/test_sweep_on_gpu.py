@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +74,46 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
     assert 0 < cell.measured.fits <= cell.measured.runs
     assert cell.measured.limited_by is not None
     assert cell.measured.limited_by.place == "card"
+
+
+def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Recording begins with the process: the snapshot has the parameters' allocations, and where they came from."""
+    file = write_sweep("micro_batch_size = [65536, 1]", "device = 'cuda'\nmemory_limit = '256MiB'")
+    words = ("sweep", file, "--results", tmp_path, "--no-charts", "--memory-snapshot")
+    assert run_command(*words, timeout=600).returncode == 0
+    outcomes = {}
+    for path in tmp_path.glob("*/tiny/trials/*.json"):
+        record = read_record(path.read_bytes(), path.name)
+        outcomes[record.setup.micro_batch_size] = record.outcome
+        (found,) = (path.parent.parent / "snapshots" / record.id).glob("*.pickle")
+        snapshot = pickle.loads(found.read_bytes())
+        assert any(block["state"] == "active_allocated" for s in snapshot["segments"] for block in s["blocks"])
+        actions = [entry["action"] for entry in snapshot["device_traces"][0]]
+        assert ("oom" in actions) == (record.outcome is Outcome.OOM_GPU)
+        assert record.suspect == ("allocations were recorded, which slows the host down",)
+    assert outcomes == {1: Outcome.OK, 65536: Outcome.OOM_GPU}
+
+
+def test_trials_that_share_a_process_find_what_trials_alone_find(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Peaks of every phase, reserved, retries: the CUDA context and cuBLAS are shared, and change none."""
+    readings: dict[str, dict[str, object]] = {}
+    for launcher in ("fork", "resident"):
+        run = f"device = 'cuda'\nlauncher = '{launcher}'\nemulate = true\ncommunication_steps = 0"
+        file = write_sweep(GRID.replace("world_size = 1", "world_size = 8"), run)
+        done = run_command("sweep", file, "--results", tmp_path / launcher, "--no-charts", timeout=600)
+        assert done.returncode == 0, done.stderr
+        readings[launcher] = {}
+        for path in (tmp_path / launcher).glob("*/tiny/trials/*.json"):
+            memory = read_record(path.read_bytes(), path.name).ranks[0].memory
+            assert memory is not None
+            readings[launcher][path.stem] = (
+                memory.phases,
+                memory.peak_allocated_bytes,
+                memory.peak_reserved_bytes,
+                memory.num_alloc_retries,
+            )
+    assert readings["fork"] == readings["resident"]

@@ -226,3 +226,24 @@ def test_what_has_no_profiled_step_has_no_trace(write_sweep: Callable[..., Path]
     done = run_command("sweep", file, "--results", tmp_path, "--trace")
     assert done.returncode == 2
     assert "--trace keeps profiled steps, and communication_steps = 0 has none" in done.stderr
+
+
+def test_allocations_of_a_gpu_are_not_recorded_on_a_cpu(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    done = run_command("sweep", write_sweep("", "device = 'cpu'"), "--results", tmp_path, "--memory-snapshot")
+    assert done.returncode == 2
+    assert "--memory-snapshot records the allocator of a GPU, and this sweep runs on a CPU" in done.stderr
+
+
+def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:
+    """A rank's file, by the trial's ID; a file that is neither is left."""
+    from fsdp_bench.sweep.store import Store
+
+    store = Store(tmp_path / "results")
+    store.open()
+    scratch = store.make_scratch("abc")
+    (scratch / "rank-0.snapshot.pickle").write_bytes(b"allocations")
+    (scratch / "rank-0.log").write_text("")
+    store.keep_files("abc", scratch)
+    store.close()
+    assert (store.snapshots / "abc" / "rank-0.snapshot.pickle").read_bytes() == b"allocations"
+    assert not store.traces.exists()
