@@ -68,6 +68,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
     threads_per_rank: int | None = None
     """CPU threads of one rank's operators; by default the cores divided by the ranks."""
+    backend: Literal["gloo"] | None = None
+    """The process group's, where it is not NCCL on GPUs and gloo on a CPU. Over gloo several ranks can share a GPU, as
+    NCCL's cannot; reduce-scatters then go through host memory, so that the GPU holds what it holds with NCCL."""
     emulate: bool = False
     """One process is rank 0 of the whole world, and nobody is at the other end: its collectives end at once."""
 
@@ -79,6 +82,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise SpecError(f"{field}: {value} is not allowed; {least} or more")
         if self.timeout_seconds <= 0:
             raise SpecError(f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number")
+        if self.emulate and self.backend is not None:
+            raise SpecError(f"backend: {self.backend!r} is not allowed with emulate = true; nobody is there")
         for field in ("communication_steps", "steps_without_communication"):
             if self.emulate and getattr(self, field):
                 raise SpecError(f"{field}: {getattr(self, field)} is not allowed with emulate = true; nobody is there")

@@ -144,8 +144,10 @@ def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: lis
     reason = next((exclude.reason for exclude in excluded if exclude.covers(shape, setup)), None)
     if reason is not None:
         return f"excluded: {reason}"
-    if file.device == "cuda" and not file.run.emulate and setup.world_size > len(file.machine.gpus):
-        return f"world size {setup.world_size} needs as many GPUs; this machine has {len(file.machine.gpus)}"
+    shares_gpus = file.run.emulate or file.run.backend == "gloo"
+    if file.device == "cuda" and not shares_gpus and setup.world_size > len(file.machine.gpus):
+        has = len(file.machine.gpus)
+        return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
     if file.device == "cpu" and file.run.memory_limit_bytes is not None and setup.compiles:
         return "a CPU's memory_limit follows operators, which compiled code does not call"
     return impossible(setup, file.device)

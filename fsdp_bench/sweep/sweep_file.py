@@ -118,7 +118,8 @@ def _resolve(
     check_keys("", document, _TOP_KEYS)
     run = table(document, "run")
     check_keys("[run] ", run, _RUN_KEYS)
-    name, device, plan = _name(run, path.stem), _device(run, machine), _run_plan(run, "frontier" in document)
+    name, device = _name(run, path.stem), _device(run, machine)
+    plan = _run_plan(run, "frontier" in document, device)
     if gpu_memory_bytes is not None:
         machine = _limited(machine, device, gpu_memory_bytes)
         name = f"{name}-on-{format_gib(gpu_memory_bytes).replace(' ', '').replace('.0', '')}"
@@ -197,11 +198,16 @@ STEPS_WITHOUT_COMMUNICATION = 3
 """By default, in sweeps that are about time; a search for the largest model is not."""
 
 
-def _run_plan(run: dict[str, Any], has_frontier: bool) -> RunPlan:
-    fields = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
-    if run.get("emulate") is True:
+def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device) -> RunPlan:
+    fields: dict[str, Any] = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
+    shares_gpus = run.get("backend") == "gloo" and device == "cuda"
+    if run.get("emulate") is True or shares_gpus:
         fields = dict.fromkeys(_WITH_PEERS, 0)
     fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
+    if shares_gpus and any(fields[key] for key in _WITH_PEERS):
+        raise SpecError("[run] backend: over gloo a GPU's messages go through the host; communication is not measured")
+    if device == "cpu" and fields.get("backend") == "gloo":
+        del fields["backend"]  # a CPU has no other
     if "memory_limit" in run:
         fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
     return convert(fields, RunPlan, "[run]")

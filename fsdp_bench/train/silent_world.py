@@ -12,12 +12,9 @@ The same world holds one process alone, as rank 0 of many: its memory and its co
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.finished_hook import finished_hook
+from fsdp_bench.train.reduce_scatter import keep_the_own_part
 
 WARMUP_STEPS = 2
 """Adam's states appear in the first step, and DDP rebuilds its buckets before the second."""
@@ -51,28 +49,7 @@ def enter_silent_world(rank: int, world_size: int) -> None:
 def join_silent_world(rank: int, world_size: int) -> None:
     """Become a rank of a world in which nothing is sent, with or without peers."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # 2.13 has a new name, 2.11 the old one alone
-        if hasattr(dist, name):
-            setattr(dist, name, _keeping_the_own_part(getattr(dist, name)))
-
-
-def _keeping_the_own_part(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a reduce-scatter whose output is the rank's part of its own input; the fake group leaves it as it is."""
-    if getattr(reduce_scatter, "keeps_the_own_part", False):
-        return reduce_scatter
-
-    @functools.wraps(reduce_scatter)
-    def reduced(*arguments: Any, **words: Any) -> Any:
-        work = reduce_scatter(*arguments, **words)
-        bound = inspect.signature(reduce_scatter).bind(*arguments, **words).arguments
-        output, whole = list(bound.values())[:2]
-        group = bound.get("group") or dist.distributed_c10d._get_default_group()
-        rank = dist.get_group_rank(group, dist.get_rank())
-        output.copy_(whole.view(-1)[rank * output.numel() : (rank + 1) * output.numel()].view_as(output))
-        return work
-
-    reduced.keeps_the_own_part = True  # type: ignore[attr-defined]
-    return reduced
+    keep_the_own_part()
 
 
 def silence(model: nn.Module, setup: TrainSetup) -> nn.Module:

@@ -32,6 +32,7 @@ from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.reduce_scatter import go_through_the_host
 from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, join_silent_world, silence, time_steps
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.storage_tracker import BudgetExceeded
@@ -62,7 +63,7 @@ class Rank:
         self.spec = spec
         self.rank = rank
         self.scratch = scratch
-        self.device = torch.device("cuda", local_rank) if spec.device == "cuda" else torch.device("cpu")
+        self.device = _device(spec, local_rank)
         self.meter: MemoryMeter | None = None
         self.stage = "start"
         self.trials_in_process = next(_trials_in_process)
@@ -80,6 +81,13 @@ class Rank:
     def write(self) -> None:
         """Write the report."""
         write_atomically(report_path(self.scratch, self.rank), to_json(self.report))
+
+
+def _device(spec: TrialSpec, local_rank: int) -> torch.device:
+    """Return a rank's device; over gloo ranks take turns on the GPUs that there are."""
+    if spec.device != "cuda":
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count() if spec.run.backend == "gloo" else local_rank)
 
 
 def run_rank(
@@ -162,20 +170,23 @@ def _start(this: Rank, init_method: str, launcher: str) -> None:
     if spec.run.emulate:
         join_silent_world(this.rank, spec.setup.world_size)
     else:
+        backend = _backend(this)
         dist.init_process_group(
-            _backend(this),
+            backend,
             init_method=init_method,
             rank=this.rank,
             world_size=spec.setup.world_size,
-            device_id=this.device if this.device.type == "cuda" else None,
+            device_id=this.device if "nccl" in backend else None,
         )
+        if this.device.type == "cuda" and backend == "gloo":
+            go_through_the_host()
     started = {"launcher": launcher, "trials_in_process": str(this.trials_in_process)}
     this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))
 
 
 def _backend(this: Rank) -> str:
     """Return the process group's backend: with offload, gradient norms are reduced on the host as well."""
-    if this.device.type != "cuda":
+    if this.device.type != "cuda" or this.spec.run.backend == "gloo":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if this.spec.setup.offload is Offload.PARAMS else "nccl"
 

@@ -75,7 +75,7 @@ def test_a_cell_that_cannot_work_here_is_skipped_with_what_would_work(tmp_path: 
     reasons = [t.skip_reason for t in read(tmp_path, text, GPUS).trials]
     assert reasons[0] is None
     assert "use 4 or more ranks" in (reasons[1] or "")
-    assert reasons[2] == reasons[3] == "world size 16 needs as many GPUs; this machine has 8"
+    assert reasons[2] == reasons[3] == "world size 16 needs as many GPUs, or emulate = true; this machine has 8"
 
 
 def test_the_id_changes_with_what_decides_the_outcome_and_with_nothing_else(tmp_path: Path) -> None:
@@ -173,3 +173,22 @@ def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
 def test_the_shipped_sweeps_resolve_on_eight_gpus(name: str) -> None:
     plan = read_sweep(Path(__file__).parents[2] / "sweeps" / name, machine(GPUS))
     assert any(trial.skip_reason is None for trial in plan.trials)
+
+
+def test_over_gloo_ranks_share_a_gpu_and_communication_is_not_measured(tmp_path: Path) -> None:
+    """Its messages go through the host. On a CPU gloo is what there is, and naming it changes nothing."""
+    one = GPUS[:1]
+    grid = "[grid]\nmodel='tiny'\nworld_size=4\n"
+    (trial,) = read(tmp_path, "[run]\nbackend='gloo'\n" + grid, one).trials
+    assert trial.skip_reason is None
+    assert trial.spec.num_processes == 4
+    run = trial.spec.run
+    assert (run.backend, run.communication_steps, run.steps_without_communication) == ("gloo", 0, 0)
+    with pytest.raises(SweepFileError, match="communication is not measured"):
+        read(tmp_path, "[run]\nbackend='gloo'\ncommunication_steps=1\n" + grid, one)
+    with pytest.raises(SweepFileError, match=r"backend.*'nccl'"):
+        read(tmp_path, "[run]\nbackend='nccl'\n" + grid, one)
+    with pytest.raises(SweepFileError, match="not allowed with emulate"):
+        read(tmp_path, "[run]\nbackend='gloo'\nemulate=true\n" + grid, one)
+    named, plain = (read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nbackend='gloo'\n", ""))
+    assert named == plain
