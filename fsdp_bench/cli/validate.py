@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from fsdp_bench.cli.options import calibration_option
-from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.dry_run import DryRunSpec
-from fsdp_bench.spec.profile import read_profile
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import Profile, read_profile
+from fsdp_bench.sweep.cross_check import agreements
 from fsdp_bench.sweep.drawn_cells import draw_cells
 from fsdp_bench.sweep.store import read_records
 from fsdp_bench.sweep.time_validation import compare_time, summarize_time
@@ -27,30 +29,65 @@ from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_ru
 @click.option("--seed", default=1, type=int, help="Seed of the drawn grid.")
 @click.option("--kernels", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Kernel set of the dry run.")
 @calibration_option
+@click.option("--page", type=click.Path(path_type=Path), help="Write the comparison with RESULTS as a page (.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(against: str, cells: int, seed: int, kernels: Any, calibration: Path | None, as_json: bool) -> int:
+def command(
+    against: str, cells: int, seed: int, kernels: Any, calibration: Path | None, page: Path | None, as_json: bool
+) -> int:
     """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named.
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
     """
+    if page is not None and against in ("dry-run", "published"):
+        raise SpecError(f"--page is of measured results, and --against {against} is none")
     if against == "published":
         return _published(as_json)
-    profile = read_profile(calibration) if calibration else None
-    comparisons = _dry_run(cells, seed, kernels) if against == "dry-run" else _results(Path(against))
-    name = f"dry run, kernels {kernels}, seed {seed}" if against == "dry-run" else f"measured in {against}"
-    summary = summarize(comparisons, name)
-    times = [] if against == "dry-run" else [compare_time(one, profile) for one in read_records(Path(against))]
-    if as_json:
-        time = {"summary": to_builtins(summarize_time(times)), "trials": to_builtins(times)} if times else None
-        sys.stdout.write(to_json({**_document(comparisons, summary), "time": time}).decode())
-        return 0
-    from fsdp_bench.report.time_validation import format_time
+    if against == "dry-run":
+        return _tell_dry_run(cells, seed, kernels, as_json)
+    return _tell_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
+
+
+def _tell_dry_run(cells: int, seed: int, kernels: Any, as_json: bool) -> int:
     from fsdp_bench.report.validation import format_validation
 
-    print(format_validation(comparisons, summary))
-    if times:
-        source = f"rates measured on {profile.machine}, {profile.measured_on}" if profile else "rates of datasheets"
-        print("", format_time(times, summarize_time(times), source), sep="\n")
+    comparisons = _dry_run(cells, seed, kernels)
+    summary = summarize(comparisons, f"dry run, kernels {kernels}, seed {seed}")
+    if as_json:
+        sys.stdout.write(to_json(_document(comparisons, summary)).decode())
+    else:
+        print(format_validation(comparisons, summary))
+    return 0
+
+
+def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
+    from fsdp_bench.report.time_validation import format_time
+    from fsdp_bench.report.validation import agreement_line, format_validation
+    from fsdp_bench.report.validation_page import Validation, validation_page
+
+    records = read_records(folder)
+    comparisons = [compare_with_record(record) for record in records]
+    times = [compare_time(record, profile) for record in records]
+    found = Validation(
+        folder=str(folder),
+        records=records,
+        comparisons=comparisons,
+        summary=summarize(comparisons, f"measured in {folder}"),
+        times=times,
+        time_summary=summarize_time(times),
+        rates=f"rates measured on {profile.machine}, {profile.measured_on}" if profile else "rates of datasheets",
+        agreements=agreements(records),
+    )
+    if page is not None:
+        _write_page(page, validation_page(found))
+    if as_json:
+        time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(times)}
+        document = {**_document(comparisons, found.summary), "time": time, "agreements": to_builtins(found.agreements)}
+        sys.stdout.write(to_json(document).decode())
+        return 0
+    print(format_validation(comparisons, found.summary))
+    print("", format_time(times, found.time_summary, found.rates), sep="\n")
+    if (line := agreement_line(found.agreements)) is not None:
+        print("", line, sep="\n")
     return 0
 
 
@@ -71,10 +108,6 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
     return [comparison for comparison in comparisons if comparison is not None]
 
 
-def _results(folder: Path) -> list[Comparison]:
-    return [compare_with_record(record) for record in read_records(folder)]
-
-
 def _published(as_json: bool) -> int:
     from fsdp_bench.predict.published import compare_published
     from fsdp_bench.predict.published_speed import compare_speed
@@ -90,18 +123,13 @@ def _published(as_json: bool) -> int:
     return 0
 
 
+def _write_page(page: Path, text: str) -> None:
+    try:
+        write_atomically(page, text.encode())
+    except OSError as error:
+        raise SpecError(f"--page: {str(page)!r} cannot be written: {error.strerror or error}") from error
+    click.echo(f"page: {page}", err=True)
+
+
 def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:
-    return {
-        "summary": to_builtins(summary),
-        "cells": [
-            {
-                "label": c.label,
-                "error": c.error,
-                "phases": {
-                    phase: {"predicted_bytes": e.predicted_bytes, "reference_bytes": e.reference_bytes}
-                    for phase, e in c.phases.items()
-                },
-            }
-            for c in comparisons
-        ],
-    }
+    return {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fsdp_bench.predict.judge import Judge
-from fsdp_bench.predict.kernels import CPU_GLOO
+from fsdp_bench.predict.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.predict.search import reach
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FirstFailure
@@ -45,5 +45,6 @@ def forecast(search: Search) -> Forecast:
 
 def _judge(search: Search) -> Judge:
     if search.device == "cpu":
-        return Judge(kernels=CPU_GLOO, budget_bytes=search.run.memory_limit_bytes)
+        kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
+        return Judge(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
     return Judge()

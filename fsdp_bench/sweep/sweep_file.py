@@ -95,21 +95,21 @@ def read_file(
         raise SweepFileError(f"{path}: not valid TOML: {error}") from None
     with naming(path):
         if emulate_world is not None:
-            document = _emulating(document, emulate_world)
+            document = _emulating(document, emulate_world, path.stem)
         return _resolve(path, text, document, machine, gpu_memory_bytes)
 
 
-def _emulating(document: dict[str, Any], world_size: int) -> dict[str, Any]:
-    """Return a document whose trials are all rank 0 of so many ranks; what it measures with peers is left out."""
+def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
+    """Return a document whose trials are all rank 0 of so many ranks; what is about peers is left out."""
     run = {**table(document, "run"), "emulate": True}
-    run = {key: value for key, value in run.items() if key not in _WITH_PEERS}
-    run["name"] = f"{run['name']}-world-{world_size}" if "name" in run else None
+    run = {key: value for key, value in run.items() if key not in (*_WITH_PEERS, "backend")}
+    run["name"] = f"{run.get('name', stem)}-world-{world_size}"
     cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
             {key: value for key, value in words.items() if key != "world_size"} for words in document["include"]
         ]
-    return {**document, **cells, "run": {key: value for key, value in run.items() if value is not None}}
+    return {**document, **cells, "run": run}
 
 
 def _resolve(

@@ -19,6 +19,9 @@ from fsdp_bench.sweep.drawn_cells import Cell
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
 """How near exposed communication should be: to itself, or as a part of the step."""
 
+LEAST_STEPS = 2
+"""Searches for the largest model measure one step, for memory; a single step may be any outlier."""
+
 
 class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One trial's step: predicted beside measured, or why not."""
@@ -81,6 +84,8 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         return TimeComparison(label=label, reason=f"the trial ended {record.outcome.value}")
     if setup.compiles:
         return TimeComparison(label=label, reason="compiled code; the prediction is for eager")
+    if record.run.steps < LEAST_STEPS:
+        return TimeComparison(label=label, reason="one measured step, which tells no spread")
     kernels = "cpu" if record.hardware == "cpu" else "cuda"
     if profile is not None and profile.device != kernels:
         return TimeComparison(label=label, reason=f"the calibration is of {profile.machine}")

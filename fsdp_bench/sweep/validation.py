@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
 
-from fsdp_bench.predict.estimate import predict_memory
-from fsdp_bench.predict.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.predict.estimate import predict_memory, read_allocator
+from fsdp_bench.predict.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
 from fsdp_bench.sweep.drawn_cells import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
 """What a dry run shows of each kernel set."""
 
 
-class PhaseError(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of one cell."""
+class Bytes(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity of one cell."""
 
     predicted_bytes: int
     reference_bytes: int
@@ -29,22 +30,36 @@ class PhaseError(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted_bytes / self.reference_bytes - 1
 
 
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a cell fits: ends without running out of memory and without allocation retries."""
+
+    predicted: bool
+    measured: bool
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell: its phases, or why there is nothing to compare."""
+    """One cell: what it was compared in, or why there is nothing to compare."""
 
     label: str
-    phases: dict[str, PhaseError] = {}
+    phases: dict[str, Bytes] = {}
+    """Peak allocated by phase; none of a trial that ran out of memory."""
+    reserved: Bytes | None = None
+    """Peak reserved, of a trial on a GPU."""
+    fit: Fit | None = None
+    """Of a measured trial."""
+    outside_bytes: int | None = None
+    """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL."""
     error: str | None = None
 
     @property
     def is_equal(self) -> bool:
         """Whether every phase is equal to the byte."""
-        return self.error is None and all(e.predicted_bytes == e.reference_bytes for e in self.phases.values())
+        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in self.phases.values())
 
     @property
-    def peak(self) -> PhaseError:
+    def peak(self) -> Bytes:
         """The peak over all phases."""
-        return PhaseError(
+        return Bytes(
             predicted_bytes=max(e.predicted_bytes for e in self.phases.values()),
             reference_bytes=max(e.reference_bytes for e in self.phases.values()),
         )
@@ -56,6 +71,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return phase, self.phases[phase].relative
 
 
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of one quantity over cells."""
+
+    num_cells: int
+    num_equal: int
+    """To the byte."""
+    median: float
+    """Of the absolute errors."""
+    worst: float
+    """The largest absolute error."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a table of comparisons amounts to."""
 
@@ -63,14 +90,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_cells: int
     num_failed: int
     """Cells in which the reference failed."""
+    num_compared: int
+    """Cells whose phases were compared."""
     num_equal: int
     """Cells in which every phase is equal to the byte."""
-    num_peaks_equal: int
-    worst_peak_error: float
-    worst_phase_error: float
-    median_phase_error: float
-    phases_equal: dict[str, int]
-    """By phase: in how many cells it is equal to the byte."""
+    peak: Spread | None
+    """Peak allocated."""
+    phases: dict[str, Spread]
+    """Peak allocated by phase."""
+    reserved: Spread | None
+    num_fits: int
+    """Cells of which it is known whether they fit."""
+    num_fits_right: int
 
 
 def compare_with_dry_run(cell: Cell, answer: DryRunAnswer, kernels: KernelSet) -> Comparison:
@@ -83,52 +114,86 @@ def compare_with_dry_run(cell: Cell, answer: DryRunAnswer, kernels: KernelSet) -
 
 def compare_with_record(record: TrialRecord) -> Comparison:
     """Predict a measured trial and set it beside rank 0's reading."""
-    cell = Cell(model=record.model, setup=record.setup)
-    label = f"{record.id} {cell.label}"
+    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
     memory = record.ranks[0].memory if record.ranks else None
-    if record.outcome is not Outcome.OK or memory is None:
+    if record.outcome is not Outcome.OK and not record.outcome.is_oom:
         return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
     if record.setup.compiles:
         return Comparison(label=label, error="compiled code; the prediction is for eager")
-    on_cpu = CPU_EMULATED if record.device == "emulated" else CPU_GLOO
-    predicted = predict_memory(record.model, record.setup, on_cpu if record.hardware == "cpu" else CUDA)
-    return Comparison(label=label, phases=_phases(predicted.phases, memory.phases))
+    if record.hardware == "cpu":
+        return _on_cpu(record, memory, label)
+    return _on_gpu(record, memory, label)
 
 
-def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, PhaseError]:
+def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+    kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
+    predicted = predict_memory(record.model, record.setup, kernels)
+    fits = budget is None or predicted.peak_allocated_bytes <= budget
+    return Comparison(
+        label=label,
+        phases=_phases(predicted.phases, memory.phases) if record.fits and memory else {},
+        fit=Fit(predicted=fits, measured=record.fits) if budget is not None else None,
+    )
+
+
+def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+    gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
+    kernels = kernels_on(CUDA, gpu.name if gpu else None)
+    predicted = predict_memory(record.model, record.setup, kernels)
+    card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
+    reading = read_allocator(record.model, record.setup, kernels, card)
+    fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
+    fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
+    if memory is None or record.outcome is not Outcome.OK:
+        return Comparison(label=label, fit=fit)
+    reserved, device = memory.peak_reserved_bytes, memory.peak_device_bytes
+    return Comparison(
+        label=label,
+        phases=_phases(predicted.phases, memory.phases),
+        reserved=Bytes(predicted_bytes=reading.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
+        fit=fit,
+        outside_bytes=device - reserved if device and reserved else None,
+    )
+
+
+def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, Bytes]:
     return {
-        phase: PhaseError(predicted_bytes=predicted[phase], reference_bytes=value)
+        phase: Bytes(predicted_bytes=predicted[phase], reference_bytes=value)
         for phase, value in reference.items()
         if phase in predicted and value
     }
 
 
 def summarize(comparisons: Sequence[Comparison], against: str) -> Summary:
-    """Count, and find the worst."""
-    done = [comparison for comparison in comparisons if comparison.error is None]
-    errors = [abs(error.relative) for comparison in done for error in comparison.phases.values()]
+    """Count, and find medians and the worst."""
+    compared = [one for one in comparisons if one.phases]
+    fits = [one.fit for one in comparisons if one.fit is not None]
+    names = dict.fromkeys(phase for one in compared for phase in one.phases)
     return Summary(
         against=against,
         num_cells=len(comparisons),
-        num_failed=len(comparisons) - len(done),
-        num_equal=sum(comparison.is_equal for comparison in done),
-        num_peaks_equal=sum(c.peak.predicted_bytes == c.peak.reference_bytes for c in done),
-        worst_peak_error=max((abs(c.peak.relative) for c in done), default=0.0),
-        worst_phase_error=max(errors, default=0.0),
-        median_phase_error=median(errors) if errors else 0.0,
-        phases_equal=_equal_by_phase(done),
+        num_failed=sum(one.error is not None for one in comparisons),
+        num_compared=len(compared),
+        num_equal=sum(one.is_equal for one in compared),
+        peak=_spread([one.peak for one in compared]),
+        phases={name: _spread_of([one.phases[name] for one in compared if name in one.phases]) for name in names},
+        reserved=_spread([one.reserved for one in comparisons if one.reserved is not None]),
+        num_fits=len(fits),
+        num_fits_right=sum(fit.predicted == fit.measured for fit in fits),
     )
 
 
-def _equal_by_phase(comparisons: Iterable[Comparison]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for comparison in comparisons:
-        for phase, error in comparison.phases.items():
-            counts[phase] = counts.get(phase, 0) + (error.predicted_bytes == error.reference_bytes)
-    return counts
+def _spread(pairs: Sequence[Bytes]) -> Spread | None:
+    return _spread_of(pairs) if pairs else None
+
+
+def _spread_of(pairs: Sequence[Bytes]) -> Spread:
+    errors = [abs(pair.relative) for pair in pairs]
+    equal = sum(pair.predicted_bytes == pair.reference_bytes for pair in pairs)
+    return Spread(num_cells=len(pairs), num_equal=equal, median=median(errors), worst=max(errors))
 
 
 def worst_first(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:
     """Return the cells that are not equal, the largest error first."""
-    unequal = [c for c in comparisons if c.error is None and not c.is_equal]
+    unequal = [one for one in comparisons if one.phases and not one.is_equal]
     return sorted(unequal, key=lambda c: -abs(c.worst[1]))[:count]
