@@ -6,8 +6,8 @@ copy); PyTorch builds with 2.28.9 and 2.29.3. Connections are made when an algor
 (NCCL_RUNTIME_CONNECT, src/init.cc).
 
 Assumed: cuMem as on every driver from CUDA 12 on; NCCL's defaults, but for what AWS's plugin sets; GPUDirect RDMA over
-InfiniBand, RoCE and EFA; no other interfaces than the catalogue counts. Not covered: the code of NCCL's kernels (part of the CUDA context), send and receive, buffers
-that users register, CollNet, tuner plugins.
+InfiniBand, RoCE and EFA; no other interfaces than the catalogue counts. Not covered: the code of NCCL's kernels (part
+of the CUDA context), send and receive, buffers that users register, CollNet, tuner plugins.
 """
 
 from __future__ import annotations
