@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
+from fsdp_bench.predict.communicators import Communicators, communicators_of
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
@@ -24,6 +26,8 @@ from fsdp_bench.spec.setup import TrainSetup
 CONTEXT_AND_NCCL_BYTES = 3 * 1024**3
 """The most that users report for the CUDA context and the communicators of a process: 1 to 3 GiB (issues of OpenTau
 and others; FSDP_FACTS.md). It warns; it is never part of a number."""
+CONTEXT_BYTES = CONTEXT_AND_NCCL_BYTES - 512 * 1024**2
+"""The same without the least that they report for one communicator, 0.5 GiB, where NCCL's part is predicted."""
 
 DEEPEST = 1000
 """Layers of which every block's allocations can be replayed in seconds."""
@@ -88,9 +92,22 @@ class Estimate:
             return fits_card
         return None if self.host_bytes is None else self.host.peak_bytes <= self.host_bytes
 
+    @cached_property
+    def communicators(self) -> Communicators:
+        """NCCL's communicators of one rank, and what they take of the card outside of torch's allocator."""
+        return communicators_of(self.setup, self.cluster)
+
+    @property
+    def context_headroom_bytes(self) -> int | None:
+        """What is left for the CUDA context once NCCL has taken the most it may; None where NCCL's part is unknown."""
+        taken = self.communicators.num_bytes
+        return None if taken is None or self.headroom_bytes is None else self.headroom_bytes - taken.high
+
     @property
     def is_tight(self) -> bool:
-        """Whether what is left may be too little for the CUDA context and NCCL, which are not predicted."""
+        """Whether what is left may be too little for the CUDA context, which is not predicted, and NCCL."""
+        if self.context_headroom_bytes is not None:
+            return self.fits is True and self.context_headroom_bytes < CONTEXT_BYTES
         return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES
 
     @property

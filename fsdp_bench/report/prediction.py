@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
+from fsdp_bench.predict.communicators import Communicators
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on
@@ -84,6 +85,11 @@ class Prediction:
         """What the card has beyond what is reserved without retries; negative where it is too small."""
         card = self.estimate.card_bytes
         return card - self.needed_bytes if self._on_card and card is not None else None
+
+    @property
+    def communicators(self) -> Communicators | None:
+        """What NCCL takes of the card; None for the kernels of a CPU."""
+        return self.estimate.communicators if self._on_card else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -213,6 +219,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "peak_reserved_bytes": prediction.reserved_bytes,
         "needed_bytes": prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
         "peak_active_bytes": reading.peak_active_bytes if known else None,
+        **_communicators(prediction.communicators),
         "peak_device_bytes": None,
         "peak_host_bytes_per_node": prediction.host_bytes,
         "peak_phase": memory.peak_phase,
@@ -230,6 +237,14 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
             "reserved_bytes": reading.peak_reserved_bytes,
         },
     }  # fmt: skip
+
+
+def _communicators(found: Communicators | None) -> dict[str, Any]:
+    """Return what NCCL's communicators take, each time as the least and the most; the CUDA context is not in it."""
+    if found is None:
+        return {"communicators_bytes": None, "communicators": None}
+    total = found.num_bytes
+    return {"communicators_bytes": total and asdict(total), "communicators": [asdict(one) for one in found.each]}
 
 
 def _host(prediction: Prediction) -> dict[str, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.predict import TORCH_VERSION
+from fsdp_bench.report.communicators_text import communicators_fact
 from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.remedies import Remedy, dominant
 from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells, time_facts
@@ -37,16 +38,20 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
-    lines += [fact("allocator", _allocator(prediction)), fact("host memory", _host(prediction))]
-    lines += [fact("communication", _sent(prediction)), *time_facts(prediction.speed, prediction.question.profile)]
-    lines.append(
-        fact(
-            "not predicted",
-            "CUDA context and NCCL buffers (memory beyond reserved). Reserved assumes a host that runs ahead",
-        )
-    )
+    lines += [fact("allocator", _allocator(prediction)), *communicators_fact(prediction.communicators)]
+    lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
+    lines += [
+        *time_facts(prediction.speed, prediction.question.profile),
+        fact("not predicted", _not_predicted(prediction)),
+    ]
     lines += [fact("note", note) for note in prediction.notes]
     return "\n".join(lines)
+
+
+def _not_predicted(prediction: Prediction) -> str:
+    known = prediction.communicators is not None and prediction.communicators.num_bytes is not None
+    beyond = "CUDA context" if known else "CUDA context and NCCL buffers"
+    return f"{beyond} (memory beyond reserved). Reserved assumes a host that runs ahead"
 
 
 def verdict(prediction: Prediction) -> str:
@@ -70,15 +75,25 @@ def _verdict(prediction: Prediction) -> str:
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {usable}"
     if reading.num_alloc_retries:
         return f"does not fit (predicted): {reserved} only with {_retries(reading.num_alloc_retries)}"
-    left = f"{format_gib(card - reading.peak_reserved_bytes)} left for CUDA context and NCCL"
     if prediction.fits:
-        tight = "; tight: users report 1 to 3 GiB for these" if estimate.is_tight else ""
-        return f"fits (predicted): {reserved}, {left}{tight}"
+        tight = "; tight: users report 1 to 3 GiB for both" if estimate.is_tight else ""
+        return f"fits (predicted): {reserved}, {_left(prediction)}{tight}"
     host = format_gib(estimate.host.peak_bytes)
     if prediction.fits is None:
         return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
     node = format_gib(estimate.host_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
+
+
+def _left(prediction: Prediction) -> str:
+    """Return what the card has beyond what is reserved, and for what."""
+    estimate, taken = prediction.estimate, prediction.estimate.communicators.num_bytes
+    alone = estimate.context_headroom_bytes
+    if taken is None or alone is None:
+        return f"{format_gib(estimate.headroom_bytes or 0)} left for CUDA context and NCCL"
+    if alone <= 0:
+        return f"nothing left for the CUDA context if NCCL takes {format_gib(taken.high)}"
+    return f"{format_gib(alone)} left for the CUDA context" + (" beside NCCL" if taken.high else "")
 
 
 def _why_unknown(gpu: Gpu | None) -> str:

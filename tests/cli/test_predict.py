@@ -50,7 +50,7 @@ def test_the_document_has_the_keys_of_the_design() -> None:
     assert {"name", "gpu", "gpu_memory_bytes"} <= found["server"].keys()
     assert {
         *("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "peak_host_bytes_per_node"),
-        *("peak_phase", "phases", "breakdown_bytes"),
+        *("peak_phase", "phases", "breakdown_bytes", "communicators_bytes", "communicators"),
     } <= found["memory"].keys()
     assert {"forward", "loss", "backward", "optimizer"} <= found["memory"]["phases"].keys()
     assert set(found["memory"]["breakdown_bytes"]) == CATEGORIES
@@ -210,7 +210,9 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("fits (predicted): reserved ")
     for words in (
-        "left for CUDA context and NCCL",
+        "left for the CUDA context beside NCCL",
+        "NCCL        ",
+        "predicted from NCCL's source; not measured",
         "source: ",
         "peak by phase",
         "breakdown at the peak",
@@ -218,6 +220,20 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
     ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_nccls_part_is_told_where_its_source_tells_it_and_otherwise_why_not() -> None:
+    """p5: 24 channels of 6 + 12 MiB or more, and what is made once; nobody documents how PCIe servers are wired."""
+    known = document(*GPT2)["memory"]
+    assert known["communicators_bytes"] == {"low": 470 * 1024**2, "high": 566 * 1024**2}
+    (only,) = known["communicators"]
+    assert (only["purpose"], only["num_ranks"], only["num_channels"]) == ("shard", 8, {"low": 24, "high": 24})
+    unknown = document("--model", "gpt2", "--server", "g5.48xlarge")["memory"]
+    assert unknown["communicators_bytes"] is None
+    assert "NVSwitch" in unknown["communicators"][0]["unknown"]
+    assert document(*GPT2, "--kernels", "cpu")["memory"]["communicators"] is None
+    text = run_command("predict", "--model", "gpt2", "--server", "g5.48xlarge").stdout
+    assert "left for CUDA context and NCCL" in text
 
 
 @pytest.mark.parametrize(
