@@ -14,7 +14,8 @@ trees and NVLink SHARP, which depends on sizes: the bounds are without and with 
 
 What a rank has of network connections depends on where it is in the rings; the bounds hold for every rank. Unknown:
 GPUs without NVSwitch or before the A100, networks without RDMA, groups that span nodes with only some of their GPUs.
-A process group of one rank has no connections and counts as nothing.
+A process group of one rank has no connections and counts as nothing; one that was made with a ``device_id`` has what a
+communicator is given at its start.
 """
 
 from __future__ import annotations

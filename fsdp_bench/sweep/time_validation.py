@@ -11,7 +11,9 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.predict.speed import speed
+from fsdp_bench.predict.timing import StepTime
 from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.drawn_cells import Cell
@@ -78,21 +80,38 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
     """Predict the time of a measured trial."""
-    setup = record.setup
-    label = f"{record.id} {Cell(model=record.model, setup=setup).label}"
-    if record.outcome is not Outcome.OK or record.step_seconds is None:
-        return TimeComparison(label=label, reason=f"the trial ended {record.outcome.value}")
-    if setup.compiles:
-        return TimeComparison(label=label, reason="compiled code; the prediction is for eager")
-    if record.run.steps < LEAST_STEPS:
-        return TimeComparison(label=label, reason="one measured step, which tells no spread")
+    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
+    reason = _why_not(record, profile)
+    if reason is not None:
+        return TimeComparison(label=label, reason=reason)
     kernels = "cpu" if record.hardware == "cpu" else "cuda"
-    if profile is not None and profile.device != kernels:
-        return TimeComparison(label=label, reason=f"the calibration is of {profile.machine}")
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
-    found = speed(record.model, setup, gpu, kernels, profile, is_silent=record.device == "emulated")
+    is_silent = record.device == "emulated"
+    try:
+        found = speed(record.model, record.setup, gpu, kernels, profile, is_silent=is_silent)
+    except SpecError as error:
+        return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:
         return TimeComparison(label=label, reason=f"unknown: {', '.join(found.time.unknown)}")
+    return _compared(record, found.time, label)
+
+
+def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
+    """Return why a trial's time is not compared, or None."""
+    if record.outcome is not Outcome.OK or record.step_seconds is None:
+        return f"the trial ended {record.outcome.value}"
+    if record.setup.compiles:
+        return "compiled code; the prediction is for eager"
+    if record.run.steps < LEAST_STEPS:
+        return "one measured step, which tells no spread"
+    if profile is not None and profile.device != ("cpu" if record.hardware == "cpu" else "cuda"):
+        return f"the calibration is of {profile.machine}"
+    return None
+
+
+def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison:
+    setup, seconds = record.setup, record.step_seconds
+    assert seconds is not None
     steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]
     shares = record.exposed_shares
     common = msgspec.structs.replace(setup, strategy="FULL_SHARD", api="fsdp1", shard_size=None)
@@ -100,13 +119,13 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         label=label,
         family=to_json((record.model, common)).decode(),
         name=f"{setup.strategy.value} {setup.api.value}",
-        predicted_seconds=found.time.step_seconds,
-        measured_seconds=record.step_seconds,
+        predicted_seconds=time.step_seconds,
+        measured_seconds=seconds,
         fastest_seconds=min(steps),
         slowest_seconds=max(steps),
-        predicted_exposed_seconds=found.time.exposed_communication_seconds,
+        predicted_exposed_seconds=time.exposed_communication_seconds,
         exposed_by_difference_seconds=record.exposed_by_difference_seconds,
-        exposed_by_profiler_seconds=shares[0] * record.step_seconds if shares else None,
+        exposed_by_profiler_seconds=shares[0] * seconds if shares else None,
     )
 
 

@@ -11,6 +11,7 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.predict.estimate import predict_memory, read_allocator
 from fsdp_bench.predict.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
 from fsdp_bench.sweep.drawn_cells import Cell
 
@@ -120,9 +121,10 @@ def compare_with_record(record: TrialRecord) -> Comparison:
         return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
     if record.setup.compiles:
         return Comparison(label=label, error="compiled code; the prediction is for eager")
-    if record.hardware == "cpu":
-        return _on_cpu(record, memory, label)
-    return _on_gpu(record, memory, label)
+    try:
+        return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)
+    except SpecError as error:
+        return Comparison(label=label, error=f"not predicted: {error}")
 
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
