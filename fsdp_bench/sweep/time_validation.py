@@ -158,18 +158,34 @@ def _seconds(one: TimeComparison) -> float:
 
 
 def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
-    """Yield pairs that differ in strategy or api alone, the faster one first, where no measured steps overlap."""
-    families: dict[str, list[TimeComparison]] = defaultdict(list)
+    """Yield pairs that differ in strategy or api alone, the faster one first, where no measured steps overlap.
+
+    A trial that was measured several times has the steps of all times: two runs of it can be further apart than the
+    steps of one.
+    """
+    families: dict[str, dict[str, TimeComparison]] = defaultdict(dict)
     for one in comparisons:
         if one.error is not None:
-            families[one.family].append(one)
+            family = families[one.family]
+            family[one.name] = _joined(family[one.name], one) if one.name in family else one
     for family in families.values():
-        for one, other in combinations(family, 2):
-            assert one.slowest_seconds is not None
-            assert one.fastest_seconds is not None
-            assert other.slowest_seconds is not None
-            assert other.fastest_seconds is not None
-            if one.slowest_seconds < other.fastest_seconds:
+        for one, other in combinations(family.values(), 2):
+            if _slowest(one) < _fastest(other):
                 yield one, other
-            elif other.slowest_seconds < one.fastest_seconds:
+            elif _slowest(other) < _fastest(one):
                 yield other, one
+
+
+def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
+    fastest, slowest = min(_fastest(one), _fastest(again)), max(_slowest(one), _slowest(again))
+    return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
+
+
+def _fastest(one: TimeComparison) -> float:
+    assert one.fastest_seconds is not None
+    return one.fastest_seconds
+
+
+def _slowest(one: TimeComparison) -> float:
+    assert one.slowest_seconds is not None
+    return one.slowest_seconds

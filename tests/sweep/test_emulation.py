@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_bench.predict.estimate import predict_memory
 from fsdp_bench.predict.kernels import CPU_EMULATED, CPU_GLOO
+from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import GIB
@@ -99,12 +100,25 @@ def test_a_world_of_thousands_is_one_process(tmp_path: Path) -> None:
 
 
 def test_buffers_hold_numbers_and_training_goes_on(tmp_path: Path) -> None:
-    """What is gathered and reduced is the own shard and the own gradient: losses are finite, and fall."""
+    """What is gathered and reduced is the own shard and the own gradient: losses are finite, and parameters change."""
     grid = 'world_size = 4\napi = ["fsdp1", "fsdp2"]\nstrategy = "FULL_SHARD"\nlearning_rate = 0.01\n'
     for record in sweep(tmp_path, grid, run="emulate = true\nwarmup_steps = 6"):
         losses = record.ranks[0].losses
         assert all(0 < loss < 10 for loss in losses)
         assert losses[-1] != losses[0]
+
+
+def test_the_largest_batch_of_a_rank_of_eight_is_the_predicted_one(tmp_path: Path) -> None:
+    """Searched with real trials of rank 0 alone, within a budget: no gloo that copies, so its own prediction."""
+    run = 'emulate = true\nmemory_limit = "8 MiB"'
+    grid = 'world_size = 8\napi = "fsdp2"\nstrategy = "FULL_SHARD"\n[frontier]\ndial = "micro_batch_size"\n'
+    sweep(tmp_path, grid, run=run)
+    (path,) = (tmp_path / "results").glob("*/sweep/frontier.json")
+    (cell,) = read_frontier(path.read_bytes(), path.name).cells
+    assert cell.status == "found"
+    assert cell.measured is not None
+    assert cell.measured.fits > 1
+    assert (cell.steps_apart, len(cell.trials)) == (0, 2)
 
 
 def test_what_needs_peers_is_refused(tmp_path: Path) -> None:

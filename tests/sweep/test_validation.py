@@ -15,7 +15,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, MemoryReading, Outcome, RankReport, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep.cross_check import agreements
-from fsdp_bench.sweep.time_validation import compare_time
+from fsdp_bench.sweep.time_validation import TimeComparison, compare_time, summarize_time
 from fsdp_bench.sweep.validation import compare_with_record, summarize
 from tests.conftest import run_command
 from tests.train.training import LLAMA, S, setup_of
@@ -162,3 +162,25 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
         refused = run_command("validate", "--against", against, "--page", place)
         assert refused.returncode == 2
         assert "--page" in refused.stderr
+
+
+def test_strategies_are_in_an_order_only_where_no_steps_of_any_run_overlap() -> None:
+    """Two strategies; one is measured again, and as slow as the other then."""
+
+    def measured(name: str, predicted: float, fastest: float, slowest: float) -> TimeComparison:
+        return TimeComparison(
+            label="",
+            family="all else",
+            name=name,
+            predicted_seconds=predicted,
+            measured_seconds=(fastest + slowest) / 2,
+            fastest_seconds=fastest,
+            slowest_seconds=slowest,
+        )
+
+    fast, slow = measured("FULL_SHARD fsdp1", 1.2, 1.0, 1.1), measured("NO_SHARD fsdp1", 1.1, 1.2, 1.3)
+    once = summarize_time([fast, slow])
+    assert (once.num_pairs, once.num_pairs_in_order) == (1, 0)
+    assert summarize_time([fast, slow, measured("FULL_SHARD fsdp1", 1.2, 1.05, 1.25)]).num_pairs == 0
+    again = summarize_time([fast, slow, measured("NO_SHARD fsdp1", 1.1, 1.15, 1.4)])
+    assert (again.num_pairs, again.num_pairs_in_order) == (1, 0)
