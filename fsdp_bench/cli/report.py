@@ -9,8 +9,10 @@ import click
 from rich.console import Console
 
 from fsdp_bench.report.communication_table import communication_rows, print_communication
+from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
 from fsdp_bench.report.tables import print_table
-from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.flat import flat_row
 from fsdp_bench.sweep.store import read_records
@@ -21,17 +23,32 @@ from fsdp_bench.sweep.store import read_records
 @click.option(
     "--communication", is_flag=True, help="A row a trial and kind: calls, bytes, seconds, bus bandwidth; exposed twice."
 )
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Beside it what the machine's matrix products reach, as fsdp-bench calibrate measured it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: a row a trial, bytes and seconds.")
-def command(results: Path, communication: bool, as_json: bool) -> int:
+def command(results: Path, communication: bool, calibration: Path | None, as_json: bool) -> int:
     """Print the table of the RESULTS in a folder: a sweep's, a machine's, or all."""
     records = read_records(results)
     if communication:
         _communication(records, as_json)
-    elif as_json:
-        sys.stdout.write(to_json({"source": "measured", "trials": [flat_row(r) for r in records]}).decode())
     else:
-        print_table(records, Console())
+        _trials(records, read_profile(calibration) if calibration else None, as_json)
     return 0
+
+
+def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) -> None:
+    rates = matrix_rates(records, profile) if profile else []
+    if as_json:
+        rows = [flat_row(record) for record in records]
+        sys.stdout.write(to_json({"source": "measured", "trials": rows, "matrix_rates": to_builtins(rates)}).decode())
+        return
+    print_table(records, Console())
+    if profile is not None:
+        print(*(matrix_rate_line(rate, profile) for rate in rates), sep="\n")
 
 
 def _communication(records: list[TrialRecord], as_json: bool) -> None:

@@ -65,7 +65,9 @@ class Chart:
     units: tuple[tuple[float, str], ...]
     """Divisors with the axis's name, largest first; the first that the highest bar reaches is taken, else the last."""
     meaning: dict[str, str]
-    """By kind of device: what the quantity is, for the conditions."""
+    """By kind of hardware: what the quantity is, for the conditions."""
+    emulated: str = ""
+    """What is to be said of it where collectives end at once."""
 
 
 _ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
@@ -85,6 +87,7 @@ CHARTS = (
         bars.throughput_bar,
         ((1.0, "tokens per second per {unit}"),),
         dict.fromkeys(("cpu", "cuda"), _PER_RANK),
+        "; collectives end at once: the job's compute, not its throughput",
     ),
     Chart(
         "communication",
@@ -129,15 +132,17 @@ def _figure(chart: Chart, slide: Slide) -> Figure:
     layout = lay_out(slide.groups, slide.levels, WIDTH - LEFT - RIGHT, LEFT - EDGE, text_width)
     drawn = [chart.bar(place.slot.record) for place in layout.places]
     scale, unit = _unit(chart, drawn)
-    device = slide.groups[0].slots[0].record.device
-    meaning = chart.meaning.get(device, chart.meaning["cuda"])
+    record = slide.groups[0].slots[0].record
+    hardware, is_emulated = record.hardware, record.device == "emulated"
+    meaning = chart.meaning.get(hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
     footer = wrap((*slide.conditions, meaning), WIDTH - 2 * EDGE) + _noted(slide.notes)
     for index, line in enumerate(footer):
         write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
-    write(figure, HEIGHT - 34, chart.title, size=18, weight="bold")
+    title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
+    write(figure, HEIGHT - 34, title, size=18, weight="bold")
     write(figure, HEIGHT - 66, slide.subtitle, size=13)
     top = HEIGHT - TOP - _legend(figure, drawn) * LINE
-    write(figure, top + 24, unit.format(unit="GPU" if device in ("cuda", "emulated") else "rank"), size=12)
+    write(figure, top + 24, unit.format(unit="GPU" if hardware == "cuda" else "rank"), size=12)
     bottom = layout.depth + len(footer) * LINE + 26
     axes = figure.add_axes((LEFT / WIDTH, bottom / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, (top - bottom) / HEIGHT))
     _draw_bars(axes, layout, drawn, scale)

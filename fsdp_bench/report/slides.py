@@ -321,6 +321,8 @@ def conditions(records: list[TrialRecord], machine: str) -> tuple[str, ...]:
 def _device(records: list[TrialRecord]) -> str:
     name = next((found for record in records if (found := device_name(record))), "GPU of unknown name")
     if records[0].hardware == "cpu":
+        if records[0].device == "emulated":
+            return "CPU, one process as rank 0 of the world (emulated)"
         backends = (rank.environment.get("backend") for record in records for rank in record.ranks)
         return f"CPU, {next((backend for backend in backends if backend), 'gloo')}"
     return f"{name}, one GPU as rank 0 of the world (emulated)" if records[0].device == "emulated" else name

@@ -32,21 +32,27 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
     if not wide or not console.is_terminal:
         console = Console(file=console.file, width=max(console.width, 210), no_color=not console.is_terminal)
     console.print(table)
-    for reason, count in Counter(r.reason for r in records if r.outcome is Outcome.SKIPPED).items():
-        console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for line in _footnotes(records, ran):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
+    """Return what was skipped, what marks mean, what is suspect, what MFU is of, and the models' shapes."""
+    skipped = Counter(record.reason for record in records if record.outcome is Outcome.SKIPPED)
+    lines = [f"skipped {count}: {reason}" for reason, count in skipped.items()]
     if any(map(disagrees, ran)):
-        console.print(
+        lines.append(
             "* exposed, from the profiler, is a part of its step that is more than 10 points away from what the step"
-            " takes less without communication: `fsdp-bench report RESULTS --communication` shows both",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
-    for record in ran:
-        for suspicion in record.suspect:
-            console.print(f"suspect {record.id}: {suspicion}", highlight=False, markup=False, soft_wrap=True)
-    for source in dict.fromkeys(_peak(record) for record in ran if record.peak_flops_source):
-        console.print(source, highlight=False, markup=False, soft_wrap=True)
-    for shape in dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran):
-        console.print(shape, highlight=False, markup=False, soft_wrap=True)
+            " takes less without communication: `fsdp-bench report RESULTS --communication` shows both"
+        )
+    if any(record.device == "emulated" for record in ran):
+        lines.append(
+            "emulated: rank 0 of the world, alone; collectives end at once, so that its steps, tokens/s and MFU are the"
+            " job's compute, without communication"
+        )
+    lines += [f"suspect {record.id}: {suspicion}" for record in ran for suspicion in record.suspect]
+    lines += dict.fromkeys(_peak(record) for record in ran if record.peak_flops_source)
+    return [*lines, *dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran)]
 
 
 def _peak(record: TrialRecord) -> str:
@@ -71,7 +77,7 @@ def _row(record: TrialRecord) -> list[str]:
         strategy += f" (ran {record.effective_strategy})"
     return [
         record.model.name,
-        str(setup.world_size),
+        f"{setup.world_size} emulated" if record.device == "emulated" else str(setup.world_size),
         strategy,
         setup.api.value,
         str(setup.precision),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.report import bars
@@ -189,6 +190,19 @@ def test_conditions_name_everything_that_a_reader_needs(device: str, named: str)
         assert fact in slide.conditions
 
 
+@pytest.mark.parametrize(("hardware", "named"), [("cuda", "one GPU as rank 0"), ("cpu", "one process as rank 0")])
+def test_rank_0_alone_is_named_and_its_steps_are_said_to_be_without_communication(
+    hardware: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = replace(record(device=hardware), device="emulated", emulated_on=hardware)
+    (slide,) = slides([alone], "two machines")
+    assert any(named in condition and "(emulated)" in condition for condition in slide.conditions)
+    print_table([alone], Console())
+    printed = capsys.readouterr().out
+    assert "2 emulated" in printed
+    assert "without communication" in printed
+
+
 def test_an_option_that_is_not_the_default_is_a_condition() -> None:
     (slide,) = slides([record(gradient_accumulation_steps=4, forward_prefetch=True)], "m")
     assert {"accumulate 4", "forward prefetch yes"} <= set(slide.conditions)
@@ -351,7 +365,6 @@ def test_nothing_to_draw_draws_nothing(tmp_path: Path) -> None:
 
 
 def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
 
     skipped = replace(record(Outcome.SKIPPED), reason="excluded: slow", ranks=())
     suspect = replace(record(retries=2), suspect=("another process (7) was on GPU 0 before the trial",))

@@ -164,3 +164,7 @@ def test_the_shipped_sweeps_are_for_one_card() -> None:
     frontier = searches_of(read_file(Path("sweeps/a10g-emulated.toml"), one))
     assert len(frontier.searches) == 14
     assert frontier.run.emulate
+    throughput = read_sweep(Path("sweeps/throughput.toml"), one).trials
+    assert [(trial.spec.setup.compile, trial.skip_reason) for trial in throughput] == [(False, None)] * 4 + [
+        (True, None)
+    ] * 4
