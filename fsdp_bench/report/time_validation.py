@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.report.validation import share
+from fsdp_bench.report.words import UNKNOWN
 from fsdp_bench.spec.units import format_seconds
-from fsdp_bench.sweep.time_validation import TimeComparison, TimeSummary
+from fsdp_bench.sweep.time_validation import Order, TimeComparison, TimeSummary
 
 WORST_SHOWN = 10
 
@@ -15,24 +17,37 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
     if not summary.num_trials:
         reasons = dict.fromkeys(one.reason for one in comparisons if one.reason)
         return f"time is not compared: {'; '.join(str(reason) for reason in reasons) or 'no trials'}"
-    assert summary.median_error is not None
-    assert summary.median_bias is not None
-    exposed = summary.num_exposed
-    lines = [
-        f"predicted against measured time: {summary.num_trials} trials; {source}",
-        f"  step, median |error|                          {summary.median_error:.1%} (median error"
-        f" {summary.median_bias:+.1%}; within 15 %: {summary.num_within} of {summary.num_trials})",
-        "  exposed communication within 20 % or 5 % of the step",
-        f"    of the step less one without communication  {summary.num_exposed_near_difference} of {exposed}",
-        f"    of the profiler's                           {summary.num_exposed_near_profiler} of {exposed}",
-        f"    of either                                   {summary.num_exposed_near_either} of {exposed}",
-        f"  strategies in their measured order            {summary.num_pairs_in_order} of {summary.num_pairs} pairs"
-        " whose steps do not overlap",
-    ]
+    lines = [f"predicted against measured time: {summary.num_trials} trials; {source}"]
+    lines += [f"  {name:<46}{value}" for name, value in time_terms(summary)]
     worst = sorted((one for one in comparisons if one.error is not None), key=lambda one: -abs(one.error or 0.0))
     lines += ["", f"the {min(len(worst), WORST_SHOWN)} worst steps:"]
     lines += [_line(one) for one in worst[:WORST_SHOWN]]
     return "\n".join(lines)
+
+
+def time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
+    """Return what was compared and how near it is, as words."""
+    within = f"{summary.num_within} of {summary.num_trials}"
+    near_either = share(summary.num_exposed_near_either, summary.num_exposed)
+    by_difference = (summary.median_exposed_error_by_difference, summary.num_exposed_near_difference)
+    by_profiler = (summary.median_exposed_error_by_profiler, summary.num_exposed_near_profiler)
+    return [
+        ("step", f"median error {summary.median_error:.1%} (signed {summary.median_bias:+.1%}; within 15 %: {within})"),
+        ("exposed, by the step without communication", _exposed(*by_difference, summary.num_exposed)),
+        ("exposed, by the profiler", _exposed(*by_profiler, summary.num_exposed)),
+        ("exposed, near either of the two", near_either),
+        ("pairs of strategies in their measured order", _order(summary.strategies)),
+        ("fsdp1 and fsdp2 in their measured order", _order(summary.apis)),
+    ]
+
+
+def _exposed(median_error: float | None, num_near: int, num_trials: int) -> str:
+    error = UNKNOWN if median_error is None else f"{median_error:.1%}"
+    return f"median error {error} (within 20 % or 5 % of the step: {num_near} of {num_trials})"
+
+
+def _order(order: Order) -> str:
+    return f"{share(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
 
 
 def _line(one: TimeComparison) -> str:

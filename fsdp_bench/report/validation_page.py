@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fsdp_bench.report.time_validation import time_terms
 from fsdp_bench.report.validation import agreement_line, cell_line, outside_line, share, terms, wrong_fits
 from fsdp_bench.report.words import UNKNOWN
 from fsdp_bench.spec.record import TrialRecord
@@ -76,26 +77,11 @@ def _memory(found: Validation) -> list[str]:
 
 def _time(found: Validation) -> list[str]:
     summary = found.time_summary
-    if summary.median_error is None or summary.median_bias is None:
+    if not summary.num_trials:
         reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
         return [f"Not compared: {'; '.join(map(str, reasons))}."]
-    return [
-        f"Rates: {found.rates}.",
-        "",
-        "| term | |",
-        "|---|---|",
-        f"| step, median error of {summary.num_trials} | {summary.median_error:.1%} |",
-        f"| step, median of signed errors | {summary.median_bias:+.1%} |",
-        f"| steps within 15 % | {share(summary.num_within, summary.num_trials)} |",
-        f"| exposed communication near that by difference | {_of(summary.num_exposed_near_difference, summary)} |",
-        f"| exposed communication near the profiler's | {_of(summary.num_exposed_near_profiler, summary)} |",
-        f"| exposed communication near either | {_of(summary.num_exposed_near_either, summary)} |",
-        f"| pairs of strategies in their order | {share(summary.num_pairs_in_order, summary.num_pairs)} |",
-    ]
-
-
-def _of(count: int, summary: TimeSummary) -> str:
-    return share(count, summary.num_exposed)
+    rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
+    return [f"Rates: {found.rates}.", "", "| term | |", "|---|---|", *rows]
 
 
 def _worst(found: Validation) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from math import inf
 from statistics import median
 
 import msgspec
@@ -31,8 +32,8 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     family: str = ""
     """What a trial has in common with those that differ from it in the strategy and api alone."""
-    name: str = ""
-    """Strategy and api."""
+    strategy: str = ""
+    api: str = ""
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
     """The median step of the slowest rank."""
@@ -58,6 +59,20 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
         allowed = max(EXPOSED_WITHIN * measured, OF_THE_STEP * self.measured_seconds)
         return abs(self.predicted_exposed_seconds - measured) <= allowed
 
+    def exposed_error(self, measured: float | None) -> float | None:
+        """How far predicted exposed seconds are from measured ones, as a part of these; None where one is missing."""
+        if measured is None or self.predicted_exposed_seconds is None:
+            return None
+        distance = abs(self.predicted_exposed_seconds - measured)
+        return distance / measured if measured > 0 else inf
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs of trials whose measured steps do not overlap, and those whose predicted steps are in the same order."""
+
+    num_pairs: int
+    num_in_order: int
+
 
 class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the comparisons amount to."""
@@ -73,9 +88,13 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_exposed_near_difference: int
     num_exposed_near_profiler: int
     num_exposed_near_either: int
-    num_pairs: int
-    """Pairs of strategies, all else equal, whose measured steps do not overlap."""
-    num_pairs_in_order: int
+    median_exposed_error_by_difference: float | None
+    """Of the absolute errors of exposed communication, as parts of what was measured."""
+    median_exposed_error_by_profiler: float | None
+    strategies: Order
+    """Pairs of strategies, of either api, all else equal."""
+    apis: Order
+    """Pairs of fsdp1 and fsdp2, the strategy and all else equal."""
 
 
 def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
@@ -118,7 +137,8 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
     return TimeComparison(
         label=label,
         family=to_json((record.model, common)).decode(),
-        name=f"{setup.strategy.value} {setup.api.value}",
+        strategy=setup.strategy.value,
+        api=setup.api.value,
         predicted_seconds=time.step_seconds,
         measured_seconds=seconds,
         fastest_seconds=min(steps),
@@ -138,6 +158,8 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     ]
     both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
     pairs = list(_distinct_pairs(comparisons))
+    differences = [one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons]
+    profiled = [one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons]
     return TimeSummary(
         num_trials=len(errors),
         median_error=median(map(abs, errors)) if errors else None,
@@ -147,9 +169,21 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
         num_exposed_near_difference=sum(difference for difference, _ in both),
         num_exposed_near_profiler=sum(profiler for _, profiler in both),
         num_exposed_near_either=sum(difference or profiler for difference, profiler in both),
-        num_pairs=len(pairs),
-        num_pairs_in_order=sum(_seconds(faster) < _seconds(slower) for faster, slower in pairs),
+        median_exposed_error_by_difference=_median(differences),
+        median_exposed_error_by_profiler=_median(profiled),
+        strategies=_order((one, other) for one, other in pairs if one.strategy != other.strategy),
+        apis=_order((one, other) for one, other in pairs if one.strategy == other.strategy),
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    return median(known) if (known := [value for value in values if value is not None]) else None
+
+
+def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> Order:
+    """Count pairs of a faster and a slower trial."""
+    right = [_seconds(faster) < _seconds(slower) for faster, slower in pairs]
+    return Order(num_pairs=len(right), num_in_order=sum(right))
 
 
 def _seconds(one: TimeComparison) -> float:
@@ -163,11 +197,11 @@ def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[Tim
     A trial that was measured several times has the steps of all times: two runs of it can be further apart than the
     steps of one.
     """
-    families: dict[str, dict[str, TimeComparison]] = defaultdict(dict)
+    families: dict[str, dict[tuple[str, str], TimeComparison]] = defaultdict(dict)
     for one in comparisons:
         if one.error is not None:
-            family = families[one.family]
-            family[one.name] = _joined(family[one.name], one) if one.name in family else one
+            family, name = families[one.family], (one.strategy, one.api)
+            family[name] = _joined(family[name], one) if name in family else one
     for family in families.values():
         for one, other in combinations(family.values(), 2):
             if _slowest(one) < _fastest(other):

@@ -279,6 +279,7 @@ def _measure_with_communication(this: Rank) -> None:
     this.enter("load")
     this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
     training = _prepare(this, this.meter)
+    this.meter.phase("forward")  # loading ends here: the first tokens are the step's
     data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
     timed_step = partial(_timed_step, training, data)
     this.enter("warmup")

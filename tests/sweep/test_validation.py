@@ -164,23 +164,51 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
         assert "--page" in refused.stderr
 
 
+def timed(strategy: str, api: str, predicted: float, fastest: float, slowest: float, **more: float) -> TimeComparison:
+    """A trial's step by hand; what it has in common with the others is said to be everything else."""
+    return TimeComparison(
+        label="",
+        family="all else",
+        strategy=strategy,
+        api=api,
+        predicted_seconds=predicted,
+        measured_seconds=(fastest + slowest) / 2,
+        fastest_seconds=fastest,
+        slowest_seconds=slowest,
+        **more,
+    )
+
+
+def order_of(*trials: TimeComparison) -> tuple[int, int, int, int]:
+    """Pairs of strategies and those in order, then pairs of apis and those in order."""
+    found = summarize_time(trials)
+    return (*msgspec.structs.astuple(found.strategies), *msgspec.structs.astuple(found.apis))
+
+
 def test_strategies_are_in_an_order_only_where_no_steps_of_any_run_overlap() -> None:
     """Two strategies; one is measured again, and as slow as the other then."""
+    fast, slow = timed("FULL_SHARD", "fsdp1", 1.2, 1.0, 1.1), timed("NO_SHARD", "fsdp1", 1.1, 1.2, 1.3)
+    assert order_of(fast, slow) == (1, 0, 0, 0)
+    assert order_of(fast, slow, timed("FULL_SHARD", "fsdp1", 1.2, 1.05, 1.25)) == (0, 0, 0, 0)
+    assert order_of(fast, slow, timed("NO_SHARD", "fsdp1", 1.1, 1.15, 1.4)) == (1, 0, 0, 0)
 
-    def measured(name: str, predicted: float, fastest: float, slowest: float) -> TimeComparison:
-        return TimeComparison(
-            label="",
-            family="all else",
-            name=name,
-            predicted_seconds=predicted,
-            measured_seconds=(fastest + slowest) / 2,
-            fastest_seconds=fastest,
-            slowest_seconds=slowest,
-        )
 
-    fast, slow = measured("FULL_SHARD fsdp1", 1.2, 1.0, 1.1), measured("NO_SHARD fsdp1", 1.1, 1.2, 1.3)
-    once = summarize_time([fast, slow])
-    assert (once.num_pairs, once.num_pairs_in_order) == (1, 0)
-    assert summarize_time([fast, slow, measured("FULL_SHARD fsdp1", 1.2, 1.05, 1.25)]).num_pairs == 0
-    again = summarize_time([fast, slow, measured("NO_SHARD fsdp1", 1.1, 1.15, 1.4)])
-    assert (again.num_pairs, again.num_pairs_in_order) == (1, 0)
+def test_the_same_strategy_in_the_other_api_is_counted_apart() -> None:
+    """Measured: fsdp1 NO_SHARD, fsdp2 NO_SHARD, fsdp1 FULL_SHARD; predicted, the first two change places."""
+    first, second = timed("NO_SHARD", "fsdp1", 1.1, 1.0, 1.1), timed("NO_SHARD", "fsdp2", 1.0, 1.2, 1.3)
+    assert order_of(first, second, timed("FULL_SHARD", "fsdp1", 2.0, 1.4, 1.5)) == (2, 2, 1, 0)
+
+
+def test_exposed_communication_is_near_as_a_part_of_itself_or_of_the_step() -> None:
+    """Steps of a second; predicted 0.30 s of exposed communication, against three measurements of it."""
+    measured = [(0.40, 0.24), (0.26, 0.35), (-0.01, 0.50)]
+    trials = [
+        timed("NO_SHARD", "fsdp1", 1.0, 1.0, 1.0, predicted_exposed_seconds=0.30,
+              exposed_by_difference_seconds=difference, exposed_by_profiler_seconds=profiler)
+        for difference, profiler in measured
+    ]  # fmt: skip
+    found = summarize_time(trials)
+    assert (found.num_exposed, found.num_exposed_near_difference, found.num_exposed_near_profiler) == (3, 1, 1)
+    assert found.num_exposed_near_either == 1
+    assert found.median_exposed_error_by_difference == pytest.approx(0.25)  # 25 %, 15.4 %, and nothing to compare with
+    assert found.median_exposed_error_by_profiler == pytest.approx(0.25)  # 25 %, 14.3 %, 40 %
