@@ -161,6 +161,8 @@ def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
     containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
     if len(containing) > 1:
         raise SpecError(f"{kind}: {name!r} is not in the catalogue alone; one of {', '.join(containing)}")
+    begun = [str(getattr(entry, "name")) for entry in entries if folded.startswith(f"{names_of(entry)[0]}-")]  # noqa: B009
     spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
-    close = f" (did you mean {containing[0]!r}?)" if containing else nearest(folded, spellings)
+    meant = containing or sorted(begun, key=len)[-1:]
+    close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
     raise SpecError(f"{kind}: {name!r} is not in the catalogue{close}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,8 @@ WIDTH = 90
 """Of the line that says how far it is."""
 
 Place = tuple[Cluster | Gpu, list[Dial]]
+Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
+"""Makes hardware of hardware whose card's usable memory is known, or refuses it."""
 
 
 @click.command("max-size", cls=SetupCommand)
@@ -101,7 +104,8 @@ def command(
         check_picture(chart)
     if published:
         return _published(chart, as_json)
-    places = _places(words, server, gpu, dial, gpu_memory)
+    profile = read_profile(calibration) if calibration else None
+    places = _places(words, server, gpu, dial, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
     if chart is not None:
         from fsdp_bench.report.max_size_picture import arrange
@@ -109,7 +113,6 @@ def command(
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     tell = _tell if sys.stderr.isatty() else _silent
     tell(0, sum(len(dials) for _, dials in places))
-    profile = read_profile(calibration) if calibration else None
     sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
@@ -157,9 +160,7 @@ def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
     return 3 if failure else 0
 
 
-def _places(
-    words: SetupWords, servers: Sequence[str], gpus: Sequence[str], dial: str, gpu_memory: str | None
-) -> list[Place]:
+def _places(words: SetupWords, servers: Sequence[str], gpus: Sequence[str], dial: str, known: Known) -> list[Place]:
     """Return the dials of every server or GPU that is named."""
     if servers and gpus:
         raise SpecError("--server and --gpu each name the GPU; keep one")
@@ -168,7 +169,7 @@ def _places(
     _check_dial(words, dial)
     named = [replace(words, server=name) for name in dict.fromkeys(servers)]
     named += [replace(words, gpu=name) for name in dict.fromkeys(gpus)]
-    return [_place(_with_sequence(one, dial), dial, gpu_memory) for one in named]
+    return [_place(_with_sequence(one, dial), dial, known) for one in named]
 
 
 def _check_dial(words: SetupWords, dial: str) -> None:
@@ -190,13 +191,13 @@ def _with_sequence(words: SetupWords, dial: str) -> SetupWords:
     return replace(words, seq=min(SEQUENCE, model.max_position_embeddings))
 
 
-def _place(words: SetupWords, dial: str, gpu_memory: str | None) -> Place:
+def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
     if dial == "gpus":  # the dial has its own counts; these only let hybrid strategies be read
         shard = words.shard_size or 2
         counts = {"world_size": 2 * shard} if words.gpu is not None else {"nodes": words.shard_size}
         words = replace(words, **counts)
     setups, hardware = read_setups(words)
-    known = sized(hardware, gpu_memory)
+    known = to_known(hardware)
     if dial == "params":
         family = Family(words.family or Family.LLAMA)
         return known, [model_dial(family, setup, known) for setup in setups]

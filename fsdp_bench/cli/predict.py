@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fsdp_bench.cli.hardware import without_context
 from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -62,6 +63,7 @@ def command(
     setups, hardware = read_setups(words)
     model = read_model(words)
     profile = read_profile(calibration) if calibration else None
+    hardware = hardware and without_context(hardware, profile)
     questions = [
         Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile) for setup in setups
     ]

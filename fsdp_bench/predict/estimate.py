@@ -104,11 +104,25 @@ class Estimate:
         return None if taken is None or self.headroom_bytes is None else self.headroom_bytes - taken.high
 
     @property
+    def context_bytes(self) -> int | None:
+        """What the CUDA context takes, where a calibration measured it; the card's bytes are then without it."""
+        return self.gpu.context_bytes if self.gpu else None
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The most that the process takes of the card: reserved, CUDA context, NCCL; None where one is not known."""
+        taken = self.communicators.num_bytes
+        if taken is None or self.context_bytes is None or self.allocator.out_of_memory is not None:
+            return None
+        return self.allocator.peak_reserved_bytes + self.context_bytes + taken.high
+
+    @property
     def is_tight(self) -> bool:
-        """Whether what is left may be too little for the CUDA context, which is not predicted, and NCCL."""
+        """Whether what is left may be too little for NCCL, and for the CUDA context where nobody measured it."""
         if self.context_headroom_bytes is not None:
-            return self.fits is True and self.context_headroom_bytes < CONTEXT_BYTES
-        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES
+            wanted = CONTEXT_BYTES if self.context_bytes is None else 0
+            return self.fits is True and self.context_headroom_bytes < wanted
+        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
 
     @property
     def headroom_bytes(self) -> int | None:

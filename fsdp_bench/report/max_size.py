@@ -197,7 +197,7 @@ def _place(sizes: Sizes) -> dict[str, Any]:
         "load": first.assumptions.build.value,
         "dial": first.dial.name,
         "fits_means": "no allocation retries, and within the host's memory where that is known; nothing is kept free"
-        " for the CUDA context and NCCL",
+        " for the CUDA context, unless context_bytes tells that it was measured, and for NCCL",
         "server": refusal(first.question)["server"],
         "cells": [_cell(cell, sizes.with_time) for cell in sizes.cells],
     }

@@ -19,7 +19,7 @@ from fsdp_bench.report.max_size_chart import (
     MaxSizePicture,
     Panel,
 )
-from fsdp_bench.report.max_size_text import host_line, load_lines
+from fsdp_bench.report.max_size_text import host_line, kept_free, load_lines
 from fsdp_bench.report.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.prediction_text import common_line
 from fsdp_bench.report.slides import ORDER
@@ -139,7 +139,8 @@ def _conditions(sizes: Sequence[Sizes]) -> list[str]:
     told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    told.append("fits: ends without allocation retries; nothing is kept free for CUDA context and NCCL (1 to 3 GiB)")
+    free = dict.fromkeys(kept_free(one.gpu) for one in sizes)
+    told.append(f"fits: ends without allocation retries; {'; '.join(free)} (users report 1 to 3 GiB for both)")
     if any(setup.offload is Offload.PARAMS for setup in setups):
         told += dict.fromkeys(host_line(one) for one in sizes)
     return told

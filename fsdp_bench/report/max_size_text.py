@@ -21,7 +21,7 @@ from fsdp_bench.report.prediction_text import (
 from fsdp_bench.report.remedies import dominant
 from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.words import fact
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
@@ -109,12 +109,19 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
 def meaning(sizes: Sizes) -> str:
     """Return what "fits" means here, with everything that it leaves out."""
     usable, cells = sizes.gpu.usable_memory_bytes or 0, sizes.answered
-    parts = ["no allocation retries", "nothing kept free for CUDA context and NCCL, for which users report 1 to 3 GiB"]
-    if usable > 2 * CONTEXT_BYTES:
+    parts = ["no allocation retries", f"{kept_free(sizes.gpu)}, for which users report 1 to 3 GiB"]
+    if sizes.gpu.context_bytes is not None:
+        parts[1] = f"usable memory is without the measured CUDA context; {kept_free(sizes.gpu)}"
+    elif usable > 2 * CONTEXT_BYTES:
         parts[1] += f": --gpu-memory {(usable - CONTEXT_BYTES) / GIB:.0f}GiB does"
     if any(cell.setup.offload is Offload.PARAMS for cell in cells):
         parts.append(host_line(sizes))
     return "; ".join(parts)
+
+
+def kept_free(gpu: Gpu) -> str:
+    """Return for what nothing of the card is kept free."""
+    return "nothing is kept free for " + ("NCCL" if gpu.context_bytes is not None else "CUDA context and NCCL")
 
 
 def load_lines(cell: Cell) -> list[str]:

@@ -50,8 +50,11 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
 
 def _not_predicted(prediction: Prediction) -> str:
     known = prediction.communicators is not None and prediction.communicators.num_bytes is not None
-    beyond = "CUDA context" if known else "CUDA context and NCCL buffers"
-    return f"{beyond} (memory beyond reserved). Reserved assumes a host that runs ahead"
+    missing = [] if known else ["NCCL buffers"]
+    if prediction.estimate.context_bytes is None:
+        missing.insert(0, "CUDA context")
+    beyond = f"{' and '.join(missing)} (memory beyond reserved). " if missing else ""
+    return f"{beyond}Reserved assumes a host that runs ahead"
 
 
 def verdict(prediction: Prediction) -> str:
@@ -76,7 +79,8 @@ def _verdict(prediction: Prediction) -> str:
     if reading.num_alloc_retries:
         return f"does not fit (predicted): {reserved} only with {_retries(reading.num_alloc_retries)}"
     if prediction.fits:
-        tight = "; tight: users report 1 to 3 GiB for both" if estimate.is_tight else ""
+        reported = ": users report 1 to 3 GiB for both" if estimate.context_bytes is None else ""
+        tight = f"; tight{reported}" if estimate.is_tight else ""
         return f"fits (predicted): {reserved}, {_left(prediction)}{tight}"
     host = format_gib(estimate.host.peak_bytes)
     if prediction.fits is None:
@@ -88,12 +92,14 @@ def _verdict(prediction: Prediction) -> str:
 def _left(prediction: Prediction) -> str:
     """Return what the card has beyond what is reserved, and for what."""
     estimate, taken = prediction.estimate, prediction.estimate.communicators.num_bytes
-    alone = estimate.context_headroom_bytes
+    alone, is_measured = estimate.context_headroom_bytes, estimate.context_bytes is not None
     if taken is None or alone is None:
-        return f"{format_gib(estimate.headroom_bytes or 0)} left for CUDA context and NCCL"
-    if alone <= 0:
-        return f"nothing left for the CUDA context if NCCL takes {format_gib(taken.high)}"
-    return f"{format_gib(alone)} left for the CUDA context" + (" beside NCCL" if taken.high else "")
+        left = format_gib(estimate.headroom_bytes or 0)
+        return f"{left} left for {'NCCL' if is_measured else 'CUDA context and NCCL'}"
+    if alone < 0 or (alone == 0 and not is_measured):
+        return f"nothing left{'' if is_measured else ' for the CUDA context'} if NCCL takes {format_gib(taken.high)}"
+    purpose = "" if is_measured else " for the CUDA context"
+    return f"{format_gib(alone)} left{purpose}" + (" beside NCCL" if taken.high else "")
 
 
 def _why_unknown(gpu: Gpu | None) -> str:

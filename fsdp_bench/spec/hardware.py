@@ -55,8 +55,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What one process that is alone on the GPU can fill: torch.cuda.get_device_properties(0).total_memory, which is
     also the "total capacity" of torch's out-of-memory messages. Everything of the process must fit into it: what the
     caching allocator reserves, the CUDA context and NCCL's buffers. The latter two are not subtracted, because they
-    depend on the CUDA version and on the communicators."""
+    depend on the CUDA version and on the communicators; a context that was measured is (see context_bytes)."""
     usable_memory_source: Source | None = None
+    context_bytes: int | None = None
+    """What a process's CUDA context takes, where a calibration measured it; ``usable_memory_bytes`` is then without it.
+    No catalogue has it."""
 
     def __post_init__(self) -> None:
         for dtype, peak in self.dense_flops_per_second.items():

@@ -105,6 +105,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, str]
     probe_step_seconds: dict[str, float]
     """A step of PROBE without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
+    context_bytes: int | None = None
+    """Memory of rank 0's process on its GPU beyond what the caching allocator reserved, before any communicator was
+    made: the CUDA context with the code of kernels that ran. None on a CPU, and where NVML does not tell."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -113,7 +116,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     collective: tuple[CollectiveTime, ...] = ()
 
 
-class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What so many ranks measured at once on this machine: on a CPU they share its cores."""
 
     num_ranks: int
@@ -122,6 +125,8 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What the host needs for one operator besides the operator itself: Python, the dispatcher, autograd."""
     hook_seconds: dict[str, float]
     """By api: what one of a wrapper's hooks takes."""
+    context_bytes: int | None = None
+    """What the CUDA context takes of a GPU, as in Measured."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -148,6 +153,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise not_allowed("device", self.device, ("cuda", "cpu"))
         if not self.ranks:
             raise SpecError("ranks: none; a calibration holds at least one number of ranks")
+
+    @property
+    def context_bytes(self) -> int | None:
+        """What the CUDA context takes of a GPU: the most that was measured; None where it was not."""
+        return max((one.context_bytes for one in self.ranks if one.context_bytes is not None), default=None)
 
     def for_ranks(self, ranks_on_node: int) -> RankProfile:
         """Return what was measured with so many ranks, or with the nearest number of them."""

@@ -24,6 +24,7 @@ from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.collective_times import collective_times
 from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.meters import Unmetered
+from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.operator_times import (
     attention_times,
     copy_times,
@@ -54,6 +55,7 @@ PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
 
 def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
     """Measure everything; all ranks do the same at the same time."""
+    context_bytes = _context_bytes(device)  # the stopwatch's first barrier makes a communicator
     watch = Stopwatch(device, ROUND_SECONDS[device.type])
     found = {}
     for name, part in PARTS.items():
@@ -69,20 +71,34 @@ def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         versions=versions,
         probe_step_seconds=probe_steps(watch),
+        context_bytes=context_bytes,
         **found,
     )
+
+
+def _context_bytes(device: torch.device) -> int | None:
+    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None where NVML is silent."""
+    if device.type != "cuda":
+        return None
+    _bare_step(device)()
+    torch.cuda.synchronize(device)
+    used = Nvml(device).process_bytes()
+    return None if used is None else used - torch.cuda.memory_reserved(device)
+
+
+def _bare_step(device: torch.device) -> Callable[[], object]:
+    """Return a step of the probe that nothing wraps."""
+    bare = build(PROBE).to_empty(device=device)
+    for name, parameter in bare.named_parameters():
+        initialize(parameter, name, 0)
+    setup = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1)
+    return _stepper(bare, setup, device)
 
 
 def probe_steps(watch: Stopwatch) -> dict[str, float]:
     """Time a step of the probe: bare, and under each api in a world in which collectives end at once."""
     world, device = max(dist.get_world_size(), 2), watch.device
-    setup = TrainSetup(
-        world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1
-    )
-    bare = build(PROBE).to_empty(device=device)
-    for name, parameter in bare.named_parameters():
-        initialize(parameter, name, 0)
-    seconds = {"none": watch.seconds(_stepper(bare, setup, device))}
+    seconds = {"none": watch.seconds(_bare_step(device))}
     enter_silent_world(dist.get_rank(), world)
     alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):

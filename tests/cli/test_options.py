@@ -172,6 +172,8 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--params 7B --family bert", "family: 'bert' is not allowed; one of llama, gpt2"),
         ("--params 7B --server p5 --gpu b200", "--server and --gpu each name the GPU; keep one"),
         ("--params 7B --server p5.48xl", "did you mean 'p5.48xlarge'"),
+        ("--params 7B --gpu H100-SXM-80GB", "did you mean 'H100-SXM'"),
+        ("--params 7B --gpu A100-SXM-81GB", "did you mean 'a100-sxm-80gb'"),
         ("--params 7B --world-size 8 --nodes 2", "--world-size and --nodes each say how many GPUs; keep one"),
         ("--params 7B --nodes 2", "nodes: without --server, --gpus-per-node is needed too"),
         ("--params 7B --server p5.48xlarge --world-size 12", "world-size: 12 is not allowed; a multiple of the 8 GPUs"),

@@ -1,0 +1,105 @@
+"""A CUDA context that a calibration measured: the card is without it, and what the process takes of it is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.spec.profile import Profile, RankProfile, write_profile
+from fsdp_bench.spec.units import GIB, MIB
+from tests.conftest import run_command
+
+CONTEXT = 600 * MIB
+SETTING = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", "4096", "--checkpointing", "full")
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    """A calibration of an H100 by hand, with two numbers of ranks; one of them could not read its context."""
+    ranks = [
+        RankProfile(num_ranks=count, threads_per_rank=1, launch_seconds=1e-6, hook_seconds={}, context_bytes=context)
+        for count, context in ((1, CONTEXT), (8, None))
+    ]
+    profile = Profile(
+        machine="by hand",
+        device="cuda",
+        device_name=loader.gpu("H100-SXM").product_names[0],
+        measured_on="2026-11-21",
+        versions={"torch": "2.13.0"},
+        ranks=tuple(ranks),
+    )
+    write_profile(profile, tmp_path / "card.toml")
+    return tmp_path / "card.toml"
+
+
+def answer(*words: object) -> dict:
+    done = run_command("predict", *SETTING, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_process_takes_what_is_reserved_the_context_and_nccl(calibration: Path) -> None:
+    before, found = answer("--server", "p5.48xlarge"), answer("--server", "p5.48xlarge", "--calibration", calibration)
+    assert before["memory"]["peak_device_bytes"] is None
+    assert before["server"]["context_bytes"] is None
+    assert found["server"]["context_bytes"] == CONTEXT
+    assert found["server"]["gpu_memory_bytes"] == before["server"]["gpu_memory_bytes"] - CONTEXT
+    assert found["headroom_bytes"] == before["headroom_bytes"] - CONTEXT
+    memory = found["memory"]
+    together = memory["peak_reserved_bytes"] + CONTEXT + memory["communicators_bytes"]["high"]
+    assert memory["peak_device_bytes"] == together
+    assert before["memory"]["peak_reserved_bytes"] == memory["peak_reserved_bytes"]
+
+
+def test_where_nccl_is_unknown_so_is_what_the_process_takes(calibration: Path) -> None:
+    found = answer("--gpu", "H100-SXM", "--world-size", "64", "--calibration", calibration)
+    assert found["server"]["context_bytes"] == CONTEXT
+    assert found["memory"]["peak_device_bytes"] is None
+
+
+def test_another_cards_context_is_not_taken(calibration: Path) -> None:
+    found = answer("--server", "p4d.24xlarge", "--calibration", calibration)
+    assert found["server"]["context_bytes"] is None
+    assert found["server"]["gpu_memory_bytes"] == loader.gpu("A100-SXM-40GB").usable_memory_bytes
+
+
+def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: Path) -> None:
+    words = ("predict", *SETTING, "--server", "p5.48xlarge")
+    before, after = run_command(*words).stdout, run_command(*words, "--calibration", calibration).stdout
+    assert "left for the CUDA context beside NCCL" in before
+    assert "not predicted     CUDA context (memory beyond reserved)" in before
+    assert "left beside NCCL" in after.splitlines()[0]
+    assert "CUDA context (memory beyond" not in after
+    assert "less a CUDA context of 600.0 MiB on by hand" in " ".join(after.split())
+
+
+def test_what_fits_beside_the_context_is_less_and_a_limit_of_ones_own_is_kept(calibration: Path) -> None:
+    """A context so large that it shows: 40 GiB of the 80."""
+    text = calibration.read_text()
+    assert str(CONTEXT) in text
+    calibration.write_text(text.replace(str(CONTEXT), str(40 * GIB)))
+    words = (
+        "max-size",
+        "--gpu",
+        "H100-SXM",
+        "--world-size",
+        "8",
+        "--strategy",
+        "FULL_SHARD",
+        "--no-time",
+        "--json",
+    )
+    alone, beside, limited, own = (
+        json.loads(run_command(*words, *more).stdout)
+        for more in (
+            (),
+            ("--calibration", calibration),
+            ("--gpu-memory", "30GiB"),
+            ("--gpu-memory", "30GiB", "--calibration", calibration),
+        )
+    )
+    size = "max_parameters"
+    assert beside["cells"][0][size] < alone["cells"][0][size]
+    assert own["cells"][0][size] == limited["cells"][0][size]
+    assert own["server"]["context_bytes"] is None
