@@ -135,15 +135,31 @@ class Datasheet:
 
 
 class Silent:
-    """The same rates where collectives end at once."""
+    """The same rates where collectives end at once: what a rank without peers copies in their place is left."""
 
-    def __init__(self, rates: Rates) -> None:
-        self.run, self.copy, self.host = rates.run, rates.copy, rates.host
+    def __init__(self, rates: Rates, setup: TrainSetup) -> None:
+        shard = setup.shard_group_size
+        self._ranks = {"shard": shard, "replicate": setup.world_size // shard, "world": setup.world_size}
+        self._rates = rates
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
 
-    def send(self, _work: Work) -> float:
-        """No time."""
-        return 0.0
+    def run(self, work: Work) -> float | None:
+        """Seconds of an operator."""
+        return self._rates.run(work)
+
+    def copy(self, work: Work) -> float | None:
+        """Seconds of a copy to or from the host."""
+        return self._rates.copy(work)
+
+    def host(self, work: Work) -> float | None:
+        """Seconds of the host's own work."""
+        return self._rates.host(work)
+
+    def send(self, work: Work) -> float | None:
+        """A gather copies the own shard into every place, a scatter keeps the own part (replaced_collectives.py)."""
+        part = work.num_bytes // self._ranks[work.group]
+        copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
+        return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))
 
 
 def wiring_of(group: str, groups: Groups | None) -> Wiring | None:

@@ -86,7 +86,7 @@ def speed(
     rates = rates_of(setup, hardware, kernels, profile)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
     if rates is not None and is_silent:
-        rates = Silent(rates)
+        rates = Silent(rates, setup)
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
     operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]

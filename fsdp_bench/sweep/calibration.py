@@ -17,8 +17,9 @@ import msgspec
 
 from fsdp_bench.predict.calibrated import Calibrated
 from fsdp_bench.predict.kernels import CPU_GLOO, CUDA
-from fsdp_bench.predict.timeline import Action, Do
-from fsdp_bench.predict.timing import issued
+from fsdp_bench.predict.rates import Rates, Silent
+from fsdp_bench.predict.timeline import Action, Work
+from fsdp_bench.predict.timing import issued, replay
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured, Profile, RankProfile
@@ -29,6 +30,8 @@ from fsdp_bench.sweep.machine import Machine
 TIMEOUT_SECONDS = 600.0
 PARTS = 7
 """Of one number of ranks: those of train/calibrator.py, and its hooks."""
+HALVINGS = 50
+"""Until the host's times are known to a part in 10^15 of a step."""
 Progress = Callable[[int, str], None]
 """Told the number of ranks and the part that they begin to measure."""
 
@@ -113,22 +116,31 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
 def rank_profile(measured: Measured, device: str) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
-    They are what the probe's step takes beyond its operators, over the operators and hooks that the prediction
-    counts in it. So they hold what goes with each of those: views, Python, the dispatcher, autograd.
+    They are those with which the replay of the probe's step takes what the probe took. So they hold what goes with
+    each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
     """
     times = {
         name: getattr(measured, name) for name in Measured.__struct_fields__ if name in RankProfile.__struct_fields__
     }
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
-    seconds, probe = measured.probe_step_seconds, _Probe(bare, device)
-    plain = [action for action in probe.actions(Api.FSDP2, ShardingStrategy.NO_SHARD) if not _is_reducers(action)]
-    launch = max(seconds["none"] - probe.operators(plain), 0.0) / probe.count(plain, Do.RUN)
+    seconds, plain = measured.probe_step_seconds, _Probe(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD)
+    launch = _solve(lambda value: plain.seconds(value, 0.0), seconds["none"])
     hooks = {}
     for api in Api:
-        actions = probe.actions(api, ShardingStrategy.FULL_SHARD)
-        issued_seconds = probe.operators(actions) + launch * probe.count(actions, Do.RUN, Do.SEND)
-        hooks[api.value] = max(seconds[api.value] - issued_seconds, 0.0) / probe.count(actions, Do.HOST)
+        wrapped = _Probe(bare, device, api, ShardingStrategy.FULL_SHARD)
+        hooks[api.value] = _solve(partial(wrapped.seconds, launch), seconds[api.value])
     return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
+
+
+def _solve(takes: Callable[[float], float], seconds: float) -> float:
+    """Return the time of one operator or hook with which a step takes ``seconds``; none where it takes them anyway."""
+    low, high = 0.0, seconds  # a step with one such operator already takes as much
+    if takes(low) >= seconds:
+        return low
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if takes(middle) < seconds else (low, middle)
+    return high
 
 
 def _is_reducers(action: Action) -> bool:
@@ -137,30 +149,40 @@ def _is_reducers(action: Action) -> bool:
 
 
 class _Probe:
-    """The probe as the prediction sees it."""
+    """The probe's step as the prediction sees it, where collectives end at once."""
 
-    def __init__(self, measured: RankProfile, device: str) -> None:
-        self._measured = measured
-        self._device = device
-        self._kernels = CUDA if device == "cuda" else CPU_GLOO
-
-    def actions(self, api: Api, strategy: ShardingStrategy) -> list[Action]:
+    def __init__(self, measured: RankProfile, device: str, api: Api, strategy: ShardingStrategy) -> None:
         self._setup = TrainSetup(
             api=api,
             strategy=strategy,
-            world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(self._measured.num_ranks, 2),
+            world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(measured.num_ranks, 2),
             optimizer=OptimizerKind.SGD,
             sequence_length=PROBE_SEQUENCE,
         )
-        return list(issued(PROBE, self._setup, self._kernels))
+        actions = issued(PROBE, self._setup, CUDA if device == "cuda" else CPU_GLOO)
+        is_bare = strategy is ShardingStrategy.NO_SHARD
+        self._actions = [action for action in actions if not (is_bare and _is_reducers(action))]
+        profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
+        self._rates = Calibrated(profile, self._setup, measured.num_ranks)
 
-    def operators(self, actions: Sequence[Action]) -> float:
-        profile = Profile(
-            machine="", device=self._device, device_name="", measured_on="", versions={}, ranks=(self._measured,)
-        )
-        rates = Calibrated(profile, self._setup, self._measured.num_ranks)
-        return sum(rates.run(action.work) or 0.0 for action in actions if action.do is Do.RUN and action.work)
+    def seconds(self, launch_seconds: float, hook_seconds: float) -> float:
+        """Return what it takes with such a host."""
+        found = replay(self._actions, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
+        assert found is not None
+        return found
 
-    @staticmethod
-    def count(actions: Sequence[Action], *kinds: Do) -> int:
-        return sum(action.do in kinds for action in actions)
+
+class _Host(Silent):
+    """A calibration's rates with a host that is tried; what the calibration did not time takes nothing."""
+
+    def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
+        super().__init__(rates, setup)
+        self.launch_seconds, self._hook_seconds = launch_seconds, hook_seconds
+
+    def run(self, work: Work) -> float:
+        """Seconds of an operator."""
+        return self._rates.run(work) or 0.0
+
+    def host(self, _work: Work) -> float:
+        """Seconds of a hook."""
+        return self._hook_seconds

@@ -49,7 +49,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit | None = None
     """Of a measured trial."""
     outside_bytes: int | None = None
-    """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL."""
+    """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL. None
+    where trials before it had loaded kernels into the process, and where the allocator gave memory back."""
     error: str | None = None
 
     @property
@@ -148,14 +149,20 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
     fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
     if memory is None or record.outcome is not Outcome.OK:
         return Comparison(label=label, fit=fit)
-    reserved, device = memory.peak_reserved_bytes, memory.peak_device_bytes
+    reserved = memory.peak_reserved_bytes
     return Comparison(
         label=label,
         phases=_phases(predicted.phases, memory.phases),
         reserved=Bytes(predicted_bytes=reading.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
         fit=fit,
-        outside_bytes=device - reserved if device and reserved else None,
+        outside_bytes=_outside(record, memory),
     )
+
+
+def _outside(record: TrialRecord, memory: MemoryReading) -> int | None:
+    reserved, device = memory.peak_reserved_bytes, memory.peak_device_bytes
+    was_first = all(rank.environment.get("trials_in_process", "1") == "1" for rank in record.ranks)
+    return device - reserved if device and reserved and was_first and not memory.num_alloc_retries else None
 
 
 def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, Bytes]:

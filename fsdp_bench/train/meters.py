@@ -140,7 +140,8 @@ class CudaMeter:
         self._peak_device: int | None = None
         if limit_bytes is not None:
             total = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), device)
+            fraction = (limit_bytes + 0.5) / total  # torch cuts the product off to whole bytes
+            torch.cuda.set_per_process_memory_fraction(min(fraction, 1.0), device)
         torch.cuda.reset_peak_memory_stats(device)
 
     def _read_window(self) -> int:

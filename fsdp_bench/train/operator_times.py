@@ -28,8 +28,15 @@ TENSORS = {"cpu": ((64, 2**16), (64, 2**22), (8, 2**23)), "cuda": ((256, 2**18),
 """Tensors and elements of all of them together."""
 WARM_BYTES = 2**18
 """Operands of no more stay where they are: so do small activations between two operators."""
-COLD_BYTES = 2**25
-"""Of copies that are worked on in turn, more than a core's own cache holds."""
+STATE_BYTES = 16
+"""An element with its gradient and Adam's two states, in fp32."""
+COLD_BYTES = {"cpu": 2**25, "cuda": 2**28}
+"""Of copies that are worked on in turn: more than a core's own cache holds, or a GPU's L2 (60 MB on an H200)."""
+
+
+def _copies(num_bytes: int, device: torch.device) -> int:
+    """Return how many operands of so many bytes are to be worked on in turn."""
+    return max(COLD_BYTES[device.type] // num_bytes, 1)
 
 
 def dtypes_of(device: torch.device) -> tuple[str, ...]:
@@ -77,7 +84,7 @@ class Rotating:
     def __init__(self, operator: Callable[..., object], operands: tuple[Tensor, ...]) -> None:
         self._operator = operator
         num_bytes = sum(operand.numel() * operand.itemsize for operand in operands)
-        copies = max(COLD_BYTES // num_bytes, 1) if num_bytes >= WARM_BYTES else 1
+        copies = _copies(num_bytes, operands[0].device) if num_bytes >= WARM_BYTES else 1
         self._sets = cycle([operands, *(tuple(map(torch.clone, operands)) for _ in range(copies - 1))])
         self._copies = copies
         self._held: list[object] = []
@@ -207,6 +214,18 @@ def optimizer_times(watch: Stopwatch) -> Iterator[OptimizerTime]:
 
 
 def _optimizer_step(kind: OptimizerKind, num_tensors: int, numel: int, device: torch.device) -> Callable[[], object]:
+    """Return a step on as many sets of tensors in turn as keep them out of a GPU's cache; their states exist."""
+    copies = _copies(STATE_BYTES * numel, device) if device.type == "cuda" else 1
+    steps = [_one_optimizer_step(kind, num_tensors, numel, device) for _ in range(copies)]
+    for step in steps:
+        step()
+    turns = cycle(steps)
+    return lambda: next(turns)()
+
+
+def _one_optimizer_step(
+    kind: OptimizerKind, num_tensors: int, numel: int, device: torch.device
+) -> Callable[[], object]:
     parameters = [torch.nn.Parameter(torch.randn(numel // num_tensors, device=device)) for _ in range(num_tensors)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)

@@ -1,11 +1,11 @@
 """The same ranks in a world in which collectives end at once: what a step takes without communication.
 
 The process group is torch's ``fake`` one: a collective returns finished, and nothing is sent. An all-gather's output is
-filled with copies of the rank's own shard (FakeProcessGroup.hpp), a reduced shard with the rank's own part of the
-gradient, so that operators work on real numbers; what that copying takes stays in the step. Everything else runs as
-before: FSDP's own code, with real tensors, on all ranks of this machine at the same time. What a step takes less than
-with the real group is communication that compute did not hide, and what the two cost each other where they share cores,
-memory or streaming multiprocessors.
+filled with copies of the rank's own shard, a reduced shard with the rank's own part of the gradient
+(replaced_collectives.py), so that operators work on real numbers; what that copying takes stays in the step. All else
+is as before: FSDP's own code, with real tensors, on all ranks of this machine at the same time. What a step takes less
+than with the real group is communication that compute did not hide, and what the two cost each other where they share
+cores, memory or streaming multiprocessors.
 
 The same world holds one process alone, as rank 0 of many: its memory and its compute are the job's.
 """
@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.finished_hook import finished_hook
-from fsdp_bench.train.reduce_scatter import keep_the_own_part
+from fsdp_bench.train.replaced_collectives import be_alone
 
 WARMUP_STEPS = 2
 """Adam's states appear in the first step, and DDP rebuilds its buckets before the second."""
@@ -49,7 +49,7 @@ def enter_silent_world(rank: int, world_size: int) -> None:
 def join_silent_world(rank: int, world_size: int) -> None:
     """Become a rank of a world in which nothing is sent, with or without peers."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    keep_the_own_part()
+    be_alone()
 
 
 def silence(model: nn.Module, setup: TrainSetup) -> nn.Module:

@@ -242,8 +242,8 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
         marker="FakeTensorMode()",
-        why="DTensor tries an operator on fake tensors to learn a result's shape; torch 2.11 does so in every step of a "
-        "fused optimizer or of clipping, and between fake tensors those would count as the step's",
+        why="DTensor tries an operator on fake tensors to learn its result's shape; torch 2.11 does so in every step "
+        "of a fused optimizer, and between fake tensors those would count as the step's",
         replace=_without_modes,
     ),
     Workaround(

@@ -32,15 +32,24 @@ from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
-from fsdp_bench.train.reduce_scatter import go_through_the_host
+from fsdp_bench.train.replaced_collectives import go_through_the_host
 from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, join_silent_world, silence, time_steps
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.storage_tracker import BudgetExceeded
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
+from fsdp_bench.train.wrap_fsdp1 import release
 
-SNAPSHOT_ENTRIES = 300_000
+SNAPSHOT_ENTRIES = 100_000
 """Allocations and frees that a snapshot holds; the last ones, where there are more."""
+_OUT_OF_DEVICE_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "Cuda failure 2",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What torch's allocator, the driver (which loads kernels when they are first used), NCCL, cuBLAS and cuDNN say."""
 
 _trials_in_process = itertools.count(1)
 """How many trials this process has begun: one, unless they share it."""
@@ -143,7 +152,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     """Tell which memory ran out, if one did, from the error that ended a rank."""
     text = " ".join(str(error).split()) or type(error).__name__
     message, summary = f"{type(error).__name__}: {text[:400]}", None
-    if isinstance(error, torch.OutOfMemoryError) or "CUDA out of memory" in text or "Cuda failure 2" in text:
+    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_DEVICE_MEMORY):
         if torch.cuda.is_initialized():
             summary = torch.cuda.memory_summary(abbreviated=True)
         outcome, limit = Outcome.OOM_GPU, "device"
@@ -166,7 +175,8 @@ def _start(this: Rank, init_method: str, launcher: str) -> None:
     if this.device.type == "cuda":
         torch.cuda.set_device(this.device)
     if spec.keep_snapshot:
-        torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
+        # Python's stacks alone: naming C++ frames takes seconds, or fails where there is no addr2line.
+        torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES, stacks="python")
     if spec.run.emulate:
         join_silent_world(this.rank, spec.setup.world_size)
     else:
@@ -290,7 +300,8 @@ def _measure_with_communication(this: Rank) -> None:
         effective=effective_setup(training.model, training.optimizer, training.gradient_dtypes or (), spec.setup),
     )
     this.enter("steps")
-    dist.barrier()
+    dist.all_reduce(torch.zeros(1, device=this.device))  # not barrier(), which keeps a tensor on the device for good
+    _synchronize(this.device)
     with TelemetrySampler(Nvml(this.device)) as sampler:
         seconds = [timed_step() for _ in range(run.steps)]
     this.update(
@@ -305,6 +316,7 @@ def _measure_with_communication(this: Rank) -> None:
         step = partial(_next_step, training, data)
         trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
         this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
+    release(training.model)
 
 
 def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:

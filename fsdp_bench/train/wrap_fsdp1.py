@@ -50,6 +50,18 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
     )
 
 
+def release(model: nn.Module) -> None:
+    """Cut what keeps unsharded units alive for good: their views hold the graph that accumulates into them.
+
+    FlatParameter._tensors is emptied where FSDP returns to sharded views; NO_SHARD never does (_use_sharded_views in
+    _flat_param.py), and the cycle goes through C++, where Python's collector does not see it.
+    """
+    for unit in FullyShardedDataParallel.fsdp_modules(model):
+        handle = unit._handle
+        if handle is not None and handle.flat_param._tensors is not None:
+            handle.flat_param._tensors = [None] * len(handle.flat_param._tensors)
+
+
 def _param_init_fn(model: nn.Module, plan: WrapPlan) -> Any:
     """Return the function with which FSDP1 materialises one module's own parameters, unit by unit."""
     initialize = plan.initializer_for(model)

@@ -34,6 +34,7 @@ def record_of(
     name: str = "NVIDIA H200",
     model: ModelShape = MODEL,
     steps: int = 1,
+    environment: dict[str, str] | None = None,
 ) -> TrialRecord:
     """A record of one trial, with one measured step."""
     return TrialRecord(
@@ -56,7 +57,7 @@ def record_of(
                 device_name=name,
                 memory=memory,
                 step_seconds=(1.0,),
-                environment={"torch": "2.13"},
+                environment={"torch": "2.13", **(environment or {})},
             ),
         ),
         started_at="2026-11-21T12:00:00+00:00",
@@ -99,6 +100,8 @@ def test_a_trial_on_a_gpu_is_compared_in_what_is_reserved_and_in_whether_it_fits
     assert found.reserved is not None
     assert found.reserved.reference_bytes - found.reserved.predicted_bytes == 2 * MIB
     assert found.outside_bytes == 500 * MIB
+    later = record_of(memory, "cuda", name="NVIDIA H200", environment={"trials_in_process": "2"})
+    assert compare_with_record(later).outside_bytes is None
     assert found.fit is not None
     assert (found.fit.predicted, found.fit.measured) == (True, True)
 

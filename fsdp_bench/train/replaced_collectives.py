@@ -1,0 +1,94 @@
+"""Torch's all-gather and reduce-scatter replaced, where nobody is at the other end and where ranks share a GPU.
+
+Every caller in torch looks it up in torch.distributed, so that replacing it there is enough.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_GATHERS = ("all_gather_into_tensor", "all_gather_single")
+_SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
+"""2.13 has a new name beside the old one, 2.11 the old one alone."""
+
+_ORIGINAL = "replaced_original"
+"""The attribute of a replacement that holds torch's own function."""
+
+Call = Callable[[inspect.BoundArguments], Any]
+"""Torch's own collective with such arguments; returns the work."""
+
+
+def be_alone() -> None:
+    """Complete the fake process group: a gather fills every place with the own shard, a scatter keeps the own part.
+
+    That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
+    ranks; here it is one for all. What it should scatter it leaves as it is.
+    """
+    _replace(_GATHERS, _fill_every_place)
+    _replace(_SCATTERS, _keep_the_own_part)
+
+
+def go_through_the_host(device_type: str = "cuda") -> None:
+    """Reduce such a device's tensors in host memory.
+
+    Gloo takes them too, but clones the whole input on the device to do so
+    (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which no job over NCCL has to hold.
+    """
+    _replace(_SCATTERS, functools.partial(_through_the_host, device_type))
+
+
+def _replace(names: Iterable[str], instead: Callable[[Call, inspect.BoundArguments], Any]) -> None:
+    for name in names:
+        if hasattr(dist, name):
+            found = getattr(dist, name)
+            setattr(dist, name, _replacement(getattr(found, _ORIGINAL, found), instead))
+
+
+def _replacement(
+    original: Callable[..., Any], instead: Callable[[Call, inspect.BoundArguments], Any]
+) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def collective(*arguments: Any, **words: Any) -> Any:
+        bound = signature.bind(*arguments, **words)
+        return instead(lambda found: original(*found.args, **found.kwargs), bound)
+
+    setattr(collective, _ORIGINAL, original)
+    return collective
+
+
+def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
+    """Gather into one row that holds every place: the group cuts the output by rows, so that it copies once."""
+    (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
+    count = output.numel() // max(shard.numel(), 1)
+    row = output.view(1, count, -1)
+    bound.arguments.update({output_name: row, input_name: shard.reshape(1, 1, -1).expand(row.shape)})
+    return gather(bound)
+
+
+def _keep_the_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    work = reduce(bound)
+    output, whole = list(bound.arguments.values())[:2]
+    group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
+    rank = dist.get_group_rank(group, dist.get_rank())
+    output.copy_(whole.view(-1)[rank * output.numel() : (rank + 1) * output.numel()].view_as(output))
+    return work
+
+
+def _through_the_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
+    (output_name, output), (input_name, whole) = list(bound.arguments.items())[:2]
+    if output.device.type != device_type:
+        return reduce(bound)
+    assert not bound.arguments.get("async_op"), "FSDP waits on streams, not on works"
+    part = torch.empty_like(output, device="cpu")
+    bound.arguments.update({output_name: part, input_name: whole.cpu()})
+    reduce(bound)
+    output.copy_(part)
+    return None
