@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fsdp_bench.spec.hardware import Gpu
+
 FP32 = 4
 INT64 = 8
 
@@ -95,6 +97,14 @@ def cublas_workspace(gpu: str | None) -> int:
 
 
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
+
+
+def prefers_cudnn(gpu: Gpu | None) -> bool:
+    """Whether torch runs cuDNN's attention in 16 bits, with cuDNN above 9.15: on sm90 and sm100.
+
+    check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch 2.13.
+    """
+    return gpu is not None and gpu.compute_capability in (9.0, 10.0)
 
 
 def kernels_on(kernels: Kernels, gpu: str | None) -> Kernels:

@@ -10,7 +10,7 @@ from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.communicators import Communicators
 from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
 from fsdp_bench.predict.host import Build
-from fsdp_bench.predict.kernels import Kernels, kernels_on
+from fsdp_bench.predict.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.predict.speed import Speed, rates_of, speed
 from fsdp_bench.predict.traffic import Traffic, collectives_of, traffic
 from fsdp_bench.spec.codec import to_builtins
@@ -98,6 +98,11 @@ class Prediction:
         notes = []
         if self.estimate.for_eager:
             notes.append("the setup compiles; this is the prediction for eager")
+        if self._on_card and setup.precision.compute != "fp32" and prefers_cudnn(self.question.gpu):
+            notes.append(
+                "attention is predicted as FlashAttention; on this GPU torch takes cuDNN's kernel where cuDNN is above"
+                " 9.15 (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 turns that off), whose workspaces and rates are not known here"
+            )
         if setup.sequence_length > model.max_position_embeddings:
             longest = model.max_position_embeddings
             notes.append(f"{setup.sequence_length} tokens are beyond the {longest} positions of {model.name}")

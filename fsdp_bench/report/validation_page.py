@@ -56,11 +56,12 @@ def _conditions(records: Sequence[TrialRecord]) -> list[str]:
         "ran on": ", ".join(kinds),
         "device": ", ".join(dict.fromkeys(rank.device_name for rank in ranks)) or UNKNOWN,
         "torch": ", ".join(dict.fromkeys(rank.environment.get("torch", UNKNOWN) for rank in ranks)) or UNKNOWN,
+        "attention": ", ".join(dict.fromkeys(filter(None, (rank.environment.get("attention") for rank in ranks)))),
         "sweeps": ", ".join(dict.fromkeys(record.sweep for record in records)),
         "measured": " to ".join(dict.fromkeys((min(r.started_at for r in records)[:10],
                                                max(r.started_at for r in records)[:10]))),
     }  # fmt: skip
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value)]
 
 
 def _memory(found: Validation) -> list[str]:

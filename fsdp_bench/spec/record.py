@@ -71,6 +71,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backend: Literal["gloo"] | None = None
     """The process group's, where it is not NCCL on GPUs and gloo on a CPU. Over gloo several ranks can share a GPU, as
     NCCL's cannot; reduce-scatters then go through host memory, so that the GPU holds what it holds with NCCL."""
+    attention: Literal["flash"] | None = None
+    """The kernel of 16-bit attention on GPUs: FlashAttention, which is what predictions are of; by default torch's own
+    choice, which is cuDNN's on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
+    in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     emulate: bool = False
     """One process is rank 0 of the whole world, and nobody is at the other end: its collectives end at once."""
 

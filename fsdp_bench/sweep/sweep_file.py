@@ -194,6 +194,9 @@ def _device(run: dict[str, Any], machine: Machine) -> Device:
 _WITH_PEERS = ("communication_steps", "steps_without_communication")
 """Steps of [run] that mean nothing in a world of which only rank 0 is there."""
 
+_OF_GPUS = (("backend", "gloo"), ("attention", "flash"))
+"""Choices of [run] that GPUs have; naming one for a CPU changes nothing."""
+
 STEPS_WITHOUT_COMMUNICATION = 3
 """By default, in sweeps that are about time; a search for the largest model is not."""
 
@@ -206,8 +209,8 @@ def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device) -> RunPla
     fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
     if shares_gpus and any(fields[key] for key in _WITH_PEERS):
         raise SpecError("[run] backend: over gloo a GPU's messages go through the host; communication is not measured")
-    if device == "cpu" and fields.get("backend") == "gloo":
-        del fields["backend"]  # a CPU has no other
+    if device == "cpu":  # which has no others
+        fields = {key: value for key, value in fields.items() if (key, value) not in _OF_GPUS}
     if "memory_limit" in run:
         fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
     return convert(fields, RunPlan, "[run]")

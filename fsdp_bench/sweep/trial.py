@@ -72,7 +72,7 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     A plan without what earlier versions did not know has the ID that it had then.
     """
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
-    for field in ("steps_without_communication", "emulate", "backend"):
+    for field in ("steps_without_communication", "emulate", "backend", "attention"):
         if not run_fields[field]:
             del run_fields[field]
     decisive = {

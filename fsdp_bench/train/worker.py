@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Failure, MemoryReading, Outcome, RankReport, TrialSpec
@@ -174,6 +175,7 @@ def _start(this: Rank, init_method: str, launcher: str) -> None:
     torch.manual_seed(spec.setup.seed)
     if this.device.type == "cuda":
         torch.cuda.set_device(this.device)
+        torch.backends.cuda.enable_cudnn_sdp(spec.run.attention != "flash")
     if spec.keep_snapshot:
         # Python's stacks alone: naming C++ frames takes seconds, or fails where there is no addr2line.
         torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES, stacks="python")
@@ -311,12 +313,26 @@ def _measure_with_communication(this: Rank) -> None:
         memory=_own(this, _memory(training)),
     )
     _dump_snapshot(this)
+    if this.device.type == "cuda":
+        this.update(environment={**this.report.environment, "attention": _attention_kernel(this)})
     this.enter("communication")
     if run.communication_steps:
         step = partial(_next_step, training, data)
         trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
         this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
     release(training.model)
+
+
+def _attention_kernel(this: Rank) -> str:
+    """Return torch's name of the kernel that attention of this trial's kind runs."""
+    model, dtype = this.spec.model, DTYPES[this.spec.setup.precision.compute]
+    groups = model.num_attention_heads // model.num_key_value_heads
+    q, k = (
+        torch.empty(1, heads, 128, model.head_dim, dtype=dtype, device=this.device)
+        for heads in (model.num_attention_heads, model.num_key_value_heads)
+    )
+    chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=groups > 1)
+    return SDPBackend(chosen).name.lower()
 
 
 def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:

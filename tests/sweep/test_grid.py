@@ -192,3 +192,15 @@ def test_over_gloo_ranks_share_a_gpu_and_communication_is_not_measured(tmp_path:
         read(tmp_path, "[run]\nbackend='gloo'\nemulate=true\n" + grid, one)
     named, plain = (read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nbackend='gloo'\n", ""))
     assert named == plain
+
+
+def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> None:
+    """A plan that does not name it has the ID that it had before there was the choice."""
+    grid = "[grid]\nmodel='tiny'\nworld_size=1\n"
+    on_gpu = [read(tmp_path, run + grid, GPUS[:1]).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    assert [spec.run.attention for spec in on_gpu] == ["flash", None]
+    assert on_gpu[0].id != on_gpu[1].id
+    on_cpu = [read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    assert on_cpu[0] == on_cpu[1]
+    with pytest.raises(SweepFileError, match=r"attention.*'cudnn'"):
+        read(tmp_path, "[run]\nattention='cudnn'\n" + grid, GPUS[:1])

@@ -235,8 +235,12 @@ def test_torchruns_ranks_die_with_a_killed_manager_too(write_sweep: Callable[...
 def test_two_sweeps_do_not_write_to_one_folder(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
     first = sweep.start()
-    wait_for_ranks(first, 1)
+    ranks = wait_for_ranks(first, 1)
+    for rank in ranks:
+        rank.suspend()  # so that the first one is still there, however slow the second one's start is
     second = run_command(*sweep.words[3:])
+    for rank in ranks:
+        rank.resume()
     assert second.returncode == 2
     assert "another fsdp-bench sweep is writing here" in second.stderr
     assert sweep.end(first) == 0
