@@ -15,7 +15,7 @@ from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 def sized(hardware: Cluster | Gpu | None, gpu_memory: str | None, profile: Profile | None) -> Cluster | Gpu:
     """Return hardware whose card's usable memory is known: documented, or as the command line says.
 
-    What is documented is taken without the CUDA context, where a calibration measured that.
+    It is taken without the CUDA context, where a calibration measured that.
 
     Raises:
         SpecError: where none is named, nobody documents the memory, or the card has less than is said.
@@ -34,7 +34,8 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | None, profile: Profi
     if size > gpu.memory_gib * GIB:
         raise SpecError(f"gpu-memory: {format_gib(size)} is not allowed; {gpu.name} has {gpu.memory_gib:g} GiB")
     source = Source(title="the command line, --gpu-memory", date=date.today().isoformat())
-    return _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
+    told = _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
+    return without_context(told, profile)
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:

@@ -59,6 +59,7 @@ class Steps:
         self.judge = judge
         judge.refuse(dial[0])
         self.size = judge.size_bytes(dial[0])
+        """What the first step has; where a dial turns the number of GPUs, NCCL leaves others a little less."""
         self._hint = hint
         self._live: dict[int, int] = {}
         self._needed: dict[int, AllocatorReading] = {}
@@ -70,15 +71,19 @@ class Steps:
 
     def fits(self, index: int) -> bool:
         """Whether a step needs neither a retry nor more host memory than there is."""
-        if index >= self.end or self.live(index) > self.size:
+        if index >= self.end or self.live(index) > self.room(index):
             return False
-        return self.judge.budget_bytes is not None or self.needed(index).peak_reserved_bytes <= self.size
+        return self.judge.budget_bytes is not None or self.needed(index).peak_reserved_bytes <= self.room(index)
 
     def runs(self, index: int) -> bool:
         """Whether a step ends without running out of memory."""
-        if index >= self.end or self.live(index) > self.size:
+        if index >= self.end or self.live(index) > self.room(index):
             return False
         return self.judge.budget_bytes is not None or self.on_card(index).out_of_memory is None
+
+    def room(self, index: int) -> int:
+        """Return what there is for a step: of a card, or of a budget."""
+        return self.size if self.dial.name != "world_size" else self.judge.size_bytes(self.dial[index])
 
     def needs(self, index: int) -> int:
         """Return what a step needs of the card: what is reserved without retries; of a budget the live bytes."""
@@ -99,10 +104,10 @@ class Steps:
     def on_card(self, index: int) -> AllocatorReading:
         """Return the reading on the card; where it needs no more than there is, the one without limit is the same."""
         needed = self._needed.get(index)
-        if needed is not None and needed.peak_reserved_bytes <= self.size:
+        if needed is not None and needed.peak_reserved_bytes <= self.room(index):
             return needed
         if index not in self._on_card:
-            self._on_card[index] = self.judge.on_card(self._program(index), self.size)
+            self._on_card[index] = self.judge.on_card(self._program(index), self.room(index))
         return self._on_card[index]
 
     def _program(self, index: int) -> Program:

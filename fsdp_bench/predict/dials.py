@@ -20,7 +20,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.ladder import SMALLEST, rung, rungs
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
 
 Hardware = Cluster | Gpu | None
 
@@ -88,7 +88,7 @@ def batch_dial(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Dial
     """Turn the sequences of one forward pass of one GPU."""
     return Dial(
         "micro_batch_size",
-        range(1, LARGEST_BATCH + 1),
+        range(1, min(LARGEST_BATCH, MOST_TOKENS // setup.sequence_length) + 1),
         lambda batch: Step(shape, replace(setup, micro_batch_size=batch), hardware),
     )
 
@@ -100,6 +100,7 @@ def sequence_dial(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> D
         SpecError: for a model with fewer learned positions than one step.
     """
     longest = shape.max_position_embeddings if shape.family is Family.GPT2 else LONGEST_SEQUENCE
+    longest = min(longest, MOST_TOKENS // setup.micro_batch_size)
     if longest < SEQUENCE_STEP:
         raise SpecError(f"seq: {shape.name} has only {longest} learned positions; the dial begins at {SEQUENCE_STEP}")
     return Dial(

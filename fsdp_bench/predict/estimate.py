@@ -32,6 +32,9 @@ CONTEXT_BYTES = CONTEXT_AND_NCCL_BYTES - 512 * 1024**2
 DEEPEST = 1000
 """Layers of which every block's allocations can be replayed in seconds."""
 
+MOST_MICRO_BATCHES = 1024
+"""Each of which is replayed, in milliseconds."""
+
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
 
@@ -167,6 +170,32 @@ def _block_at(events: Sequence[Event], peak: Peak, extra: int) -> int | None:
     return STRETCHED_BLOCK + (extra - peak.turn if phase == "backward" else peak.turn)
 
 
+def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
+    """Refuse what would be replayed for minutes.
+
+    Raises:
+        SpecError: saying how much is allowed.
+    """
+    if shape.num_hidden_layers > DEEPEST:
+        raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
+    if (count := setup.gradient_accumulation_steps) > MOST_MICRO_BATCHES:
+        raise SpecError(
+            f"gradient_accumulation_steps: {count} is not allowed here; up to {MOST_MICRO_BATCHES}, because each"
+            " micro-batch is replayed"
+        )
+
+
+def allocator_room(gpu: Gpu | None, communicators: Communicators) -> int | None:
+    """Return what torch's allocator can have of a card beside the least that NCCL takes; None where that is unknown.
+
+    NCCL allocates first: a communicator and its connections are made before the first step's peak.
+    """
+    if gpu is None or gpu.usable_memory_bytes is None:
+        return None
+    taken = communicators.num_bytes
+    return max(gpu.usable_memory_bytes - (taken.low if taken else 0), 0)
+
+
 def read_allocator(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
 ) -> AllocatorReading:
@@ -189,13 +218,12 @@ def estimate(
     Raises:
         SpecError: for a depth whose every block would take minutes, and for heads that no fused kernel takes.
     """
-    if shape.num_hidden_layers > DEEPEST:
-        raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
+    refuse_endless(shape, setup)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu.name if gpu else None)
-    card_bytes = gpu.usable_memory_bytes if gpu else None
-    reading = reading or read_allocator(shape, setup, kernels, card_bytes, expandable_segments)
+    room = allocator_room(gpu, communicators_of(setup, cluster))
+    reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
         model=shape,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
+from fsdp_bench.predict.communicators import communicators_of
 from fsdp_bench.predict.compiled import compiled_run
 from fsdp_bench.predict.dials import Step
-from fsdp_bench.predict.estimate import Estimate, estimate
+from fsdp_bench.predict.estimate import Estimate, allocator_room, estimate, refuse_endless
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.predict.program import Program
@@ -38,7 +39,8 @@ class Limit:
 class Judge:
     """Assumptions under which steps are judged.
 
-    On a card: the caching allocator's peak within ``usable_memory_bytes``, and the host's memory where it is known.
+    On a card: the caching allocator's peak within ``usable_memory_bytes`` without the least that NCCL takes, and the
+    host's memory where it is known.
     With ``budget_bytes``: live bytes within a budget, as on a CPU, where a measured trial has the same limit.
     """
 
@@ -48,7 +50,7 @@ class Judge:
     budget_bytes: int | None = None
 
     def size_bytes(self, step: Step) -> int:
-        """Return what there is: the budget, or what a process can use of the card.
+        """Return what there is: the budget, or what torch's allocator can have of the card.
 
         Raises:
             SpecError: when nobody documents that.
@@ -63,7 +65,7 @@ class Judge:
                 f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB,"
                 " in Python usable_memory_bytes of the Gpu"
             )
-        return gpu.usable_memory_bytes
+        return allocator_room(gpu, communicators_of(step.setup, _cluster(step))) or 0
 
     def live_bytes(self, step: Step) -> int:
         """Return the peak of live bytes, in a millisecond or two. What is reserved is never less."""
@@ -77,6 +79,7 @@ class Judge:
                 that is not the cluster's.
         """
         setup, gpu = step.setup, _gpu(step)
+        refuse_endless(step.model, setup)
         if self.budget_bytes is None and (reason := impossible(setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
@@ -86,7 +89,7 @@ class Judge:
 
     def host_share(self, step: Step) -> float:
         """Return how much of a node's memory its ranks need: more than 1 does not fit; 0 where that is not known."""
-        cluster = step.hardware if isinstance(step.hardware, Cluster) else None
+        cluster = _cluster(step)
         if cluster is None or cluster.server.host_memory_bytes is None:
             return 0.0
         if step.setup.offload is Offload.NONE and self.build is Build.META:
@@ -135,6 +138,10 @@ class Judge:
     def _kernels(self, step: Step) -> Kernels:
         gpu = _gpu(step)
         return kernels_on(self.kernels, gpu.name if gpu else None)
+
+
+def _cluster(step: Step) -> Cluster | None:
+    return step.hardware if isinstance(step.hardware, Cluster) else None
 
 
 def _gpu(step: Step) -> Gpu | None:

@@ -196,8 +196,8 @@ def _place(sizes: Sizes) -> dict[str, Any]:
         "expandable_segments": first.assumptions.expandable_segments,
         "load": first.assumptions.build.value,
         "dial": first.dial.name,
-        "fits_means": "no allocation retries, and within the host's memory where that is known; nothing is kept free"
-        " for the CUDA context, unless context_bytes tells that it was measured, and for NCCL",
+        "fits_means": "no allocation retries, and within the host's memory where that is known; beside the least that"
+        " NCCL takes where that is known (communicators_bytes), and the CUDA context where context_bytes tells it",
         "server": refusal(first.question)["server"],
         "cells": [_cell(cell, sizes.with_time) for cell in sizes.cells],
     }

@@ -139,8 +139,7 @@ def _conditions(sizes: Sequence[Sizes]) -> list[str]:
     told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    free = dict.fromkeys(kept_free(one.gpu) for one in sizes)
-    told.append(f"fits: ends without allocation retries; {'; '.join(free)} (users report 1 to 3 GiB for both)")
+    told += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes))]
     if any(setup.offload is Offload.PARAMS for setup in setups):
         told += dict.fromkeys(host_line(one) for one in sizes)
     return told

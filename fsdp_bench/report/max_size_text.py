@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.predict.communicators import communicators_of
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Cell, Sizes, limit_words
 from fsdp_bench.report.max_size_words import model_line, value_text, words_of
@@ -21,7 +22,7 @@ from fsdp_bench.report.prediction_text import (
 from fsdp_bench.report.remedies import dominant
 from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.words import fact
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
@@ -109,19 +110,27 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
 def meaning(sizes: Sizes) -> str:
     """Return what "fits" means here, with everything that it leaves out."""
     usable, cells = sizes.gpu.usable_memory_bytes or 0, sizes.answered
-    parts = ["no allocation retries", f"{kept_free(sizes.gpu)}, for which users report 1 to 3 GiB"]
-    if sizes.gpu.context_bytes is not None:
-        parts[1] = f"usable memory is without the measured CUDA context; {kept_free(sizes.gpu)}"
-    elif usable > 2 * CONTEXT_BYTES:
+    parts = ["no allocation retries", kept_free(sizes)]
+    if sizes.gpu.context_bytes is None and usable > 2 * CONTEXT_BYTES:
         parts[1] += f": --gpu-memory {(usable - CONTEXT_BYTES) / GIB:.0f}GiB does"
     if any(cell.setup.offload is Offload.PARAMS for cell in cells):
         parts.append(host_line(sizes))
     return "; ".join(parts)
 
 
-def kept_free(gpu: Gpu) -> str:
-    """Return for what nothing of the card is kept free."""
-    return "nothing is kept free for " + ("NCCL" if gpu.context_bytes is not None else "CUDA context and NCCL")
+def kept_free(sizes: Sizes) -> str:
+    """Return for what some of the card is kept free, and for what not."""
+    cluster = sizes.hardware if isinstance(sizes.hardware, Cluster) else None
+    taken = [communicators_of(cell.setup, cluster).num_bytes for cell in sizes.answered]
+    free = {"CUDA context": sizes.gpu.context_bytes is not None, "NCCL": bool(taken) and all(taken)}
+    names = {"CUDA context": "the CUDA context, as measured", "NCCL": "the least that NCCL takes, as predicted"}
+    kept = [names[name] for name, is_free in free.items() if is_free]
+    others = [name for name, is_free in free.items() if not is_free]
+    parts = [f"kept free: {' and '.join(kept)}"] if kept else []
+    if others:
+        both = ", for which users report 1 to 3 GiB" if len(others) == 2 else ""
+        parts.append(f"nothing is kept free for {' and '.join(others)}{both}")
+    return "; ".join(parts)
 
 
 def load_lines(cell: Cell) -> list[str]:

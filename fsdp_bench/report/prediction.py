@@ -67,7 +67,7 @@ class Prediction:
         asked, reading = self.question, self.estimate.allocator
         if reading.out_of_memory is not None or reading.num_alloc_retries:
             reading = read_allocator(asked.model, asked.setup, asked.kernel_set, None, asked.expandable_segments)
-        return reading.peak_reserved_bytes
+        return max(reading.peak_reserved_bytes, self.estimate.memory.peak_allocated_bytes)
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -102,6 +102,12 @@ class Prediction:
             notes.append(
                 "attention is predicted as FlashAttention; on this GPU torch takes cuDNN's kernel where cuDNN is above"
                 " 9.15 (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 turns that off), whose workspaces and rates are not known here"
+            )
+        is_cluster = isinstance(self.question.hardware, Cluster)
+        if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:
+            notes.append(
+                f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
+                f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
             )
         if setup.sequence_length > model.max_position_embeddings:
             longest = model.max_position_embeddings

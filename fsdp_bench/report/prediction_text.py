@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.predict import TORCH_VERSION
+from fsdp_bench.predict.communicators import Communicators
 from fsdp_bench.report.communicators_text import communicators_fact
 from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.remedies import Remedy, dominant
@@ -73,11 +74,13 @@ def _verdict(prediction: Prediction) -> str:
     if not estimate.has_flash_attention:
         return "unknown whether it fits (predicted): torch has no flash attention for this card; peaks below assume it"
     usable = f"{format_gib(card)} usable"
+    beside = f"{usable}{_less(estimate.communicators)}"
     if reading.out_of_memory is not None:
-        return f"does not fit (predicted): {_shortage(prediction, usable)}"
+        return f"does not fit (predicted): {_shortage(prediction, beside)}"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {usable}"
     if reading.num_alloc_retries:
-        return f"does not fit (predicted): {reserved} only with {_retries(reading.num_alloc_retries)}"
+        less = _less(estimate.communicators)
+        return f"does not fit (predicted): {reserved}{less} only with {_retries(reading.num_alloc_retries)}"
     if prediction.fits:
         reported = ": users report 1 to 3 GiB for both" if estimate.context_bytes is None else ""
         tight = f"; tight{reported}" if estimate.is_tight else ""
@@ -87,6 +90,12 @@ def _verdict(prediction: Prediction) -> str:
         return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
     node = format_gib(estimate.host_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
+
+
+def _less(communicators: Communicators) -> str:
+    """Return what NCCL takes of the card at least."""
+    taken = communicators.num_bytes
+    return f" less {format_gib(taken.low)} for NCCL" if taken and taken.low else ""
 
 
 def _left(prediction: Prediction) -> str:
@@ -290,7 +299,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
     """Return one row a setup, for several setups of one model on the same hardware."""
     questions = [*(prediction.question for prediction in predictions), *refused]
     varying = varying_fields(questions)
-    peaks = ("peak allocated", "in phase", "reserved", "fits", "headroom", "mostly")
+    peaks = ("peak allocated", "in phase", "needs", "fits", "headroom", "mostly")
     header = ["strategy", *varying, *peaks, *SPEED_COLUMNS]
     rows = [[*labels(p.question, varying), *_cells(p)] for p in predictions]
     first = questions[0]
@@ -302,8 +311,10 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         *hardware_facts(first),
         fact("modelled", modelled(first)),
         fact("rates", rests_on(predictions[0].speed, first.profile)),
+        fact("needs", "what the allocator reserves without retries; headroom: what the card has beyond that"),
+        *([fact("tight", _tight(predictions))] if any(_fits(one) == TIGHT for one in predictions) else []),
         "",
-        *aligned([header, *rows], numbers={"peak allocated", "reserved", "headroom", *SPEED_COLUMNS}),
+        *aligned([header, *rows], numbers={"peak allocated", "needs", "headroom", *SPEED_COLUMNS}),
     ]
     if refused:
         lines.append("")
@@ -358,12 +369,21 @@ def _cells(prediction: Prediction) -> list[str]:
     return [
         format_gib(memory.peak_allocated_bytes),
         memory.peak_phase,
-        _size(prediction.reserved_bytes, "-" if prediction.fits is False else UNKNOWN),
+        _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
         _fits(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
         f"{spaced(largest)} {share:.0%}",
-        *speed_cells(prediction.speed),
+        *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
     ]
+
+
+TIGHT = "tight"
+
+
+def _tight(predictions: Sequence[Prediction]) -> str:
+    is_measured = predictions[0].estimate.context_bytes is not None
+    left = "NCCL" if is_measured else "the CUDA context and NCCL, for which users report 1 to 3 GiB"
+    return f"it fits, and what is left may be too little for {left}"
 
 
 def _fits(prediction: Prediction) -> str:
@@ -372,7 +392,7 @@ def _fits(prediction: Prediction) -> str:
     if prediction.fits is False and reading.out_of_memory is None:
         return "NO: retries" if reading.num_alloc_retries else "NO: host memory"
     if prediction.estimate.is_tight and prediction.fits:
-        return "tight"
+        return TIGHT
     return {True: "yes", False: "NO", None: UNKNOWN}[prediction.fits]
 
 

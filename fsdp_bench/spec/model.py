@@ -33,6 +33,10 @@ class Family(StrEnum):
         raise not_allowed("family", value, [member.value for member in cls])
 
 
+LARGEST_DIMENSION = 2**24
+"""Of a model: sizes that no model has, so few that every size in bytes is a 64-bit number."""
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dimensions of one model. All sizes are counts of elements.
 
@@ -57,6 +61,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             value = getattr(self, field)
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise SpecError(f"{field}: {value} is not allowed; a positive number (model {self.name})")
+            if isinstance(value, int) and value > LARGEST_DIMENSION and field != "max_position_embeddings":
+                raise SpecError(f"{field}: {value} is not allowed; up to {LARGEST_DIMENSION} (model {self.name})")
         if self.hidden_size % self.num_attention_heads:
             raise SpecError(
                 f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"

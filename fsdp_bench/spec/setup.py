@@ -240,6 +240,9 @@ class Precision:
 
 FP32 = Precision("fp32", "fp32", "fp32")
 
+MOST_RANKS = 2**20
+MOST_TOKENS = 2**34
+"""Of one forward pass of one GPU: so many that no card holds them, so few that every size is a 64-bit number."""
 _POSITIVE_FIELDS = (
     "world_size",
     "micro_batch_size",
@@ -288,6 +291,13 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in _POSITIVE_FIELDS:
             if (value := getattr(self, field)) < 1:
                 raise SpecError(f"{field}: {value} is not allowed; 1 or more")
+        if self.world_size > MOST_RANKS:
+            raise SpecError(f"world_size: {self.world_size} is not allowed; up to {MOST_RANKS}")
+        if self.micro_batch_size * self.sequence_length > MOST_TOKENS:
+            raise SpecError(
+                f"micro_batch_size {self.micro_batch_size} x sequence_length {self.sequence_length}: not allowed;"
+                f" up to {MOST_TOKENS} tokens"
+            )
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
             raise SpecError(f"max_grad_norm: {self.max_grad_norm} is not allowed; a positive number, or leave it out")
         if not 0 <= self.learning_rate < math.inf:

@@ -104,14 +104,17 @@ def test_the_fewest_gpus_agree_with_predict() -> None:
 
 
 def test_what_is_needed_is_what_makes_it_fit() -> None:
-    """The need that is named, as --gpu-memory, is enough; a little less is not."""
+    """The need that is named, with the least that NCCL takes, is enough as --gpu-memory; a little less is not."""
     words = ("--server", "p5.48xlarge", "--dial", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
     small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
     (cell,) = small["cells"]
     needed = cell["next"]["needed_bytes"]
     assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - needed < 0
     assert small["nothing_fits"]["needed_bytes"] == needed
-    for memory, code in ((needed, 0), (needed - 2 * 2**20, 3)):
+    model = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", 2048)
+    nccl = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["memory"]["communicators_bytes"]["low"]
+    assert nccl > 2**28
+    for memory, code in ((needed + nccl, 0), (needed + nccl - 2 * 2**20, 3)):
         assert run_command("max-size", *words, "--gpu-memory", f"{memory}B").returncode == code
 
 

@@ -74,7 +74,7 @@ def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: 
     assert "less a CUDA context of 600.0 MiB on by hand" in " ".join(after.split())
 
 
-def test_what_fits_beside_the_context_is_less_and_a_limit_of_ones_own_is_kept(calibration: Path) -> None:
+def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibration: Path) -> None:
     """A context so large that it shows: 40 GiB of the 80."""
     text = calibration.read_text()
     assert str(CONTEXT) in text
@@ -90,16 +90,16 @@ def test_what_fits_beside_the_context_is_less_and_a_limit_of_ones_own_is_kept(ca
         "--no-time",
         "--json",
     )
-    alone, beside, limited, own = (
+    alone, beside, limited, both = (
         json.loads(run_command(*words, *more).stdout)
         for more in (
             (),
             ("--calibration", calibration),
-            ("--gpu-memory", "30GiB"),
-            ("--gpu-memory", "30GiB", "--calibration", calibration),
+            ("--gpu-memory", "60GiB"),
+            ("--gpu-memory", "60GiB", "--calibration", calibration),
         )
     )
-    size = "max_parameters"
-    assert beside["cells"][0][size] < alone["cells"][0][size]
-    assert own["cells"][0][size] == limited["cells"][0][size]
-    assert own["server"]["context_bytes"] is None
+    sizes = [found["cells"][0]["max_parameters"] for found in (alone, limited, beside, both)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 4
+    assert both["server"]["gpu_memory_bytes"] == 20 * GIB
