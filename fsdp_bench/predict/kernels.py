@@ -99,12 +99,12 @@ def cublas_workspace(gpu: str | None) -> int:
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
 
 
-def prefers_cudnn(gpu: Gpu | None) -> bool:
+def prefers_cudnn(gpu: Gpu) -> bool:
     """Whether torch runs cuDNN's attention in 16 bits, with cuDNN above 9.15: on sm90 and sm100.
 
     check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch 2.13.
     """
-    return gpu is not None and gpu.compute_capability in (9.0, 10.0)
+    return gpu.compute_capability in (9.0, 10.0)
 
 
 def kernels_on(kernels: Kernels, gpu: str | None) -> Kernels:

@@ -98,10 +98,10 @@ class Prediction:
         notes = []
         if self.estimate.for_eager:
             notes.append("the setup compiles; this is the prediction for eager")
-        if self._on_card and setup.precision.compute != "fp32" and prefers_cudnn(self.question.gpu):
+        gpu = self.question.gpu
+        if gpu is not None and self._on_card and setup.precision.compute != "fp32" and prefers_cudnn(gpu):
             notes.append(
-                "attention is predicted as FlashAttention; on this GPU torch takes cuDNN's kernel where cuDNN is above"
-                " 9.15 (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 turns that off), whose workspaces and rates are not known here"
+                f"attention: FlashAttention's kernel; where cuDNN is above 9.15, torch takes cuDNN's on {gpu.name}"
             )
         is_cluster = isinstance(self.question.hardware, Cluster)
         if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:
