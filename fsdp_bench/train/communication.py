@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fsdp_bench.spec.record import CollectiveReading, CommunicationReading
 from fsdp_bench.train.collective_counter import KIND_OF_OPERATOR, CollectiveCounter
+from fsdp_bench.train.meters import GLOO_RELEASE_SECONDS
 
 Interval = tuple[float, float]
 
@@ -75,6 +76,7 @@ def _profile(step: Callable[[], object], device: torch.device, trace: Path | Non
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - begin
+        time.sleep(GLOO_RELEASE_SECONDS)  # an operation of gloo's threads is recorded after its result is there
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     return seconds, _spans(profiler)

@@ -18,7 +18,8 @@ from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.storage_tracker import StorageTracker
 
 GLOO_RELEASE_SECONDS = 0.005
-"""Gloo's threads hold a finished collective's tensors for a moment, which must not count in the next phase."""
+"""Gloo's threads are not done at once with a collective that has finished: they hold its tensors, which must not count
+in the next phase."""
 
 
 class MemoryMeter(Protocol):
