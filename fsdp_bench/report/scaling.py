@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -98,19 +97,18 @@ def _on(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
     return msgspec.structs.replace(setup, world_size=cluster.world_size, shard_size=cluster.gpus_per_node)
 
 
-def draw_scaling(questions: Sequence[Question], path: Path) -> None:
-    """Draw the curves of setups of one model on one kind of server.
+def scaling_figure(questions: Sequence[Question]) -> Figure:
+    """Return the picture of the curves of setups of one model on one kind of server.
 
     Raises:
         SpecError: where no server is named, or no time is known.
-        OSError: when the file cannot be written.
     """
     if len(questions) > len(LINES):
         raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(LINES)}")
     found = curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")
-    _figure(found, questions).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(found, questions)
 
 
 def _figure(found: Sequence[Curve], questions: Sequence[Question]) -> Figure:

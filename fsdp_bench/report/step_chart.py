@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.predict.events import Stream
@@ -12,7 +11,7 @@ from fsdp_bench.predict.speed import Speed, speed
 from fsdp_bench.predict.timing import Span, Spans, union
 from fsdp_bench.report.axis import FONT, LINE
 from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, text_width, wrap, write
-from fsdp_bench.report.prediction import Prediction, Question
+from fsdp_bench.report.prediction import Question
 from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.speed_text import rests_on, share
 from fsdp_bench.spec.errors import SpecError
@@ -60,16 +59,13 @@ class Panel:
     end: float
 
 
-def draw_step(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw the whole step of one setup and three blocks of it, or the whole steps of several on one scale.
+def step_figure(questions: Sequence[Question]) -> Figure:
+    """Return the picture of the whole step of one setup and three blocks of it, or of several's steps on one scale.
 
     Raises:
         SpecError: for more setups than a picture shows, and where no step's time is known.
-        OSError: when the file cannot be written.
     """
-    panels = _panels([prediction.question for prediction in predictions])
-    figure = _figure(panels, [prediction.question for prediction in predictions])
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(_panels(questions), questions)
 
 
 def _panels(questions: Sequence[Question]) -> list[Panel]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.predict import TORCH_VERSION
@@ -58,24 +57,18 @@ class Panel:
     title: str
 
 
-def draw(predictions: Sequence[Prediction], refused: Sequence[Question], path: Path) -> None:
-    """Draw the step of one setup, or of several side by side, as PNG or SVG.
+def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
+    """Return the picture of one setup's step, or of several side by side.
 
     Args:
         predictions: setups of one model on the same hardware, in the order of the panels.
         refused: combinations that cannot run; they are named under the picture.
-        path: the file; its suffix decides the format.
 
     Raises:
         SpecError: for more setups than a picture shows.
-        OSError: when the file cannot be written.
     """
     if len(predictions) > MOST:
         raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
-    _figure(predictions, refused).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-
-
-def _figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
     figure = new_figure()
     columns = ROWS[len(predictions)][1]
     pixels = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns

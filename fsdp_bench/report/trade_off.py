@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.axis import FONT, INK, LINE
@@ -45,19 +44,18 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def draw_trade_off(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw setups of one model on the same hardware.
+def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
+    """Return the picture of setups of one model on the same hardware.
 
     Raises:
         SpecError: where fewer than two setups have a known time.
-        OSError: when the file cannot be written.
     """
     if len(predictions) > MOST:
         raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
     points = points_of(predictions)
     if len(points) < 2:
         raise SpecError(f"trade-off: {len(points)} setups have a known time; two or more, such as --strategy all")
-    _figure(points, predictions).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(points, predictions)
 
 
 def points_of(predictions: Sequence[Prediction]) -> list[Point]:

@@ -11,6 +11,7 @@ from fsdp_bench.predict.events import Category, Event, Kind
 from fsdp_bench.predict.step import BETWEEN_STEPS, Step
 from fsdp_bench.report import timeline as timeline_module
 from fsdp_bench.report import timeline_chart
+from fsdp_bench.report.canvas import write_figure
 from fsdp_bench.report.prediction import Prediction, Question, answer
 from fsdp_bench.report.timeline import CATEGORIES, phases, timeline
 from fsdp_bench.spec.errors import SpecError
@@ -129,7 +130,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
     from matplotlib.image import imread
 
     path = tmp_path / "step.png"
-    timeline_chart.draw([answer(question())], [], path)
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
     pixels = imread(path)
     assert pixels.shape[:2] == (900, 1600)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
@@ -140,7 +141,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
 
 def test_a_picture_can_be_svg(tmp_path: Path) -> None:
     path = tmp_path / "step.svg"
-    timeline_chart.draw([answer(question())], [], path)
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
     assert "<svg" in path.read_text()[:1000]
     assert path.stat().st_size > 20_000
 
@@ -148,7 +149,7 @@ def test_a_picture_can_be_svg(tmp_path: Path) -> None:
 def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
     refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
-    figure = timeline_chart._figure(answers, [refused])
+    figure = timeline_chart.timeline_figure(answers, [refused])
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["FULL_SHARD: fits", "NO_SHARD: fits"]
     assert any("impossible: HYBRID_SHARD: " in text.get_text() for text in figure.texts)
@@ -160,21 +161,21 @@ def test_the_cards_limit_is_drawn_where_it_is() -> None:
 
     small = msgspec.structs.replace(H100, usable_memory_bytes=128 * 1024**2)
     asked = Question(TINY, TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=8), small)
-    (axes,) = timeline_chart._figure([answer(asked)], []).axes
+    (axes,) = timeline_chart.timeline_figure([answer(asked)], []).axes
     assert any(list(line.get_ydata()) == [128.0, 128.0] for line in axes.lines)  # MiB
-    (axes,) = timeline_chart._figure([answer(question())], []).axes
+    (axes,) = timeline_chart.timeline_figure([answer(question())], []).axes
     assert any("far above" in text.get_text() for text in axes.texts)
     assert axes.get_ylim()[1] < 80 * GIB
 
 
 def test_conditions_are_printed_on_the_picture() -> None:
-    told = " ".join(text.get_text() for text in timeline_chart._figure([answer(question())], []).texts)
+    told = " ".join(text.get_text() for text in timeline_chart.timeline_figure([answer(question())], []).texts)
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
         assert words in told
 
 
-def test_too_many_setups_are_refused(tmp_path: Path) -> None:
+def test_too_many_setups_are_refused() -> None:
     answers: list[Prediction] = [answer(question())] * 7
     with pytest.raises(SpecError, match="7 setups are too many"):
-        timeline_chart.draw(answers, [], tmp_path / "step.png")
+        timeline_chart.timeline_figure(answers, [])
