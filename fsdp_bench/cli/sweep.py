@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from fsdp_bench.cli.frontier import list_searches, search
+from fsdp_bench.cli.options import Count
 from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
 from fsdp_bench.spec.errors import SpecError
@@ -43,7 +44,7 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 )
 @click.option(
     "--emulate-world",
-    type=click.IntRange(1, 4096),
+    type=Count(4096),
     metavar="N",
     help="Run every trial as rank 0 of N ranks, alone on one device: its memory and compute, without communication.",
 )
