@@ -71,9 +71,9 @@ def parse_count(value: str | int, field: str = "count") -> int:
 
 
 def format_gib(size_bytes: float) -> str:
-    """Print bytes as GiB with one decimal; below 1 GiB as MiB and below 1 MiB as KiB, so that no size prints as 0.0."""
-    if size_bytes == 0:
-        return "0 B"
+    """Print bytes as GiB with one decimal; below 1 GiB as MiB, KiB or B, so that no size prints as 0.0."""
+    if abs(size_bytes) < KIB:
+        return f"{size_bytes:.0f} B"
     if abs(size_bytes) < MIB:
         return f"{size_bytes / KIB:.1f} KiB"
     if abs(size_bytes) < GIB:

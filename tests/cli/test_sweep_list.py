@@ -25,7 +25,7 @@ def lines_of(*words: object) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "last"),
     [
-        ("h200", "152 trials, 152 to run or recorded, 0 skipped"),  # 150 in the file's head, and what gpt2 repeats
+        ("h200", "152 trials, 152 to run or recorded, 0 skipped"),  # 154 cells, of which two stand twice
         ("throughput", "8 trials, 8 to run or recorded, 0 skipped"),
         ("a10g-emulated", "14 cells, 14 to search, 0 of them found, 0 skipped"),
     ],

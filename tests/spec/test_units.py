@@ -38,7 +38,7 @@ def test_printing() -> None:
     assert format_gib(2**20) == "1.0 MiB"
     assert format_gib(3 * 2**9) == "1.5 KiB"
     assert format_gib(-(2**19)) == "-512.0 KiB"
-    assert format_gib(0) == "0 B"
+    assert (format_gib(4), format_gib(0)) == ("4 B", "0 B")
     assert format_count(6_738_415_616) == "6.74B"
     assert format_count(999_999_999) == "1B"
     assert format_count(12) == "12"
