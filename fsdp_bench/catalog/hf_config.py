@@ -67,6 +67,8 @@ def read_hf_config(path: Path) -> ModelShape:
     """
     config = _load(path)
     model_type = config.get("model_type")
+    if model_type is None:
+        raise SpecError(f"{path}: has no model_type; a Hugging Face config.json of {', '.join(FAMILIES)} has one")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise SpecError(f"{path}: model_type {model_type!r} is not built here; one of {', '.join(FAMILIES)}")
     try:
@@ -74,7 +76,10 @@ def read_hf_config(path: Path) -> ModelShape:
         fields = _gpt2_fields(config) if model_type == "gpt2" else _llama_fields(config)
         name = config.get("_name_or_path") or path.resolve().parent.name
         entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
-        return from_builtins(entry, ModelEntry).shape()
+        read = from_builtins(entry, ModelEntry)
+        if (reason := read.unsupported_because) is not None:
+            raise SpecError(f"cannot be predicted or trained here: {reason}")
+        return read.shape()
     except ValueError as error:  # SpecError and msgspec.ValidationError
         raise SpecError(f"{path}: {explain(error)}") from None
 

@@ -59,7 +59,7 @@ class Catalog:
         return _merged(servers(), self.added_servers)
 
     def models(self) -> tuple[ModelEntry, ...]:
-        """Return every model, also those that are data only."""
+        """Return every model, also those that cannot be predicted or trained."""
         return _merged(models(), self.added_models)
 
     def gpu(self, name: str) -> Gpu:
@@ -165,4 +165,5 @@ def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
     spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
     meant = containing or sorted(begun, key=len)[-1:]
     close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
+    close = close or f"; `fsdp-bench {'models' if kind == 'model' else 'servers'}` lists what is there"
     raise SpecError(f"{kind}: {name!r} is not in the catalogue{close}")

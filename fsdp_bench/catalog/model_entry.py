@@ -87,7 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             SpecError: when ModelShape cannot express the model, with the reason.
         """
         if (reason := self.unsupported_because) is not None:
-            raise SpecError(f"model: {self.name} is known as data only: {reason}")
+            raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")
         assert self.max_position_embeddings is not None
         return ModelShape(
             name=self.name,

@@ -7,27 +7,29 @@ from pathlib import Path
 import click
 
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.sweep.store import machine_description, read_frontier_of, read_records
+from fsdp_bench.sweep.store import machine_description, read_frontier_of, read_records, sweep_folders
 
 
 @click.command("chart")
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the pictures; by default the sweep's own.")
 def command(results: Path, out: Path | None) -> int:
-    """Draw the charts of the sweep in RESULTS, a folder results/MACHINE/SWEEP."""
+    """Draw the charts of the sweep in RESULTS, a folder results/MACHINE/SWEEP or one above it that holds no other."""
     from fsdp_bench.report.charts import draw_all
     from fsdp_bench.report.frontier_chart import draw_frontier
 
-    records, frontier = read_records(results), read_frontier_of(results)
-    if len({record.sweep for record in records}) > 1:
-        raise ResultsError(f"{results}: holds several sweeps; name one: results/MACHINE/SWEEP")
-    folder = out or results
+    home, *others = sweep_folders(results)
+    if others:
+        named = ", ".join(str(folder) for folder in (home, *others[:2])) + (", ..." if others[2:] else "")
+        raise ResultsError(f"{results}: holds several sweeps; name one: {named}")
+    records, frontier = read_records(home), read_frontier_of(home)
+    folder = out or home
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if frontier is not None:
             paths = draw_frontier(frontier, folder)
         else:
-            paths = draw_all(records, folder, machine_description(results))
+            paths = draw_all(records, folder, machine_description(home))
     except OSError as error:
         raise ResultsError(f"{folder}: pictures cannot be written: {error.strerror}") from None
     for path in paths:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
+from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.frontier_text import print_frontier
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
@@ -24,16 +24,19 @@ def list_searches(plan: FrontierPlan, store: Store) -> None:
     """Print each cell, where its search begins and what is known of it; writes nothing."""
     findings = recall(plan, store.peek_all())
     for number, finding in enumerate(findings, 1):
-        print(f"{number:4d}  {finding.search.label}  {_known(finding)}")
+        emulated = " emulated" if plan.run.emulate else ""
+        print(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
     print(
         f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
         f" {len(findings) - len(searched)} skipped"
     )
+    if plan.needing_gpu:
+        print(needing_gpu_line(plan.needing_gpu))
 
 
-def _known(finding: Finding) -> str:
+def _known(finding: Finding, lacks_gpu: bool) -> str:
     if finding.status == "skipped":
         return f"skipped: {finding.reason}"
     if finding.status == "found":
@@ -41,7 +44,8 @@ def _known(finding: Finding) -> str:
     else:
         dial = finding.dial_range
         ends = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)}"
-        text = f"searches {dial.num_steps} steps, {ends}, {finding.start}"
+        start = "where it begins depends on the GPU" if lacks_gpu else finding.start
+        text = f"searches {dial.num_steps} steps, {ends}, {start}"
     return f"{text}; {finding.reason}" if finding.reason and finding.records else text
 
 

@@ -63,6 +63,9 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     try:
         code = cli.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        code = 0
     except (FsdpBenchError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"fsdp-bench: {message}", file=sys.stderr)

@@ -61,7 +61,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 
 
 @click.command("max-size", cls=SetupCommand)
-@setup_options(lists=LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
+@setup_options(lists=LISTS, defaults=DEFAULTS, told={"seq": str(SEQUENCE)}, repeatable=("server", "gpu"))
 @click.option(
     "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
 )
@@ -69,6 +69,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 @click.option(
     "--load",
     default=Build.META.value,
+    show_default=True,
     type=click.Choice([build.value for build in Build]),
     help="Who builds the model in host memory before it is sharded.",
 )

@@ -55,7 +55,7 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
         str(entry.hidden_size),
         f"{entry.num_attention_heads} / {entry.num_key_value_heads or entry.num_attention_heads}",
         known(entry.max_position_embeddings, str),
-        "yes" if entry.supported else "no: data only",
+        "yes" if entry.supported else "no",
     )
 
 

@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_count
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,47 @@ class _Option(click.Option):
         self.group = group
 
 
-_COUNT = click.IntRange(min=1)
+class Count(click.IntRange):
+    """A whole number, 1 or more; up to ``most`` where there is such an end."""
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__(1, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a number."""
+        try:
+            count = int(value)
+        except ValueError:
+            count = 0
+        if count < 1 or count > (self.max or count):
+            allowed = "1 or more" if self.max is None else f"1 to {self.max:g}"
+            raise SpecError(f"{_named(param)}: {value!r} is not allowed; a whole number, {allowed}")
+        return count
+
+
+def given_options() -> list[str]:
+    """Return the names of the options that the user wrote, of the command that runs."""
+    context = click.get_current_context()
+    return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def _named(param: click.Parameter | None) -> str:
+    """Return an option as it is called in messages."""
+    return param.opts[0].lstrip("-") if param is not None else "count"
+
+
+_COUNT = Count()
 _FILE = click.Path(path_type=Path)
+
+SETUP_FIELDS = {
+    **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
+    "batch": "micro_batch_size",
+    "seq": "sequence_length",
+    "accumulate": "gradient_accumulation_steps",
+    **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
+    **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
+}
+"""Options that are one field of TrainSetup each, and its name there."""
 
 _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
@@ -133,6 +177,7 @@ def setup_options(
     model: bool = True,
     lists: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
+    told: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the options that describe a setup; the command gets what was written as its argument ``words``.
@@ -142,6 +187,7 @@ def setup_options(
         lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
             checkpointing and optimizer.
         defaults: what an option is when it is not given, where that is not TrainSetup's own default.
+        told: defaults that the command chooses itself, by the model or a dial; here they are only said in the help.
         repeatable: the options that may be given several times; the command gets each as an argument of its own, a
             tuple, and ``words`` has None there.
     """
@@ -163,7 +209,7 @@ def setup_options(
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
             for form, text in reversed(texts.items()):
-                decorated = _option(form, text, group, lists, defaults or {}, repeatable)(decorated)
+                decorated = _option(form, text, group, lists, defaults or {}, told or {}, repeatable)(decorated)
         return decorated
 
     return decorate
@@ -184,6 +230,7 @@ def _option(
     group: str,
     lists: Collection[str],
     defaults: Mapping[str, str],
+    told: Mapping[str, str],
     repeatable: Collection[str],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from how it is written: ``--seq N``, ``--compile``, ``--this/--that``."""
@@ -193,11 +240,19 @@ def _option(
         text += " Several by comma, or all."
     if name in repeatable:
         text += " May be given several times."
-    if name in defaults:
-        text += f" Default: {defaults[name]}."
+    if (default := defaults.get(name) or told.get(name) or (_own_default(name) if metavar else None)) is not None:
+        text += f" Default: {default}."
     attributes: dict[str, Any] = {"group": group, "help": text, "default": defaults.get(name)}
     if metavar:
         attributes |= {"metavar": metavar, "type": _TYPES.get(name, str), "multiple": name in repeatable}
     else:
         attributes |= {"is_flag": True, "type": bool}
     return click.option(declaration, name, cls=_Option, **attributes)
+
+
+def _own_default(name: str) -> str | None:
+    """Return what TrainSetup has where nothing is given, in the words of the option."""
+    value = getattr(TrainSetup(), SETUP_FIELDS[name]) if name in SETUP_FIELDS else None
+    if value is None:
+        return None
+    return format_count(value) if name == "min_num_params" else str(value)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fsdp_bench.spec.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def check_picture(chart: Path) -> None:
@@ -33,3 +37,14 @@ def save_picture(draw: Callable[[Path], None], chart: Path) -> None:
     except OSError as error:
         raise SpecError(f"chart: {str(chart)!r} cannot be written: {error.strerror or error}") from error
     click.echo(f"picture: {chart}", err=True)
+
+
+def save_figure(figure: Figure, chart: Path) -> None:
+    """Write a picture that is drawn, and say so on standard error.
+
+    Raises:
+        SpecError: when it cannot be written.
+    """
+    from fsdp_bench.report.canvas import write_figure
+
+    save_picture(lambda path: write_figure(figure, path), chart)

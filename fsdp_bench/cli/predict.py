@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdp_bench.cli.hardware import without_context
 from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
-from fsdp_bench.cli.pictures import check_picture, save_picture
+from fsdp_bench.cli.pictures import check_picture, save_figure
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
@@ -19,16 +19,22 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import read_profile
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _PICTURE = click.Path(path_type=Path)
 LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 
 
 @click.command("predict", cls=SetupCommand)
 @setup_options(lists=LISTS)
-@click.option("--kernels", default="cuda", type=click.Choice(["cuda", "cpu"]), help="Whose operators run.")
+@click.option(
+    "--kernels", default="cuda", show_default=True, type=click.Choice(["cuda", "cpu"]), help="Whose operators run."
+)
 @click.option(
     "--load",
     default=Build.META.value,
+    show_default=True,
     type=click.Choice([build.value for build in Build]),
     help="Who builds the model in host memory before it is sharded.",
 )
@@ -74,9 +80,8 @@ def command(
         if picture is not None:
             check_picture(picture)
     predictions = [answer(question) for question in questions if not question.impossible]
-    if chart is not None:
-        _draw(predictions, refused, chart)
-    _draw_time(predictions, step_chart, trade_off, scaling)
+    for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
+        save_figure(figure, path)
     _print(predictions, questions, as_json)
     return 3 if all(prediction.fits is False for prediction in predictions) else 0
 
@@ -105,25 +110,31 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
     return {"predictions": [refusal(q) if q.impossible else document(next(answers)) for q in questions]}
 
 
-def _draw_time(
-    predictions: Sequence[Prediction], step_chart: Path | None, trade_off: Path | None, scaling: Path | None
-) -> None:
-    """Draw the pictures of time that are asked for."""
+def _figures(
+    predictions: Sequence[Prediction],
+    refused: Sequence[Question],
+    chart: Path | None,
+    step_chart: Path | None,
+    trade_off: Path | None,
+    scaling: Path | None,
+) -> list[tuple[Path, Figure]]:
+    """Make every picture that is asked for, before any is written: one that cannot be made leaves none behind."""
+    made: list[tuple[Path, Figure]] = []
+    questions = [prediction.question for prediction in predictions]
+    if chart is not None:
+        from fsdp_bench.report.timeline_chart import timeline_figure
+
+        made.append((chart, timeline_figure(predictions, refused)))
     if step_chart is not None:
-        from fsdp_bench.report.step_chart import draw_step
+        from fsdp_bench.report.step_chart import step_figure
 
-        save_picture(lambda path: draw_step(predictions, path), step_chart)
+        made.append((step_chart, step_figure(questions)))
     if trade_off is not None:
-        from fsdp_bench.report.trade_off import draw_trade_off
+        from fsdp_bench.report.trade_off import trade_off_figure
 
-        save_picture(lambda path: draw_trade_off(predictions, path), trade_off)
+        made.append((trade_off, trade_off_figure(predictions)))
     if scaling is not None:
-        from fsdp_bench.report.scaling import draw_scaling
+        from fsdp_bench.report.scaling import scaling_figure
 
-        save_picture(lambda path: draw_scaling([one.question for one in predictions], path), scaling)
-
-
-def _draw(predictions: Sequence[Prediction], refused: Sequence[Question], chart: Path) -> None:
-    from fsdp_bench.report.timeline_chart import draw
-
-    save_picture(lambda path: draw(predictions, refused, path), chart)
+        made.append((scaling, scaling_figure(questions)))
+    return made

@@ -12,6 +12,7 @@ from fsdp_bench.report.communication_table import communication_rows, print_comm
 from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
 from fsdp_bench.report.tables import print_table
 from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.flat import flat_row
@@ -32,6 +33,8 @@ from fsdp_bench.sweep.store import read_records
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: a row a trial, bytes and seconds.")
 def command(results: Path, communication: bool, calibration: Path | None, as_json: bool) -> int:
     """Print the table of the RESULTS in a folder: a sweep's, a machine's, or all."""
+    if communication and calibration is not None:
+        raise SpecError("--calibration is about matrix products, which --communication does not show; leave one out")
     records = read_records(results)
     if communication:
         _communication(records, as_json)

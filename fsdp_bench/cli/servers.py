@@ -42,7 +42,7 @@ def _find(catalog: Catalog, name: str) -> Server | Gpu:
     entries: dict[str, Server | Gpu] = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
     entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
     if name.lower() not in entries:
-        close = nearest(name.lower(), entries)
+        close = nearest(name.lower(), entries) or "; `fsdp-bench servers` lists them"
         raise SpecError(f"name: {name!r} is neither a server nor a GPU of the catalogue{close}")
     return entries[name.lower()]
 

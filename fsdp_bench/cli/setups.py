@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.cli.options import SetupWords
-from fsdp_bench.spec.codec import from_words
+from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
+from fsdp_bench.spec.codec import from_words, read_word
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.ladder import rung
@@ -23,6 +24,7 @@ from fsdp_bench.spec.setup import (
     Precision,
     ShardingStrategy,
     TrainSetup,
+    Wrap,
     impossible,
 )
 from fsdp_bench.spec.units import parse_count
@@ -45,21 +47,8 @@ _VOCABULARIES: dict[str, type[StrEnum]] = {
 }
 _LISTS = (*_VOCABULARIES, "precision")
 
-_FIELDS = {
-    "batch": "micro_batch_size",
-    "seq": "sequence_length",
-    "accumulate": "gradient_accumulation_steps",
-    "sync_every_micro_batch": "sync_every_micro_batch",
-    "max_grad_norm": "max_grad_norm",
-    "loss": "loss",
-    "compile": "compile",
-    "wrap": "wrap",
-    "backward_prefetch": "backward_prefetch",
-    "forward_prefetch": "forward_prefetch",
-    "limit_all_gathers": "limit_all_gathers",
-    "use_orig_params": "use_orig_params",
-}
-"""Options that are one field of TrainSetup each, and its name there."""
+_FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in (*_LISTS, "min_num_params")}
+"""Options whose one value is a field's as it stands, and the field's name."""
 
 
 class _Place(NamedTuple):
@@ -133,6 +122,8 @@ def _setups(words: SetupWords, catalog: Catalog) -> tuple[tuple[TrainSetup, ...]
     place = _place(words, catalog)
     common = {field: getattr(words, name) for name, field in _FIELDS.items() if getattr(words, name) is not None}
     if words.min_num_params is not None:
+        if (words.wrap or "").strip().lower() != Wrap.SIZE:
+            raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
         common["min_num_params"] = parse_count(words.min_num_params, "min-num-params")
     setups = tuple(
         from_words({**common, **cell, **_sharding(words, cell, place)}, TrainSetup) for cell in _cells(words)
@@ -154,7 +145,7 @@ def _values(name: str, text: str | None) -> list[str]:
     known = PRECISIONS if name == "precision" else tuple(member.value for member in _VOCABULARIES[name])
     if text is None or text.strip().lower() == "all":
         return list(known) if text else []
-    read = Precision.parse if name == "precision" else _VOCABULARIES[name]
+    read = Precision.parse if name == "precision" else partial(read_word, _VOCABULARIES[name])
     return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
 
 

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 
 from fsdp_bench.cli.frontier import list_searches, search
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, progress_bar, require_torch, say
+from fsdp_bench.cli.options import Count
+from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import Outcome, TrialRecord
@@ -18,9 +19,9 @@ from fsdp_bench.sweep.frontier_file import searches_of
 from fsdp_bench.sweep.grid import trials_of
 from fsdp_bench.sweep.machine import Machine, probe_machine
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
-from fsdp_bench.sweep.selection import select, select_part, select_searches
+from fsdp_bench.sweep.selection import check_words, select, select_part, select_searches
 from fsdp_bench.sweep.store import Store
-from fsdp_bench.sweep.sweep_file import SweepFile, read_file
+from fsdp_bench.sweep.sweep_file import SweepFile, read_file, require_gpu
 from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
@@ -43,7 +44,7 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 )
 @click.option(
     "--emulate-world",
-    type=click.IntRange(1, 4096),
+    type=Count(4096),
     metavar="N",
     help="Run every trial as rank 0 of N ranks, alone on one device: its memory and compute, without communication.",
 )
@@ -80,6 +81,7 @@ def command(
     machine = probe_machine()
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     read = read_file(file, machine, limit, emulate_world)
+    check_words(only, part)
     store = Store(results / (machine_name or machine.name) / read.name)
     outcomes = frozenset(map(Outcome, retry))
     _check_kept(read, trace, snapshot)
@@ -88,12 +90,17 @@ def command(
     if not read.has_frontier:
         trials = trials_of(read)
         chosen = keeping(select_part(select(trials, only), part), trace, snapshot)
-        return _sweep(trials, chosen, store, machine, outcomes, list_only, no_charts)
+        if list_only:
+            _list(chosen, store)
+            return 0
+        require_gpu(read)
+        return _sweep(trials, chosen, store, machine, outcomes, no_charts)
     whole = searches_of(read)
     plan = select_searches(whole, only)
     if list_only:
         list_searches(plan, store)
         return 0
+    require_gpu(read)
     return search(whole, plan, store, machine, outcomes, no_charts)
 
 
@@ -116,13 +123,9 @@ def _sweep(
     store: Store,
     machine: Machine,
     retry: frozenset[Outcome],
-    list_only: bool,
     no_charts: bool,
 ) -> int:
     """Run the chosen trials of a file without [frontier]."""
-    if list_only:
-        _list(plan, store)
-        return 0
     require_torch()
     interrupt_on_sigterm()
     store.open()
@@ -205,14 +208,16 @@ def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, con
 
 def _list(plan: SweepPlan, store: Store) -> None:
     """Print the trials in their order, and what is known of each; writes nothing."""
-    for number, trial in enumerate(plan.trials, 1):
+    for number, (trial, label) in enumerate(zip(plan.trials, plan.labels, strict=True), 1):
         recorded = (store.trials / f"{trial.spec.id}.json").exists()
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print(f"{number:4d}  {trial.spec.id}  {trial.label}  {status}")
+        print(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
     print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    if plan.needing_gpu:
+        print(needing_gpu_line(plan.needing_gpu))
 
 
 def _draw(records: list[TrialRecord], store: Store, machine: Machine) -> None:

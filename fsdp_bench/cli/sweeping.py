@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from types import FrameType
 
 from rich.console import Console
@@ -30,6 +31,11 @@ def interrupt_on_sigterm() -> None:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def needing_gpu_line(needs: Sequence[str]) -> str:
+    """Return the line of a list about what depends on a GPU that is not here."""
+    return f"not listed, because their sizes depend on the GPU, which is not here: {'; '.join(needs)}"
 
 
 def progress_bar(console: Console) -> Progress:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from fsdp_bench.cli.options import calibration_option
+from fsdp_bench.cli.options import Count, calibration_option, given_options
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.dry_run import DryRunSpec
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.sweep.cross_check import agreements
 from fsdp_bench.sweep.drawn_cells import draw_cells
@@ -20,14 +20,27 @@ from fsdp_bench.sweep.store import read_records
 from fsdp_bench.sweep.time_validation import compare_time, summarize_time
 from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
 
+_OPTIONS = {
+    "dry-run": ("cells", "seed", "kernels"),
+    "published": (),
+    "RESULTS": ("calibration", "page"),
+}
+"""The options that each reference has of its own."""
+
 
 @click.command("validate")
 @click.option(
     "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are held against."
 )
-@click.option("--cells", default=200, type=click.IntRange(min=1), help="Cells of the drawn grid, for dry-run.")
-@click.option("--seed", default=1, type=int, help="Seed of the drawn grid.")
-@click.option("--kernels", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Kernel set of the dry run.")
+@click.option("--cells", default=200, show_default=True, type=Count(), help="Cells of the drawn grid, for dry-run.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the drawn grid, for dry-run.")
+@click.option(
+    "--kernels",
+    default="cpu",
+    show_default=True,
+    type=click.Choice(["cpu", "cuda"]),
+    help="Kernel set of the dry run, for dry-run.",
+)
 @calibration_option
 @click.option("--page", type=click.Path(path_type=Path), help="Write the comparison with RESULTS as a page (.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -38,13 +51,25 @@ def command(
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
     """
-    if page is not None and against in ("dry-run", "published"):
-        raise SpecError(f"--page is of measured results, and --against {against} is none")
+    _refuse_unused(against)
+    if page is not None and page.suffix.lower() != ".md":
+        raise SpecError(f"--page: {str(page)!r} is not allowed; the page is Markdown, a file that ends in .md")
     if against == "published":
         return _published(as_json)
     if against == "dry-run":
         return _tell_dry_run(cells, seed, kernels, as_json)
     return _tell_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
+
+
+def _refuse_unused(against: str) -> None:
+    """Refuse what would be ignored, and a word that is neither a reference nor a folder."""
+    kind = against if against in _OPTIONS else "RESULTS"
+    if kind == "RESULTS" and not Path(against).exists() and (close := nearest(against, [*_OPTIONS][:2])):
+        raise SpecError(f"--against: {against!r} is no folder of results{close}")
+    for name in given_options():
+        owners = [owner for owner, options in _OPTIONS.items() if name in options]
+        if owners and kind not in owners:
+            raise SpecError(f"--{name} means nothing with --against {against}; it goes with --against {owners[0]}")
 
 
 def _tell_dry_run(cells: int, seed: int, kernels: Any, as_json: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.axis import FONT, INK
@@ -28,6 +29,15 @@ def new_figure() -> Figure:
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
     return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a picture as PNG or SVG, by the file's suffix; an SVG without its date, so that it is the same again.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
+    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:

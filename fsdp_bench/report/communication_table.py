@@ -12,7 +12,7 @@ from rich.table import Table
 from fsdp_bench.report.tables import disagrees
 from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
-from fsdp_bench.sweep.trial import label_of
+from fsdp_bench.sweep.trial import distinct_labels
 
 TRIAL_COLUMNS = ("trial", "step", "without comm.", "total", "exposed: profiler", "by difference")
 KIND_COLUMNS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
@@ -33,8 +33,8 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     for column in (*TRIAL_COLUMNS, *KIND_COLUMNS):
         table.add_column(column, justify="left" if column in ("trial", "kind") else "right", no_wrap=True)
     measured = [record for record in records if record.outcome is Outcome.OK]
-    for record in measured:
-        first = _trial_words(record)
+    for record, label in zip(measured, _labels(measured), strict=True):
+        first = [label, *_trial_words(record)]
         kinds: list[CollectiveReading | None] = [*kinds_of(record)] or [None]
         for kind in kinds:
             table.add_row(*first, *_kind_words(kind))
@@ -49,10 +49,11 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
 
 def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
     """Return the same as data: bytes and seconds."""
+    measured = [record for record in records if record.outcome is Outcome.OK]
     return [
         {
             "id": record.id,
-            "label": label_of(record.model, record.setup),
+            "label": label,
             "device": record.device,
             "step_seconds": record.step_seconds,
             "seconds_without_communication": record.seconds_without_communication,
@@ -73,8 +74,7 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
                 for kind in kinds_of(record)
             ],
         }
-        for record in records
-        if record.outcome is Outcome.OK
+        for record, label in zip(measured, _labels(measured), strict=True)
     ]
 
 
@@ -100,11 +100,14 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
     return [found[name] for name in sorted(found)]
 
 
+def _labels(records: list[TrialRecord]) -> list[str]:
+    return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])
+
+
 def _trial_words(record: TrialRecord) -> list[str]:
     shares = record.exposed_shares
     profiled, difference = (f" ({share:4.0%})" for share in shares) if shares else ("", "")
     return [
-        label_of(record.model, record.setup),
         _seconds(record.step_seconds),
         _seconds(record.seconds_without_communication),
         _seconds(record.communication_seconds),

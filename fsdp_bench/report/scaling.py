@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from fsdp_bench.predict.speed import speed
 from fsdp_bench.report.axis import FONT, LINE
 from fsdp_bench.report.canvas import EDGE, HEIGHT, WIDTH, new_figure, text_width, wrap, write
-from fsdp_bench.report.prediction import Question
+from fsdp_bench.report.prediction import Prediction, Question, answer
 from fsdp_bench.report.prediction_text import common_line, title, varying_fields
 from fsdp_bench.report.speed_text import rests_on
 from fsdp_bench.spec.errors import SpecError
@@ -42,6 +41,8 @@ class Curve:
     nodes: tuple[int, ...]
     tokens: tuple[float | None, ...]
     """Of one GPU; None where the time is unknown."""
+    fits: tuple[bool | None, ...]
+    """Whether the memory of a node suffices; None where that is unknown."""
 
     @property
     def efficiency(self) -> float | None:
@@ -69,24 +70,27 @@ def curves(questions: Sequence[Question]) -> list[Curve]:
         raise SpecError("scaling: no server is named; --server NAME, and --nodes N for how far")
     counts = node_counts(first.num_nodes if first.num_nodes > 1 else FURTHEST)
     varying = varying_fields(questions)
-    return [
-        Curve(
-            re.sub(r" \(\d+\)", "", title(question, varying)),
-            counts,
-            tuple(_tokens(question, nodes) for nodes in counts),
+    found = []
+    for question in questions:
+        answers = [_answer(question, nodes) for nodes in counts]
+        found.append(
+            Curve(
+                name=re.sub(r" \(\d+\)", "", title(question, varying)),
+                nodes=counts,
+                tokens=tuple(None if one is None else one.speed.tokens_per_second_per_gpu for one in answers),
+                fits=tuple(None if one is None else one.fits for one in answers),
+            )
         )
-        for question in questions
-    ]
+    return found
 
 
-def _tokens(question: Question, nodes: int) -> float | None:
+def _answer(question: Question, nodes: int) -> Prediction | None:
+    """Predict a setup on so many nodes; None where it cannot run on them."""
     cluster = question.hardware
     assert isinstance(cluster, Cluster)
     cluster = msgspec.structs.replace(cluster, num_nodes=nodes)
     setup = _on(question.setup, cluster)
-    if setup is None:
-        return None
-    return speed(question.model, setup, cluster, question.kernels, question.profile).tokens_per_second_per_gpu
+    return None if setup is None else answer(replace(question, setup=setup, hardware=cluster))
 
 
 def _on(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
@@ -98,19 +102,18 @@ def _on(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
     return msgspec.structs.replace(setup, world_size=cluster.world_size, shard_size=cluster.gpus_per_node)
 
 
-def draw_scaling(questions: Sequence[Question], path: Path) -> None:
-    """Draw the curves of setups of one model on one kind of server.
+def scaling_figure(questions: Sequence[Question]) -> Figure:
+    """Return the picture of the curves of setups of one model on one kind of server.
 
     Raises:
         SpecError: where no server is named, or no time is known.
-        OSError: when the file cannot be written.
     """
     if len(questions) > len(LINES):
         raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(LINES)}")
     found = curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")
-    _figure(found, questions).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(found, questions)
 
 
 def _figure(found: Sequence[Curve], questions: Sequence[Question]) -> Figure:
@@ -123,7 +126,7 @@ def _figure(found: Sequence[Curve], questions: Sequence[Question]) -> Figure:
             f"nodes of {cluster.server.name}: {cluster.gpus_per_node} x {cluster.gpu.name}",
             common_line(first.setup, varying_fields(questions)).partition(", ")[2],
             "the same batch on every GPU, so that the whole batch grows with the nodes",
-            "memory is not looked at here",
+            _memory_words(found),
             "predicted for eager, rank 0",
             f"rates: {rests_on(rates, first.profile)}",
         ],
@@ -140,9 +143,21 @@ def _figure(found: Sequence[Curve], questions: Sequence[Question]) -> Figure:
     return figure
 
 
+def _memory_words(found: Sequence[Curve]) -> str:
+    """Return what the marks say of memory."""
+    fits = {one for curve in found for one, value in zip(curve.fits, curve.tokens, strict=True) if value is not None}
+    if fits == {None}:
+        return "whether the memory suffices is unknown"
+    return "hollow: predicted not to fit in memory" if False in fits else "all of it is predicted to fit in memory"
+
+
 def _label(curve: Curve) -> str:
-    """Return a curve's name, and how much of the speed on the fewest nodes is kept on the most."""
-    return curve.name + ("" if curve.efficiency is None else f": {curve.efficiency:.0%} kept")
+    """Return a curve's name, how much of the speed on the fewest nodes is kept on the most, and from when it fits."""
+    kept = [] if curve.efficiency is None else [f"{curve.efficiency:.0%} kept"]
+    fitting = [nodes for nodes, fits in zip(curve.nodes, curve.fits, strict=True) if fits]
+    if False in curve.fits:
+        kept.append(f"fits from {fitting[0]} nodes" if fitting else "does not fit")
+    return ": ".join([curve.name, *([", ".join(kept)] if kept else [])])
 
 
 def _draw(axes: Axes, found: Sequence[Curve]) -> None:
@@ -150,9 +165,13 @@ def _draw(axes: Axes, found: Sequence[Curve]) -> None:
     highest = max(value for curve in found for value in curve.tokens if value is not None)
     for index, curve in enumerate(found):
         color, marker, dash = LINES[index % len(LINES)]
-        points = [(n, value) for n, value in zip(curve.nodes, curve.tokens, strict=True) if value is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle=dash, linewidth=2, markersize=8)
+        known = zip(curve.nodes, curve.tokens, curve.fits, strict=True)
+        points = [(nodes, value, fits) for nodes, value, fits in known if value is not None]
+        line = [nodes for nodes, _, _ in points], [value for _, value, _ in points]
+        axes.plot(*line, color=color, linestyle=dash, linewidth=2)
+        for nodes, value, fits in points:
+            face = "white" if fits is False else color
+            axes.plot(nodes, value, color=color, marker=marker, markersize=9, markerfacecolor=face, markeredgewidth=1.8)
     ends = [(curve, next((v for v in reversed(curve.tokens) if v is not None), None)) for curve in found]
     for curve, end in sorted(((c, e) for c, e in ends if e is not None), key=lambda pair: -pair[1]):
         color = LINES[list(found).index(curve) % len(LINES)][0]

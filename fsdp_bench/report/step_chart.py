@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.predict.events import Stream
@@ -12,9 +11,10 @@ from fsdp_bench.predict.speed import Speed, speed
 from fsdp_bench.predict.timing import Span, Spans, union
 from fsdp_bench.report.axis import FONT, LINE
 from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, text_width, wrap, write
-from fsdp_bench.report.prediction import Prediction, Question
+from fsdp_bench.report.prediction import Question
 from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.speed_text import rests_on, share
+from fsdp_bench.report.words import hardware_words
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_seconds
 
@@ -36,10 +36,17 @@ STYLES = {
     "all_gather": ("#35AB85", "\\\\\\"),
     "reduce_scatter": ("#5B3A66", "..."),
     "all_reduce": ("#CC79A7", "xx"),
+    "beside": ("#8C8C8C", ""),
     "copy": ("#F0E442", "--"),
 }
-"""Colour and hatch by the phase of operators and the kind of a collective; hatches tell them apart without colour."""
-WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
+"""Colour and hatch by the phase of operators and the kind of a collective; hatches tell them apart without colour.
+Operators on a stream of collectives stand beside these, whatever the phase."""
+WORDS = {
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "beside": "casts, divisions",
+}
 ROWS = {
     Stream.COMPUTE: "operators",
     Stream.ALL_GATHER_COPY_IN: "copy-in",
@@ -60,16 +67,13 @@ class Panel:
     end: float
 
 
-def draw_step(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw the whole step of one setup and three blocks of it, or the whole steps of several on one scale.
+def step_figure(questions: Sequence[Question]) -> Figure:
+    """Return the picture of the whole step of one setup and three blocks of it, or of several's steps on one scale.
 
     Raises:
         SpecError: for more setups than a picture shows, and where no step's time is known.
-        OSError: when the file cannot be written.
     """
-    panels = _panels([prediction.question for prediction in predictions])
-    figure = _figure(panels, [prediction.question for prediction in predictions])
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(_panels(questions), questions)
 
 
 def _panels(questions: Sequence[Question]) -> list[Panel]:
@@ -138,13 +142,13 @@ def _subtitle(panels: Sequence[Panel]) -> str:
 def _footer(questions: Sequence[Question], panels: Sequence[Panel]) -> list[str]:
     first, varying = questions[0], varying_fields(questions)
     setup = setup_line(first.setup) if len(questions) == 1 else common_line(first.setup, varying)
-    gpu = first.gpu.name if first.gpu else "CPU"
     return wrap(
         [
-            f"{first.setup.world_size} x {gpu}",
+            hardware_words(first.hardware, first.setup.world_size),
             setup,
             "predicted for eager, rank 0",
             f"rates: {rests_on(panels[0].found, first.profile)}",
+            "grey: casts, copies and divisions of what is sent, beside the other operators",
             "red: a collective runs and no operator does",
         ],
         WIDTH - 2 * EDGE,
@@ -169,7 +173,9 @@ def _legend(figure: Figure, panels: Sequence[Panel], y: float) -> None:
 def _style_of(span: Span) -> str:
     if span.kind == "collective":
         return span.work.name
-    return "copy" if span.kind == "copy" else span.phase
+    if span.kind == "copy":
+        return "copy"
+    return span.phase if span.stream is Stream.COMPUTE else "beside"
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
@@ -189,7 +195,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.broken_barh(shown, (len(rows) - 0.42, 0.3), facecolor=FAILURE, linewidth=0.0)
     axes.set_ylim(-0.6, len(rows) + 0.1)
     axes.set_xlim(panel.begin * scale, panel.end * scale)
-    axes.set_yticks(range(len(rows) + 1), [*(ROWS[stream] for stream in reversed(rows)), EXPOSED])
+    axes.set_yticks([*range(len(rows)), len(rows) - 0.27], [*(ROWS[stream] for stream in reversed(rows)), EXPOSED])
     axes.tick_params(axis="both", labelsize=12, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(f"{panel.title}, milliseconds", fontsize=12.5, loc="left", pad=8)

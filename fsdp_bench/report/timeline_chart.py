@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.events import Category
@@ -18,6 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB, MIB, format_gib
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -30,10 +30,13 @@ ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 NEAR = 0.2
 """Part of the card's memory that the highest peak needs for the card's limit to be on the scale."""
 
+MARKER = 18.0
+"""Pixels over the highest line, for the mark of a peak."""
+
 NARROWEST = 50.0
 """Pixels of the narrowest phase, as wide as its name."""
 
-LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 74.0
+LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 98.0
 """Pixels around and between panels."""
 
 # Okabe and Ito's palette; neighbours differ in lightness, and hatches tell them apart in black and white.
@@ -49,6 +52,11 @@ STYLES = {
 }
 
 
+USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
+RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
+"""How the level lines are drawn."""
+
+
 @dataclass(frozen=True)
 class Panel:
     """One setup in the picture."""
@@ -58,24 +66,18 @@ class Panel:
     title: str
 
 
-def draw(predictions: Sequence[Prediction], refused: Sequence[Question], path: Path) -> None:
-    """Draw the step of one setup, or of several side by side, as PNG or SVG.
+def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
+    """Return the picture of one setup's step, or of several side by side.
 
     Args:
         predictions: setups of one model on the same hardware, in the order of the panels.
         refused: combinations that cannot run; they are named under the picture.
-        path: the file; its suffix decides the format.
 
     Raises:
         SpecError: for more setups than a picture shows.
-        OSError: when the file cannot be written.
     """
     if len(predictions) > MOST:
         raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
-    _figure(predictions, refused).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-
-
-def _figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
     figure = new_figure()
     columns = ROWS[len(predictions)][1]
     pixels = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
@@ -90,7 +92,7 @@ def _figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> F
     top = HEIGHT - 112 - _legend(figure, panels) * LINE
     scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
     write(figure, top, f"predicted live bytes on one GPU, {unit}", size=12)
-    _place(figure, panels, scale, top=top - (50 if len(panels) > 1 else 18), bottom=len(footer) * LINE + 46)
+    _place(figure, panels, scale, top=top - (72 if len(panels) > 1 else 46), bottom=len(footer) * LINE + 46)
     return figure
 
 
@@ -130,15 +132,12 @@ def _highest(panels: Sequence[Panel]) -> int:
 def _limit(panels: Sequence[Panel], height: float) -> float:
     """Return the bytes at the top of every axis of so many pixels.
 
-    The highest peak has room for its words, and the card's memory is on the scale where a peak comes near it.
+    The highest peak has room for its mark, and the card's memory is on the scale where a peak comes near it.
     """
     highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
-    words = (3 if len(panels) == 1 else 2) * LINE + 24
     if card is not None and highest >= NEAR * card:
-        return max(highest * height / (height - words), card * height / (height - LINE - 8))
-    if card is not None:
-        words += LINE + 6  # for the line that says how far above the card's memory is
-    return highest * height / (height - words)
+        highest = max(highest, card)
+    return highest * height / (height - MARKER)
 
 
 def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_first: bool, is_alone: bool) -> None:
@@ -149,15 +148,59 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_firs
     axes.tick_params(axis="y", labelleft=is_first)
     _draw_stack(axes, panel.timeline, scale)
     _draw_phases(axes, panel.timeline)
-    _draw_card(axes, panel, scale, is_alone)
-    _draw_peak(axes, panel.timeline, scale, is_alone)
+    _draw_card(axes, panel, scale)
+    axes.plot([panel.timeline.peak.x], [panel.timeline.peak.moment.total / scale], marker="v", markersize=8,
+              color="black", zorder=6, clip_on=False)  # fmt: skip
+    _write_over(axes, _peak_words(panel, is_alone), FONT, 5.0)
     if not is_alone:
-        good = panel.prediction.fits is not False
-        fits = {True: "fits", False: "does not fit", None: "fit unknown"}[panel.prediction.fits]
-        fits += ", tight" if panel.prediction.fits and panel.prediction.estimate.is_tight else ""
-        text = f"{panel.title}: {fits}"
-        size = min(HEADER_FONT, 0.97 * HEADER_FONT * axes.bbox.width / text_width(text, HEADER_FONT, True))
-        axes.set_title(text, loc="left", fontsize=size, weight="bold", pad=7, color=INK if good else FAILURE)
+        prediction = panel.prediction
+        fits = {True: "fits", False: "does not fit", None: "fit unknown"}[prediction.fits]
+        fits += ", tight" if prediction.fits and prediction.estimate.is_tight else ""
+        _title(axes, f"{panel.title}: {fits}", INK if prediction.fits is not False else FAILURE)
+
+
+def _title(axes: Axes, text: str, color: str) -> None:
+    size = _fitting(axes, text, HEADER_FONT, True)
+    axes.set_title(text, loc="left", fontsize=size, weight="bold", pad=22.0, color=color)
+
+
+def _write_over(axes: Axes, text: str, font: float, above: float) -> None:
+    """Write a line over a panel, so many points above it, where it covers nothing."""
+    axes.annotate(text, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points", ha="left",
+                  va="bottom", fontsize=_fitting(axes, text, font, False), color=INK)  # fmt: skip
+
+
+def _fitting(axes: Axes, text: str, font: float, bold: bool) -> float:
+    """Return the font's size, or the smaller one in which the text is as wide as the panel."""
+    return min(font, 0.97 * font * float(axes.bbox.width) / text_width(text, font, bold))
+
+
+def _peak_words(panel: Panel, is_alone: bool) -> str:
+    """Return how high the marked moment is and where, what is reserved, and why it does not fit where no line shows it.
+
+    A panel among several has no room for the operator, nor for the place where there is a reason to be told.
+    """
+    made, prediction = panel.timeline, panel.prediction
+    moment, reason = made.peak.moment, _hidden_reason(prediction)
+    where = f" in {made.peak_phase}" if moment.block is None else f" in {made.peak_phase}, block {moment.block}"
+    where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
+    told = f"\u25bc peak {format_gib(moment.total)}{where}"
+    if prediction.reserved_bytes is not None:
+        told += f"; reserved {format_gib(prediction.reserved_bytes)}"
+    return told + reason
+
+
+def _hidden_reason(prediction: Prediction) -> str:
+    """Return why a setup does not fit where the picture's lines do not show it, else an empty text."""
+    estimate, reading = prediction.estimate, prediction.estimate.allocator
+    if prediction.fits is not False:
+        return ""
+    if reading.out_of_memory is not None:
+        is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
+        return "" if is_seen else f"; its segments need {format_gib(prediction.needed_bytes)}"
+    if count := reading.num_alloc_retries:
+        return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
+    return "; host memory is too small"
 
 
 def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
@@ -193,52 +236,14 @@ def _draw_phases(axes: Axes, made: Timeline) -> None:
 _SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
 
 
-def _draw_card(axes: Axes, panel: Panel, scale: float, is_alone: bool) -> None:
+def _draw_card(axes: Axes, panel: Panel, scale: float) -> None:
     """Draw what a process can use of the card, and the peak that the caching allocator reserves."""
-    estimate = panel.prediction.estimate
-    if estimate.card_bytes is None or estimate.gpu is None:
+    card, reserved = panel.prediction.estimate.card_bytes, panel.prediction.reserved_bytes
+    if card is None:
         return
-    card, limit = estimate.card_bytes / scale, axes.get_ylim()[1]
-    on_left = panel.timeline.peak.x > 0.55  # where the peak's own words are not
-    words = f"{format_gib(estimate.card_bytes)} usable"
-    words = f"{estimate.gpu.name}: {words}" if is_alone else words
-    if card <= limit:
-        axes.axhline(card, color=FAILURE, linewidth=2.2, linestyle=(0, (7, 3)), zorder=5)
-        _say(axes, card, words, on_left, over=True, color=FAILURE, weight="bold")
-    else:
-        _say(axes, limit, f"{words}, far above", on_left, over=False, color=FAILURE, weight="bold")
-    if panel.prediction.reserved_bytes is None or panel.prediction.reserved_bytes / scale > limit:
-        return
-    reserved = panel.prediction.reserved_bytes / scale
-    is_close = abs(card - reserved) / limit * axes.bbox.height < 2 * LINE
-    axes.axhline(reserved, color=INK, linewidth=1.6, linestyle=(0, (1, 1.5)), zorder=4)
-    text = f"{'peak ' if is_alone else ''}reserved {format_gib(panel.prediction.reserved_bytes)}"
-    _say(axes, reserved, text, on_left, over=not is_close)
-
-
-def _draw_peak(axes: Axes, made: Timeline, scale: float, is_alone: bool) -> None:
-    """Point at the highest moment, and say how high, where and by which operator."""
-    moment = made.peak.moment
-    where = made.peak_phase if moment.block is None else f"{made.peak_phase}, block {moment.block}"
-    lines = [f"peak {format_gib(moment.total)}", where, moment.operator]
-    text = "\n".join(lines if is_alone else lines[:2])
-    y = moment.total / scale
-    room = max(text_width(line, FONT, True) for line in text.split("\n")) / axes.bbox.width
-    x = min(max(made.peak.x, room / 2 + 0.01), 1 - room / 2 - 0.01)
-    axes.plot([made.peak.x], [y], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
-    axes.annotate(text, (x, y), (0, 8), textcoords="offset points", ha="center", va="bottom", fontsize=FONT,
-                  linespacing=1.1, color=INK, zorder=7,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
-
-
-def _say(
-    axes: Axes, y: float, text: str, on_left: bool, *, over: bool, color: str = INK, weight: str = "normal"
-) -> None:
-    """Write at an end of a level line, over or under it."""
-    axes.annotate(text, (0.005 if on_left else 0.995, y), (0, 4 if over else -5), textcoords="offset points",
-                  ha="left" if on_left else "right", va="bottom" if over else "top", fontsize=FONT, color=color,
-                  weight=weight, zorder=6,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85})  # fmt: skip
+    for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
+        if num_bytes is not None and num_bytes / scale <= axes.get_ylim()[1]:
+            axes.axhline(num_bytes / scale, zorder=order, **style)
 
 
 def _legend(figure: Figure, panels: Sequence[Panel]) -> int:
@@ -247,17 +252,34 @@ def _legend(figure: Figure, panels: Sequence[Panel]) -> int:
 
     shown = [category for place, category in enumerate(CATEGORIES)
              if any(column.moment.live[place] for panel in panels for column in panel.timeline.columns)]  # fmt: skip
-    handles = [
+    handles: list[Artist] = [
         Patch(facecolor=STYLES[category][0], hatch=STYLES[category][1], edgecolor=INK, linewidth=0.8,
               label=category.value.replace("_", " "))
         for category in shown
     ]  # fmt: skip
-    needed = sum(text_width(category.value, FONT) + 75 for category in shown)
+    lines = _lines(panels)
+    needed = sum(text_width(str(handle.get_label()), FONT) + 75 for handle in (*handles, *lines))
     rows = 1 if needed <= WIDTH - 2 * EDGE else 2
+    handles += lines
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT),
-                  frameon=False, fontsize=FONT, ncols=-(-len(shown) // rows), columnspacing=1.2, labelspacing=0.25,
+                  frameon=False, fontsize=FONT, ncols=-(-len(handles) // rows), columnspacing=1.2, labelspacing=0.25,
                   handlelength=2.2, borderpad=0.3)  # fmt: skip
     return rows
+
+
+def _lines(panels: Sequence[Panel]) -> list[Artist]:
+    """Explain the level lines; the card's tells where it is, also where that is far above the picture."""
+    from matplotlib.lines import Line2D
+
+    prediction = panels[0].prediction
+    card, gpu = prediction.estimate.card_bytes, prediction.estimate.gpu
+    if card is None or gpu is None:
+        return []
+    far = "" if _highest(panels) >= NEAR * card else ", far above"
+    lines: list[Artist] = [Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)]
+    if any(panel.prediction.reserved_bytes is not None for panel in panels):
+        lines.append(Line2D([], [], label="peak reserved", **RESERVED))
+    return lines
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:

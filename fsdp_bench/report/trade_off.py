@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import hypot
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.axis import FONT, INK, LINE
@@ -12,6 +12,7 @@ from fsdp_bench.report.canvas import EDGE, HEIGHT, WIDTH, new_figure, text_width
 from fsdp_bench.report.prediction import Prediction
 from fsdp_bench.report.prediction_text import common_line, title, varying_fields
 from fsdp_bench.report.speed_text import rests_on
+from fsdp_bench.report.words import hardware_words
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 LEFT = 110.0
 MOST = 30
 """Setups that one picture shows legibly."""
+FAR = 3.0
+"""Times the card's memory, or what fits, beyond which a setup is an arrow at the right end."""
+CLOSE = 12.0
+"""Pixels within which two points are on the same place."""
 FRONTIER, FITS, NOT = "#0072B2", "#8CCBF0", "#A61C00"
 
 
@@ -45,19 +50,18 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def draw_trade_off(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw setups of one model on the same hardware.
+def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
+    """Return the picture of setups of one model on the same hardware.
 
     Raises:
         SpecError: where fewer than two setups have a known time.
-        OSError: when the file cannot be written.
     """
     if len(predictions) > MOST:
         raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
     points = points_of(predictions)
     if len(points) < 2:
         raise SpecError(f"trade-off: {len(points)} setups have a known time; two or more, such as --strategy all")
-    _figure(points, predictions).savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return _figure(points, predictions)
 
 
 def points_of(predictions: Sequence[Prediction]) -> list[Point]:
@@ -78,7 +82,7 @@ def _figure(points: Sequence[Point], predictions: Sequence[Prediction]) -> Figur
     question = first.question
     footer = wrap(
         [
-            f"{question.setup.world_size} x {question.gpu.name if question.gpu else 'CPU'}",
+            hardware_words(question.hardware, question.setup.world_size),
             common_line(question.setup, varying_fields([one.question for one in predictions])),
             "predicted for eager, rank 0",
             f"rates: {rests_on(first.speed, question.profile)}",
@@ -123,27 +127,54 @@ def _entry(index: int, point: Point) -> str:
     return f"{index}  {point.name}{unfit}"
 
 
-def _draw(axes: Axes, points: Sequence[Point], card_bytes: int | None, kind: str) -> None:
-    best = frontier(points)
-    axes.step([p.memory_gib for p in best], [p.tokens for p in best], where="post", color=FRONTIER, linewidth=2.2)
-    highest = max((point.memory_gib for point in points if point.fits is not False), default=0.0)
-    highest = max(highest, min(point.memory_gib for point in points))
-    edge = max(highest, (card_bytes or 0) / GIB) * 1.12
+def right_end(points: Sequence[Point], card_gib: float) -> float:
+    """Return the GiB at the right end of the axis: what fits, the card, and what is not far beyond both."""
+    fitting = [point.memory_gib for point in points if point.fits is not False]
+    near = FAR * max([card_gib, *(fitting or [min(point.memory_gib for point in points)])])
+    return 1.06 * max(card_gib, *(point.memory_gib for point in points if point.memory_gib <= near))
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point], edge: float) -> None:
+    """Draw every point with its number; points on the same place share a label."""
+    labels: dict[tuple[float, float, str], list[int]] = {}
     for index, point in enumerate(points, start=1):
         color = NOT if point.fits is False else FRONTIER if point in best else FITS
         beyond = point.memory_gib > edge
         x = edge * 0.985 if beyond else point.memory_gib
         axes.plot(x, point.tokens, marker=">" if beyond else "o", color=color, markersize=20, markeredgecolor="white")
-        axes.annotate(str(index), (x, point.tokens), fontsize=10, weight="bold", ha="center", va="center",
+        labels.setdefault(_place(axes, (x, point.tokens, color), labels), []).append(index)
+    for (x, y, color), numbers in labels.items():
+        text = ",".join(map(str, numbers))
+        axes.annotate(text, (x, y), fontsize=min(10.0, 26.0 / len(text)), weight="bold", ha="center", va="center",
                       color=INK if color == FITS else "white")  # fmt: skip
-    if card_bytes is not None and card_bytes / GIB < edge:
-        axes.axvline(card_bytes / GIB, color=NOT, linewidth=1.2, linestyle="--")
-        axes.annotate("usable on the card ", (card_bytes / GIB, 0.0), (-4, 8), xycoords=("data", "axes fraction"),
+
+
+def _place(
+    axes: Axes, place: tuple[float, float, str], taken: Iterable[tuple[float, float, str]]
+) -> tuple[float, float, str]:
+    """Return the place of a point of that colour, or the one that is taken already and so close that both are one."""
+    for other in taken:
+        (x, y), (ox, oy) = axes.transData.transform([place[:2], other[:2]])
+        if hypot(x - ox, y - oy) < CLOSE and other[2] == place[2]:
+            return other
+    return place
+
+
+def _draw(axes: Axes, points: Sequence[Point], card_bytes: int | None, kind: str) -> None:
+    best, card = frontier(points), (card_bytes or 0) / GIB
+    axes.step([p.memory_gib for p in best], [p.tokens for p in best], where="post", color=FRONTIER, linewidth=2.2)
+    edge = right_end(points, card)
+    if card:
+        axes.axvline(card, color=NOT, linewidth=1.2, linestyle="--", zorder=1)
+        axes.annotate("usable on the card ", (card, 0.0), (-4, 8), xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize=FONT, color=NOT, ha="right")  # fmt: skip
     axes.set_xlim(0, edge)
-    lowest = min(point.tokens for point in points)
-    axes.set_ylim(0 if lowest < 0.5 * max(p.tokens for p in points) else 0.9 * lowest, None)
-    axes.set_xlabel(f"predicted memory of one GPU ({kind}), GiB; arrows: further right", fontsize=12, labelpad=8)
+    lowest, highest = min(point.tokens for point in points), max(point.tokens for point in points)
+    foot = 0.0 if lowest < 0.5 * highest else 0.9 * lowest
+    axes.set_ylim(foot, highest + 0.08 * (highest - foot))
+    _draw_points(axes, points, best, edge)
+    arrows = "; arrows: further right" if any(point.memory_gib > edge for point in points) else ""
+    axes.set_xlabel(f"predicted memory of one GPU ({kind}), GiB{arrows}", fontsize=12, labelpad=8)
     axes.set_ylabel("predicted tokens/s per GPU", fontsize=12)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(labelsize=12, length=0)

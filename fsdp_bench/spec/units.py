@@ -71,7 +71,11 @@ def parse_count(value: str | int, field: str = "count") -> int:
 
 
 def format_gib(size_bytes: float) -> str:
-    """Print bytes as GiB with one decimal; below 1 GiB as MiB, so that small models do not all print ``0.1 GiB``."""
+    """Print bytes as GiB with one decimal; below 1 GiB as MiB, KiB or B, so that no size prints as 0.0."""
+    if abs(size_bytes) < KIB:
+        return f"{size_bytes:.0f} B"
+    if abs(size_bytes) < MIB:
+        return f"{size_bytes / KIB:.1f} KiB"
     if abs(size_bytes) < GIB:
         return f"{size_bytes / MIB:.1f} MiB"
     return f"{size_bytes / GIB:.1f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.sweep.machine import Machine
-from fsdp_bench.sweep.shapes import MODEL_KEYS, shape_of
+from fsdp_bench.sweep.shapes import MODEL_KEYS, is_share_of_card, shape_of
 from fsdp_bench.sweep.sweep_file import SweepFile, table
 from fsdp_bench.sweep.words import FIELD_ALIASES, check_keys, convert
 
@@ -75,6 +76,27 @@ def _cross(words: dict[str, Any], place: str) -> Iterator[Cell]:
         yield dict(zip(words, values, strict=True))
 
 
+def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
+    """Return the cells whose sizes are known here, and in words what the others need; all where there is a GPU.
+
+    Raises:
+        SpecError: naming the place.
+    """
+    found = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
+    needs = Counter(need for _, _, need in found if need)
+    return [(place, cell) for place, cell, need in found if not need], [f"{n} with {need}" for need, n in needs.items()]
+
+
+def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
+    """Return which sizes of a cell depend on the GPU that is not here, or None."""
+    if not file.lacks_gpu:
+        return None
+    is_share = is_share_of_card(cell.get("params")) and not file.card_is_limited
+    if cell.get("world_size") == "gpus":
+        return 'params in "% of card" and world_size = "gpus"' if is_share else 'world_size = "gpus"'
+    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_share else None
+
+
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
     """Turn a cell's words into a setup.
 
@@ -117,7 +139,7 @@ def excludes(file: SweepFile) -> list[Exclude]:
         matches: dict[str, list[Any]] = {}
         for key, value in _canonical(f"{place} ", words).items():
             values = value if isinstance(value, list) else [value]
-            matches[key] = [_parsed(place, key, word, file) for word in values]
+            matches[key] = [_parsed(place, key, word, file) for word in values if not _needs_gpu({key: word}, file)]
         found.append(Exclude(place, reason, matches))
     return found
 
@@ -145,7 +167,7 @@ def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: lis
     if reason is not None:
         return f"excluded: {reason}"
     shares_gpus = file.run.emulate or file.run.backend == "gloo"
-    if file.device == "cuda" and not shares_gpus and setup.world_size > len(file.machine.gpus):
+    if file.device == "cuda" and not file.lacks_gpu and not shares_gpus and setup.world_size > len(file.machine.gpus):
         has = len(file.machine.gpus)
         return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
     if file.device == "cpu" and file.run.memory_limit_bytes is not None and setup.compiles:

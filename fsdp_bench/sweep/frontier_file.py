@@ -24,8 +24,8 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
-from fsdp_bench.sweep.cells import Cell, Exclude, cells, excludes, setup_of, why_not
-from fsdp_bench.sweep.grid import check_positions, refuse_if_none_runs
+from fsdp_bench.sweep.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not
+from fsdp_bench.sweep.grid import check_positions, refuse_if_all_need_gpu, refuse_if_none_runs
 from fsdp_bench.sweep.shapes import shape_of
 from fsdp_bench.sweep.sweep_file import SweepFile, naming, one_of, table
 from fsdp_bench.sweep.trial import Trial, trial_id
@@ -90,6 +90,10 @@ class FrontierPlan:
     searches: tuple[Search, ...]
     source: str
     """The sweep file's text."""
+    needing_gpu: tuple[str, ...] = ()
+    """In words, further cells whose sizes depend on a GPU that is not here."""
+    lacks_gpu: bool = False
+    """Whether the card is not here, so that nothing is predicted for it."""
 
     def keep(self, searches: Sequence[Search]) -> FrontierPlan:
         """Return the plan with some of its searches."""
@@ -97,10 +101,11 @@ class FrontierPlan:
 
 
 def searches_of(file: SweepFile) -> FrontierPlan:
-    """Resolve a file's cells to searches.
+    """Resolve a file's cells to searches; where its GPU is not here, those whose sizes do not depend on it.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
+        MachineError: when all sizes depend on a GPU that is not here.
     """
     with naming(file.path):
         words = table(file.document, "frontier")
@@ -112,7 +117,9 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         for exclude in excluded:
             _refuse_own_key(word, exclude.place, exclude.matches)
         found: dict[str, Search] = {}
-        for place, cell in cells(file.document):
+        known, needing_gpu = resolvable(file)
+        refuse_if_all_need_gpu(file, "cell", known, needing_gpu)
+        for place, cell in known:
             _refuse_own_key(word, place, cell)
             try:
                 search = _search(word, cell, words, file, excluded)
@@ -128,6 +135,8 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         card_is_limited=file.card_is_limited,
         searches=tuple(found.values()),
         source=file.text,
+        needing_gpu=tuple(needing_gpu),
+        lacks_gpu=file.lacks_gpu,
     )
 
 
@@ -168,7 +177,8 @@ def _dial(word: str, cell: Cell, file: SweepFile) -> tuple[Dial, TrainSetup]:
 
 def card_of(file: SweepFile) -> Gpu | None:
     """Return the machine's GPU as the catalogue knows it, with the memory that it is limited to; None if unknown."""
-    gpu = gpu_by_product_name(file.machine.gpus[0].name) if file.device == "cuda" else None
+    gpus = file.machine.gpus if file.device == "cuda" else ()
+    gpu = gpu_by_product_name(gpus[0].name) if gpus else None
     limit = file.run.memory_limit_bytes
     if gpu is None or limit is None:
         return gpu

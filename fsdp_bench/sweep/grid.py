@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.cells import cells, excludes, setup_of, why_not
+from fsdp_bench.sweep.cells import Cell, excludes, resolvable, setup_of, why_not
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.shapes import shape_of
-from fsdp_bench.sweep.sweep_file import SweepFile, naming, read_file
+from fsdp_bench.sweep.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
 from fsdp_bench.sweep.trial import SweepPlan, Trial, trial_id
 
 
@@ -22,19 +22,22 @@ def read_sweep(path: Path, machine: Machine) -> SweepPlan:
         SweepFileError: one line: the file, the place in it, what is allowed.
         MachineError: when the file asks for a device that this machine lacks.
     """
-    return trials_of(read_file(path, machine))
+    return trials_of(require_gpu(read_file(path, machine)))
 
 
 def trials_of(file: SweepFile) -> SweepPlan:
-    """Resolve a file's cells to trials.
+    """Resolve a file's cells to trials; where its GPU is not here, those whose sizes do not depend on it.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
+        MachineError: when all sizes depend on a GPU that is not here.
     """
     with naming(file.path):
         excluded = excludes(file)
         trials: dict[str, Trial] = {}
-        for place, cell in cells(file.document):
+        known, needing_gpu = resolvable(file)
+        refuse_if_all_need_gpu(file, "trial", known, needing_gpu)
+        for place, cell in known:
             try:
                 setup = setup_of(cell, file.machine)
                 shape = shape_of(cell, file.models, file.machine)
@@ -51,7 +54,12 @@ def trials_of(file: SweepFile) -> SweepPlan:
             trials.setdefault(spec.id, Trial(spec=spec, skip_reason=why_not(shape, setup, file, excluded)))
         refuse_if_none_runs("trial", [trial.skip_reason for trial in trials.values()])
     return SweepPlan(
-        name=file.name, launcher=file.launcher, device=file.device, trials=tuple(trials.values()), source=file.text
+        name=file.name,
+        launcher=file.launcher,
+        device=file.device,
+        trials=tuple(trials.values()),
+        source=file.text,
+        needing_gpu=tuple(needing_gpu),
     )
 
 
@@ -66,6 +74,16 @@ def check_positions(shape: ModelShape, setup: TrainSetup) -> None:
             f"sequence_length: {setup.sequence_length} is longer than {shape.name}'s learned positions,"
             f" max_position_embeddings {shape.max_position_embeddings}"
         )
+
+
+def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Cell]], needing_gpu: list[str]) -> None:
+    """Refuse a sweep of which nothing is known without its GPU.
+
+    Raises:
+        MachineError: naming what depends on the GPU.
+    """
+    if needing_gpu and not known:
+        raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
 
 
 def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -15,6 +16,24 @@ from fsdp_bench.sweep.frontier_file import FrontierPlan, Search
 from fsdp_bench.sweep.trial import SweepPlan, Trial
 from fsdp_bench.sweep.words import FIELD_ALIASES
 
+FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
+"""What FIELD=VALUE may name."""
+
+
+def check_words(selections: tuple[str, ...], part: str | None) -> None:
+    """Refuse --only and --part that no sweep could mean, before the file's cells are looked at.
+
+    Raises:
+        SpecError: for a field or value that does not exist, and for anything that is no piece.
+    """
+    for selection in selections:
+        if "=" in selection:
+            _read(selection, FIELDS)
+        else:
+            _check_id(selection)
+    if part is not None:
+        _piece(part, None)
+
 
 def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
     """Keep the trials that match every selection: the beginning of an ID, or FIELD=VALUE of setup or model.
@@ -26,7 +45,7 @@ def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
         return plan
     trials = tuple(trial for trial in plan.trials if all(_matches(trial, selection) for selection in selections))
     if not trials:
-        raise SpecError(f"--only {' '.join(selections)}: no trial of this sweep matches; --list shows them")
+        raise SpecError(f"--only {' '.join(selections)}: no trial of this sweep matches{_more(plan)}")
     return msgspec.structs.replace(plan, trials=trials)
 
 
@@ -38,14 +57,19 @@ def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
     """
     if part is None:
         return plan
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
-    number, of = (int(found[1]), int(found[2])) if found else (1, 0)
-    if not 1 <= number <= of or of > len(plan.trials):
-        raise SpecError(
-            f"--part {part}: is not allowed; 1/{len(plan.trials)} at most, such as 2/4 for the second quarter"
-        )
+    number, of = _piece(part, len(plan.trials))
     cuts = [round(index * len(plan.trials) / of) for index in (number - 1, number)]
     return msgspec.structs.replace(plan, trials=plan.trials[cuts[0] : cuts[1]])
+
+
+def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
+    """Read K/N; of how many trials is not known yet where that is None."""
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= of or of > (num_trials or of):
+        most = "the number of trials" if num_trials is None else f"{num_trials}, the number of trials"
+        raise SpecError(f"--part: {part!r} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter")
+    return number, of
 
 
 def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> FrontierPlan:
@@ -56,8 +80,14 @@ def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> Frontier
     """
     kept = [search for search in plan.searches if all(_matches_search(search, word) for word in selections)]
     if not kept:
-        raise SpecError(f"--only {' '.join(selections)}: no cell of this sweep matches; --list shows them")
+        raise SpecError(f"--only {' '.join(selections)}: no cell of this sweep matches{_more(plan)}")
     return plan.keep(kept)
+
+
+def _more(plan: SweepPlan | FrontierPlan) -> str:
+    """Return what helps where nothing matches."""
+    unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
+    return f"; --list shows them{unknown}"
 
 
 def _matches_search(search: Search, selection: str) -> bool:
@@ -76,10 +106,14 @@ def _matches_search(search: Search, selection: str) -> bool:
 
 def _matches(trial: Trial, selection: str) -> bool:
     if "=" not in selection:
-        if not re.fullmatch(r"[0-9a-f]+", selection):
-            raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
+        _check_id(selection)
         return trial.spec.id.startswith(selection)
     return _has(_facts(trial.spec.model, trial.spec.setup), selection)
+
+
+def _check_id(selection: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]+", selection):
+        raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
 
 
 def _facts(model: ModelShape, setup: TrainSetup) -> dict[str, Any]:
@@ -87,11 +121,17 @@ def _facts(model: ModelShape, setup: TrainSetup) -> dict[str, Any]:
 
 
 def _has(facts: dict[str, Any], selection: str) -> bool:
+    field, wanted = _read(selection, facts)
+    return str(facts[field]).lower() == wanted.lower()
+
+
+def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
+    """Return the field and the value that FIELD=VALUE names."""
     field, _, wanted = selection.partition("=")
     field = FIELD_ALIASES.get(field, field)
-    if field not in facts:
-        raise SpecError(f"--only: unknown field {field!r}{nearest(field, facts)}")
-    return str(facts[field]).lower() == _canonical(field, wanted).lower()
+    if field not in fields:
+        raise SpecError(f"--only: unknown field {field!r}{nearest(field, fields)}")
+    return field, _canonical(field, wanted)
 
 
 def _canonical(field: str, wanted: str) -> str:

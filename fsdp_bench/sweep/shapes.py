@@ -66,6 +66,11 @@ def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machi
     return _ladder_shape(cell, Family(cell.get("family", "llama")), machine)
 
 
+def is_share_of_card(params: Any) -> bool:
+    """Whether ``params`` is a size like ``"25% of card"``."""
+    return _PERCENT_OF_CARD.match(str(params)) is not None
+
+
 def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> ModelShape:
     vocab_size, positions = cell.get("vocab_size"), None
     sequence_length = cell.get("sequence_length", 0)

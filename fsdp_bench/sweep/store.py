@@ -243,11 +243,8 @@ def read_records(folder: Path) -> list[TrialRecord]:
         ResultsError: when there is none, or one is broken.
         SpecError: when a newer fsdp-bench wrote one.
     """
-    paths = sorted(folder.glob("**/trials/*.json")) or sorted(folder.glob("*.json") if folder.name == "trials" else [])
-    if not paths:
-        raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
     records = []
-    for path in paths:
+    for path in _record_paths(folder):
         try:
             records.append(read_record(path.read_bytes(), path.name))
         except msgspec.DecodeError as error:
@@ -255,6 +252,23 @@ def read_records(folder: Path) -> list[TrialRecord]:
         except OSError as error:
             raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
     return sorted(records, key=lambda record: (record.sweep, record.started_at))
+
+
+def sweep_folders(folder: Path) -> list[Path]:
+    """Return the folders MACHINE/SWEEP of which a folder holds records: itself, or what is below it.
+
+    Raises:
+        ResultsError: when there is none.
+    """
+    return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
+
+
+def _record_paths(folder: Path) -> list[Path]:
+    folder = folder.absolute().parent if folder.absolute().name == "trials" else folder
+    paths = sorted(folder.glob("**/trials/*.json"))
+    if not paths:
+        raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
+    return paths
 
 
 def read_frontier_of(folder: Path) -> FrontierRecord | None:

@@ -24,13 +24,15 @@ from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.units import format_gib, parse_bytes
-from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.machine import GpuDevice, Machine
 from fsdp_bench.sweep.shapes import read_models
 from fsdp_bench.sweep.words import check_keys, convert
 
 _RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
 LAUNCHERS = ("fork", "torchrun", "resident")
 """A fork for every rank, torchrun for every trial, or one process for one trial of one rank after another."""
+
+NO_GPU = "this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES)"
 
 _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
 
@@ -51,6 +53,8 @@ class SweepFile:
     models: dict[str, ModelShape]
     card_is_limited: bool
     """Whether --gpu-memory made the card smaller than it is."""
+    lacks_gpu: bool = False
+    """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
 
     @property
     def has_frontier(self) -> bool:
@@ -67,10 +71,24 @@ def naming(path: Path) -> Iterator[None]:
         raise SweepFileError(f"{path}: {error}") from None
 
 
+def require_gpu(file: SweepFile) -> SweepFile:
+    """Return the file where this machine has what it asks for.
+
+    Raises:
+        MachineError: when it asks for a GPU and there is none.
+    """
+    if file.lacks_gpu:
+        raise MachineError(
+            f"[run] device: 'cuda' was asked for and {NO_GPU}; 'auto' would use the CPU, `fsdp-bench doctor` says what"
+            " is here"
+        )
+    return file
+
+
 def read_file(
     path: Path, machine: Machine, gpu_memory_bytes: int | None = None, emulate_world: int | None = None
 ) -> SweepFile:
-    """Read a sweep file and resolve its [run] for this machine.
+    """Read a sweep file and resolve its [run] for this machine; ``require_gpu`` refuses it where it cannot run.
 
     Args:
         path: the file.
@@ -80,7 +98,7 @@ def read_file(
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when the file asks for a device that this machine lacks, or --gpu-memory for a larger card.
+        MachineError: when --gpu-memory asks for a larger card.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -119,6 +137,7 @@ def _resolve(
     run = table(document, "run")
     check_keys("[run] ", run, _RUN_KEYS)
     name, device = _name(run, path.stem), _device(run, machine)
+    lacks_gpu = device == "cuda" and not machine.gpus
     plan = _run_plan(run, "frontier" in document, device)
     if gpu_memory_bytes is not None:
         machine = _limited(machine, device, gpu_memory_bytes)
@@ -135,6 +154,7 @@ def _resolve(
         run=plan,
         models=read_models(table(document, "models")),
         card_is_limited=gpu_memory_bytes is not None,
+        lacks_gpu=lacks_gpu,
     )
 
 
@@ -142,6 +162,9 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
     """Return the machine with smaller GPUs."""
     if device != "cuda":
         raise MachineError("--gpu-memory: this sweep runs on a CPU, whose budget is [run] memory_limit")
+    if not machine.gpus:
+        card = GpuDevice(index=0, name="a GPU that is not here", memory_bytes=gpu_memory_bytes)
+        return msgspec.structs.replace(machine, gpus=(card,))
     smallest = min(gpu.memory_bytes for gpu in machine.gpus)
     if gpu_memory_bytes > smallest:
         raise MachineError(
@@ -183,11 +206,6 @@ def _name(run: dict[str, Any], stem: str) -> str:
 
 def _device(run: dict[str, Any], machine: Machine) -> Device:
     wanted = one_of("[run] device", run.get("device", "auto"), ("auto", "cpu", "cuda"))
-    if wanted == "cuda" and not machine.gpus:
-        raise MachineError(
-            "[run] device: 'cuda' was asked for and this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES);"
-            " 'auto' would use the CPU, `fsdp-bench doctor` says what is here"
-        )
     return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
 
 

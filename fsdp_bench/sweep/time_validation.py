@@ -123,6 +123,8 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "compiled code; the prediction is for eager"
     if record.run.steps < LEAST_STEPS:
         return "one measured step, which tells no spread"
+    if profile is None and record.hardware == "cpu":
+        return "no datasheet tells a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
     if profile is not None and profile.device != ("cpu" if record.hardware == "cpu" else "cuda"):
         return f"the calibration is of {profile.machine}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +13,20 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.sweep.machine import Machine, torch_version
+
+_LABELLED = ("strategy", "api", "precision", "offload", "checkpointing", "world_size")
+_UNLABELLED = tuple(field for field in TrainSetup.__struct_fields__ if field not in _LABELLED)
+"""Fields that a trial's label leaves out."""
+
+_ALWAYS = ("micro_batch_size", "sequence_length")
+"""Fields that every label of a list names when they differ in it."""
+
+_NAMES = {
+    "micro_batch_size": "batch",
+    "sequence_length": "sequence",
+    "gradient_accumulation_steps": "accumulate",
+    "shard_size": "shard group",
+}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +38,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The trial in one short line."""
-        return label_of(self.spec.model, self.spec.setup)
+        return label_of(self.spec.model, self.spec.setup, is_emulated=self.spec.run.emulate)
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,25 +51,62 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they run."""
     source: str
     """The sweep file's text."""
+    needing_gpu: tuple[str, ...] = ()
+    """In words, further cells whose sizes depend on a GPU that is not here."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The trials' labels, each with the fields in which these trials differ."""
+        specs = [trial.spec for trial in self.trials]
+        return distinct_labels([(spec.model, spec.setup, spec.run.emulate) for spec in specs])
 
 
-def label_of(shape: ModelShape, setup: TrainSetup) -> str:
+def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False) -> str:
     """Return what is trained and how, in one short line."""
-    words = [shape.name, f"world {setup.world_size}", setup.strategy.value, setup.api.value]
+    world = f"world {setup.world_size}" + (" emulated" if is_emulated else "")
+    words = [shape.name, world, setup.strategy.value, setup.api.value]
     words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
     if setup.offload is Offload.PARAMS:
         words.append("offload")
     return " ".join(words)
 
 
+def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> list[str]:
+    """Return the labels of trials in one list, each with the fields in which the trials of this list differ.
+
+    Args:
+        cells: of each trial the model, the setup, and whether it is emulated.
+    """
+    setups = [setup for _, setup, _ in cells]
+    fields = [field for field in _UNLABELLED if len({getattr(setup, field) for setup in setups}) > 1]
+    named = {shape.name: shape for shape, _, _ in cells}
+    is_ambiguous = any(named[shape.name] != shape for shape, _, _ in cells)
+    labels = []
+    for shape, setup, is_emulated in cells:
+        words = [label_of(shape, setup, is_emulated=is_emulated), *_words(setup, fields)]
+        labels.append(" ".join([*words, f"({shape.describe()})"] if is_ambiguous else words))
+    return labels
+
+
+def _words(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
+    """Return those fields with their values: ``batch 4``, ``compile``; of what few change, only what was changed."""
+    default = TrainSetup()
+    shown = [field for field in fields if field in _ALWAYS or getattr(setup, field) != getattr(default, field)]
+    return [_word(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
+
+
+def _word(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
+
+
 def resolved_text(plan: SweepPlan, machine: Machine) -> str:
     """Return the sweep file's text with, as comments, what it was resolved to on a machine: sizes, IDs, order."""
     lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
     lines += [f"# {shape}" for shape in dict.fromkeys(trial.spec.model.describe() for trial in plan.trials)]
-    for trial in plan.trials:
-        lines.append(
-            f"# {trial.spec.id} {trial.label}" + (f"; skipped: {trial.skip_reason}" if trial.skip_reason else "")
-        )
+    for trial, label in zip(plan.trials, plan.labels, strict=True):
+        lines.append(f"# {trial.spec.id} {label}" + (f"; skipped: {trial.skip_reason}" if trial.skip_reason else ""))
     return "\n".join(lines) + "\n"
 
 

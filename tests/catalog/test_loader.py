@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fsdp_bench.catalog.loader import gpu, gpu_by_product_name, gpus
+from fsdp_bench.catalog.loader import gpu, gpu_by_product_name, gpus, model
 from fsdp_bench.spec.errors import SpecError
 
 
@@ -56,5 +56,9 @@ def test_a_volta_has_no_bf16_peak() -> None:
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         gpu("H100-SMX")
+    with pytest.raises(SpecError, match="'xyzzy' is not in the catalogue; `fsdp-bench servers` lists what is there"):
+        gpu("xyzzy")
+    with pytest.raises(SpecError, match="`fsdp-bench models` lists what is there"):
+        model("xyzzy")
     with pytest.raises(SpecError, match="dtype"):
         gpus()[0].peak_flops_per_second("int8")

@@ -94,7 +94,7 @@ def test_what_can_be_planned_is_what_the_modules_here_express() -> None:
 def test_what_cannot_be_planned_says_why_when_it_is_asked_for(name: str, reason: str) -> None:
     with pytest.raises(SpecError, match=re.escape(reason)) as caught:
         model(name).shape()
-    assert str(caught.value).startswith(f"model: {name} is known as data only: ")
+    assert str(caught.value).startswith(f"model: {name} can be listed, not predicted or trained: ")
 
 
 def test_names_are_read_in_any_case_and_as_on_hugging_face() -> None:

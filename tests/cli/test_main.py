@@ -40,6 +40,7 @@ def test_every_verb_explains_itself_without_torch(verb: str) -> None:
         (("sweep", "sweeps/quick.toml", "--only", "strategy=NOPE", "--list"), "'NOPE' is not allowed"),
         (("sweep", "sweeps/quick.toml", "--only", "api=fsdp1", "--only", "api=fsdp2", "--list"), "no trial"),
         (("sweep", "sweeps/quick.toml", "--retry", "ok"), "'ok' is not one of"),
+        (("sweep", "sweeps/quick.toml", "--emulate-world", "8k"), "'8k' is not allowed; a whole number, 1 to 4096"),
         (("report", "no-such-folder"), "no results here"),
         (("chart", "no-such-folder"), "no results here"),
     ],
@@ -51,6 +52,12 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[st
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("fsdp-bench: ")
     assert part in line
+
+
+def test_no_arguments_at_all_print_the_help() -> None:
+    done = run_command()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run_command("--help").stdout
 
 
 def test_doctor_tells_what_a_sweep_will_do() -> None:

@@ -164,7 +164,7 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
     [
         ("", "no model is named; --model NAME, --hf-config FILE or --params 7B"),
         ("--params 7B --model gpt2", "--model and --params each name a model; keep one"),
-        ("--model qwen3-8b", "Qwen3-8B is known as data only: Qwen 3 normalises"),
+        ("--model qwen3-8b", "Qwen3-8B can be listed, not predicted or trained: Qwen 3 normalises"),
         ("--model lama-3.1-8b", "did you mean 'Llama-3.1-8B'"),
         ("--model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
         ("--model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),
@@ -179,6 +179,11 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--params 7B --server p5.48xlarge --world-size 12", "world-size: 12 is not allowed; a multiple of the 8 GPUs"),
         ("--params 7B --server p5.48xlarge --gpus-per-node 9", "gpus-per-node: 9 is not allowed; p5.48xlarge has 8"),
         ("--params 7B --strategy nope", "strategy: 'nope' is not allowed; one of FULL_SHARD,"),
+        ("--params 7B --strategy zero-3", "(did you mean 'zero3'?)"),
+        ("--params 7B --strategy nope", "zero3, zero2, shard-grad, ddp, hsdp, hybrid-shard-zero2, 1, 2, 3, 4, 5"),
+        ("--params 7B --server nosuchthing", "is not in the catalogue; `fsdp-bench servers` lists what is there"),
+        ("--params 7B --min-num-params 1M", "min-num-params: only --wrap size has one"),
+        ("--params 7B --wrap block --min-num-params 1M", "min-num-params: only --wrap size has one"),
         ("--params 7B --strategy all", "strategy: 'all' is several values; one is allowed here"),
         ("--params 7B --strategy zero2,zero3", "strategy: 'zero2,zero3' is several values"),
         ("--params 7B --precision fp12", "precision: 'fp12' is not allowed"),
@@ -197,8 +202,22 @@ def test_what_is_not_allowed_or_cannot_run_is_one_line(arguments: str, part: str
 
 
 def test_numbers_are_checked_by_their_option() -> None:
-    with pytest.raises(click.BadParameter, match="0 is not in the range x>=1"):
-        parse("--batch", "0")
+    for option, word in (("batch", "0"), ("seq", "8k"), ("nodes", "two"), ("gpus-per-node", "-1")):
+        with pytest.raises(SpecError, match=f"{option}: '{word}' is not allowed; a whole number, 1 or more"):
+            parse(f"--{option}", word)
+
+
+def test_the_help_tells_the_setups_defaults() -> None:
+    @click.command(cls=SetupCommand)
+    @setup_options(defaults={"precision": "bf16-mixed"}, told={"batch": "as many as fit"})
+    def command(words: SetupWords) -> int:
+        return 0
+
+    text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split())
+    setup = TrainSetup()
+    for told in (f"Default: {setup.strategy.value}.", f"Default: {setup.sequence_length}.", "Default: adamw-foreach.",
+                 "Default: bf16-mixed.", "Default: as many as fit.", "size. Default: 100M."):  # fmt: skip
+        assert text.count(told) == 1, told
 
 
 LISTS = ("strategy", "precision", "offload", "checkpointing")

@@ -16,6 +16,7 @@ from fsdp_bench.report.bars import communication_bar, ended, exceeded_limit, mem
 from fsdp_bench.report.charts import draw_all, text_width
 from fsdp_bench.report.slides import MAX_BARS, Slide, slides
 from fsdp_bench.report.tables import print_table
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.record import (
@@ -29,6 +30,8 @@ from fsdp_bench.spec.record import (
     TrialRecord,
 )
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.store import machine_description, sweep_folders
+from tests.conftest import run_command
 
 MODEL = rung(Family.LLAMA, 10**9)
 GIB = 1024**3
@@ -386,3 +389,23 @@ def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_text("")
     drawn = draw_all([record()], tmp_path, "m")
     assert set(tmp_path.iterdir()) == {*drawn, tmp_path / "mine.png"}
+
+
+def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: Path) -> None:
+    """There the machine is described; several sweeps below are refused, whatever machine they are of."""
+    for machine in ("one", "two"):
+        trials = tmp_path / machine / "s" / "trials"
+        trials.mkdir(parents=True)
+        (trials / f"{record().id}.json").write_bytes(to_json(record()))
+    source = Path(__file__).parents[2] / "results" / "xeon-2-cores" / "quick" / "machine.json"
+    (tmp_path / "one" / "s" / "machine.json").write_bytes(source.read_bytes())
+    home = tmp_path / "one" / "s"
+    for above in (tmp_path / "one", home, home / "trials"):
+        assert sweep_folders(above) == [home]
+    assert "cores of" in machine_description(home)
+    drawn = run_command("chart", tmp_path / "one")
+    assert drawn.returncode == 0, drawn.stderr
+    assert (home / "peak-memory.png").exists()  # in the sweep's own folder
+    refused = run_command("chart", tmp_path)
+    assert refused.returncode == 2
+    assert f"holds several sweeps; name one: {home}, {tmp_path / 'two' / 's'}" in refused.stderr

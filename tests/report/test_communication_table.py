@@ -88,3 +88,14 @@ def test_the_same_is_printed_as_json(tmp_path: Path) -> None:
     assert trial["exposed_by_difference_seconds"] == 2.0
     gather = trial["collectives"][0]
     assert (gather["kind"], gather["bus_bandwidth_bytes_per_second"]) == ("all_gather", 2.25e9)
+
+
+def test_trials_are_told_apart_and_emulated_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    one = record(exposed=1.0, silent=3.1)
+    larger = replace(one, setup=replace(one.setup, micro_batch_size=8), device="emulated", emulated_on="cuda")
+    print_communication([one, larger], Console())
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "FULL_SHARD" in line)
+    assert f"batch {one.setup.micro_batch_size}" in first
+    assert "emulated" not in first
+    assert f"world {one.setup.world_size} emulated" in second
+    assert "batch 8" in second

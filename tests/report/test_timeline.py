@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from matplotlib.figure import Figure
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.predict.events import Category, Event, Kind
 from fsdp_bench.predict.step import BETWEEN_STEPS, Step
 from fsdp_bench.report import timeline as timeline_module
 from fsdp_bench.report import timeline_chart
+from fsdp_bench.report.canvas import write_figure
 from fsdp_bench.report.prediction import Prediction, Question, answer
 from fsdp_bench.report.timeline import CATEGORIES, phases, timeline
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
-from fsdp_bench.spec.units import GIB
+from fsdp_bench.spec.units import GIB, MIB
 
 TINY = ModelShape(
     name="tiny",
@@ -129,7 +132,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
     from matplotlib.image import imread
 
     path = tmp_path / "step.png"
-    timeline_chart.draw([answer(question())], [], path)
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
     pixels = imread(path)
     assert pixels.shape[:2] == (900, 1600)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
@@ -140,7 +143,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
 
 def test_a_picture_can_be_svg(tmp_path: Path) -> None:
     path = tmp_path / "step.svg"
-    timeline_chart.draw([answer(question())], [], path)
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
     assert "<svg" in path.read_text()[:1000]
     assert path.stat().st_size > 20_000
 
@@ -148,7 +151,7 @@ def test_a_picture_can_be_svg(tmp_path: Path) -> None:
 def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
     refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
-    figure = timeline_chart._figure(answers, [refused])
+    figure = timeline_chart.timeline_figure(answers, [refused])
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["FULL_SHARD: fits", "NO_SHARD: fits"]
     assert any("impossible: HYBRID_SHARD: " in text.get_text() for text in figure.texts)
@@ -156,25 +159,57 @@ def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
 
 def test_the_cards_limit_is_drawn_where_it_is() -> None:
     """tiny has 4 blocks of 655,872 parameters and 524,544 others: 16 bytes each in fp32 is 48 MiB under NO_SHARD."""
-    import msgspec
-
     small = msgspec.structs.replace(H100, usable_memory_bytes=128 * 1024**2)
     asked = Question(TINY, TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=8), small)
-    (axes,) = timeline_chart._figure([answer(asked)], []).axes
+    (axes,) = timeline_chart.timeline_figure([answer(asked)], []).axes
     assert any(list(line.get_ydata()) == [128.0, 128.0] for line in axes.lines)  # MiB
-    (axes,) = timeline_chart._figure([answer(question())], []).axes
-    assert any("far above" in text.get_text() for text in axes.texts)
+    (axes,) = timeline_chart.timeline_figure([answer(question())], []).axes
+    assert not any(list(line.get_ydata())[:1] == [80 * 1024.0] for line in axes.lines)
+    assert "H100-SXM: 79.2 GiB usable, far above" in legend_of(timeline_chart.timeline_figure([answer(question())], []))
     assert axes.get_ylim()[1] < 80 * GIB
 
 
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_words_stand_over_the_panels_and_none_covers_a_line() -> None:
+    """In the panel itself only the phases are written, under the axis."""
+    strategies = (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
+    figure = timeline_chart.timeline_figure([answer(question(strategy)) for strategy in strategies], [])
+    figure.canvas.draw()
+    for axes in figure.axes:
+        inside = axes.get_window_extent()
+        assert not any(inside.overlaps(text.get_window_extent()) for text in axes.texts if text.get_text())
+        (over,) = (text.get_text() for text in axes.texts if "peak" in text.get_text())
+        assert over.startswith("\u25bc peak ")
+        assert "; reserved " in over
+    assert "peak reserved" in legend_of(figure)
+
+
+def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> None:
+    """The most memory that is too little without retries, found by steps of 2 MiB, the allocator's own."""
+    strategies = (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD)
+    needed = answer(question(ShardingStrategy.NO_SHARD)).needed_bytes
+    for usable in range(needed - 2 * MIB, needed // 2, -2 * MIB):
+        card = msgspec.structs.replace(H100, usable_memory_bytes=usable)
+        asked = [Question(TINY, TrainSetup(strategy=strategy, world_size=8), card) for strategy in strategies]
+        reading = answer(asked[0]).estimate.allocator
+        if reading.num_alloc_retries and reading.out_of_memory is None:
+            break
+    axes, _ = timeline_chart.timeline_figure([answer(one) for one in asked], []).axes
+    assert axes.get_title(loc="left") == "NO_SHARD: does not fit"
+    assert any("allocation retr" in text.get_text() for text in axes.texts)
+
+
 def test_conditions_are_printed_on_the_picture() -> None:
-    told = " ".join(text.get_text() for text in timeline_chart._figure([answer(question())], []).texts)
+    told = " ".join(text.get_text() for text in timeline_chart.timeline_figure([answer(question())], []).texts)
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
         assert words in told
 
 
-def test_too_many_setups_are_refused(tmp_path: Path) -> None:
+def test_too_many_setups_are_refused() -> None:
     answers: list[Prediction] = [answer(question())] * 7
     with pytest.raises(SpecError, match="7 setups are too many"):
-        timeline_chart.draw(answers, [], tmp_path / "step.png")
+        timeline_chart.timeline_figure(answers, [])

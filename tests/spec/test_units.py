@@ -35,6 +35,10 @@ def test_counts_that_are_none_are_refused(text: object) -> None:
 def test_printing() -> None:
     assert format_gib(24 * 2**30) == "24.0 GiB"
     assert format_gib(3 * 2**19) == "1.5 MiB"
+    assert format_gib(2**20) == "1.0 MiB"
+    assert format_gib(3 * 2**9) == "1.5 KiB"
+    assert format_gib(-(2**19)) == "-512.0 KiB"
+    assert (format_gib(4), format_gib(0)) == ("4 B", "0 B")
     assert format_count(6_738_415_616) == "6.74B"
     assert format_count(999_999_999) == "1B"
     assert format_count(12) == "12"

@@ -1,0 +1,85 @@
+"""``fsdp-bench sweep FILE --list``: what would run, told apart, also on a machine without the GPU that it asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY_MODEL, run_command
+
+ON_A_GPU = "[run]\ndevice = 'cuda'\nemulate = true\n"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def lines_of(*words: object) -> list[str]:
+    done = run_command("sweep", *words, "--list")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("h200", "152 trials, 152 to run or recorded, 0 skipped"),  # 154 cells, of which two stand twice
+        ("throughput", "8 trials, 8 to run or recorded, 0 skipped"),
+        ("a10g-emulated", "14 cells, 14 to search, 0 of them found, 0 skipped"),
+    ],
+)
+def test_a_sweep_is_listed_without_its_gpu_and_no_two_lines_are_alike(name: str, last: str, tmp_path: Path) -> None:
+    *trials, end = lines_of(f"sweeps/{name}.toml", "--results", tmp_path)
+    assert end == last
+    told = [line.split("  ", 2)[-1] for line in trials]
+    assert len(set(told)) == len(told)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_depends_on_the_card_is_counted_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "mixed.toml"
+    file.write_text(
+        ON_A_GPU + "[grid]\nparams = ['10M', '40% of card']\nworld_size = [8, 'gpus']\n"
+        "[[exclude]]\nparams = '40% of card'\nreason = 'large'\n" + TINY_MODEL
+    )
+    trial, end, note = lines_of(file)
+    assert "world 8 emulated" in trial
+    assert end.startswith("1 trials")
+    assert note.startswith("not listed, because their sizes depend on the GPU, which is not here: ")
+    sizes = ('world_size = "gpus"', 'params in "% of card" (--gpu-memory SIZE', 'params in "% of card" and world_size')
+    for part in (f"1 with {size}" for size in sizes):
+        assert part in note
+    *trials, _, note = lines_of(file, "--gpu-memory", "24GiB")
+    assert len(trials) == 2
+    assert "--gpu-memory" not in note
+
+
+@pytest.mark.parametrize("name", ["gpu", "max-size-gpu"])
+def test_where_nothing_can_be_listed_that_is_an_error(name: str) -> None:
+    done = run_command("sweep", f"sweeps/{name}.toml", "--list")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert 'world_size = "gpus"; and this machine shows no GPU' in line
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("gpu", "--only", "stratgy=x"), "did you mean 'strategy'"),
+        (("gpu", "--only", "xyz"), "neither the beginning of an ID nor FIELD=VALUE"),
+        (("h200", "--only", "world_size=3"), "no trial of this sweep matches"),
+        (("gpu", "--part", "1/0"), "'1/0' is not allowed; K/N with 1 <= K <= N <= the number of trials"),
+        (("gpu", "--part", "half"), "'half' is not allowed; K/N with 1 <= K <= N"),
+        (("gpu", "--part", "5/4"), "'5/4' is not allowed; K/N with 1 <= K <= N"),
+        (("throughput", "--part", "1/9"), "'1/9' is not allowed; K/N with 1 <= K <= N <= 8, the number of trials"),
+        (("throughput",), "'cuda' was asked for and this machine shows no GPU"),
+        (("a10g-emulated",), "'cuda' was asked for and this machine shows no GPU"),
+    ],
+)
+def test_a_mistake_is_told_before_the_machine_is_looked_at(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
+    done = run_command("sweep", f"sweeps/{words[0]}.toml", *words[1:], "--results", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert part in line

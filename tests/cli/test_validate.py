@@ -1,0 +1,51 @@
+"""``fsdp-bench validate`` and ``report`` as processes: options that would be ignored are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_command
+
+RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
+CALIBRATION = RESULTS / "calibration.toml"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("published", "--cells", 3), "--cells means nothing with --against published; it goes with --against dry-run"),
+        (("published", "--seed", 3), "--seed means nothing"),
+        (("published", "--kernels", "cuda"), "--kernels means nothing"),
+        (("dry-run", "--calibration", CALIBRATION), "--calibration means nothing with --against dry-run"),
+        (("dry-run", "--page", "p.md"), "--page means nothing with --against dry-run; it goes with --against RESULTS"),
+        ((RESULTS, "--cells", 3), "--cells means nothing"),
+        ((RESULTS, "--seed", 1), "--seed means nothing"),
+        ((RESULTS, "--page", "x.html"), "a file that ends in .md"),
+        (("dryrun",), "--against: 'dryrun' is no folder of results (did you mean 'dry-run'?)"),
+        (("dry-run", "--cells", "x"), "cells: 'x' is not allowed; a whole number, 1 or more"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_in_one_line(words: tuple[object, ...], part: str) -> None:
+    done = run_command("validate", "--against", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert part in line
+
+
+def test_report_shows_matrix_rates_or_communication() -> None:
+    done = run_command("report", RESULTS / "quick", "--communication", "--calibration", CALIBRATION)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--calibration is about matrix products" in done.stderr
+
+
+def test_the_help_tells_the_defaults() -> None:
+    text = " ".join(run_command("validate", "--help").stdout.split())
+    for default in ("[default: 200", "[default: 1]", "[default: cpu]"):
+        assert default in text
+
+
+def test_without_a_calibration_the_line_on_time_says_what_to_give() -> None:
+    done = run_command("validate", "--against", RESULTS / "quick")
+    assert "time is not compared: no datasheet tells a CPU's rates; give --calibration FILE" in done.stdout
