@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.hardware import without_context
+from fsdp_bench.cli.hardware import sized, without_context
 from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_figure
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -38,6 +38,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
     type=click.Choice([build.value for build in Build]),
     help="Who builds the model in host memory before it is sharded.",
 )
+@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
 @calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw the step's memory; .svg too.")
@@ -53,6 +54,7 @@ def command(
     words: SetupWords,
     kernels: str,
     load: str,
+    gpu_memory: str | None,
     calibration: Path | None,
     expandable_segments: bool,
     chart: Path | None,
@@ -69,7 +71,10 @@ def command(
     setups, hardware = read_setups(words)
     model = read_model(words)
     profile = read_profile(calibration) if calibration else None
-    hardware = hardware and without_context(hardware, profile)
+    if gpu_memory is not None:
+        hardware = sized(hardware, gpu_memory, profile)
+    elif hardware is not None:
+        hardware = without_context(hardware, profile)
     questions = [
         Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile) for setup in setups
     ]

@@ -74,6 +74,18 @@ def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: 
     assert "less a CUDA context of 600.0 MiB on by hand" in " ".join(after.split())
 
 
+def test_a_cards_memory_can_be_said_where_nobody_documents_it() -> None:
+    """Of an A10 nobody documents what a process can use."""
+    words = ("--model", "gpt2", "--gpu", "A10", "--world-size", "2")
+    unknown, said = (run_command("predict", *words, *more) for more in ((), ("--gpu-memory", "22GiB")))
+    assert unknown.stdout.startswith("unknown whether it fits")
+    assert said.stdout.startswith("fits (predicted)")
+    assert "of 22.0 GiB usable" in said.stdout
+    small = run_command("predict", *words, "--gpu-memory", "1GiB")
+    assert (small.returncode, small.stdout[:13]) == (3, "does not fit ")
+    assert run_command("predict", *words, "--gpu-memory", "25GiB").returncode == 2
+
+
 def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibration: Path) -> None:
     """A context so large that it shows: 40 GiB of the 80."""
     text = calibration.read_text()
