@@ -59,13 +59,21 @@ def cli() -> None:
     """
 
 
+def _misused(error: click.UsageError) -> int:
+    """Say what is wrong with the words; nothing is where there are none, and the message is the help."""
+    if len(sys.argv) == 1:
+        print(error.format_message())
+        return 0
+    print(f"fsdp-bench: {error.format_message()}", file=sys.stderr)
+    return 2
+
+
 def main() -> NoReturn:
     """Run the command line and exit."""
     try:
         code = cli.main(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        code = 0
+    except click.UsageError as error:
+        code = _misused(error)
     except (FsdpBenchError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"fsdp-bench: {message}", file=sys.stderr)

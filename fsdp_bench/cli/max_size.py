@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.cli.hardware import sized
-from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
+from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, given_options, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -226,9 +226,8 @@ def _name(hardware: Cluster | Gpu) -> str:
 
 
 def _published(chart: Path | None, as_json: bool) -> int:
-    context = click.get_current_context()
     own = ("published", "chart", "as_json")
-    given = [name for name in context.params if name not in own and _is_given(context, name)]
+    given = [name for name in given_options() if name not in own]
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
     from fsdp_bench.report.published_sizes import (
@@ -245,7 +244,3 @@ def _published(chart: Path | None, as_json: bool) -> int:
         save_picture(lambda path: draw(published_picture(found), path), chart)
     sys.stdout.write(to_json(published_document(found)).decode() if as_json else published_text(found) + "\n")
     return 0
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
-from fsdp_bench.spec.codec import from_words, read_word
+from fsdp_bench.spec.codec import from_words
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.ladder import rung
@@ -145,7 +144,7 @@ def _values(name: str, text: str | None) -> list[str]:
     known = PRECISIONS if name == "precision" else tuple(member.value for member in _VOCABULARIES[name])
     if text is None or text.strip().lower() == "all":
         return list(known) if text else []
-    read = Precision.parse if name == "precision" else partial(read_word, _VOCABULARIES[name])
+    read = Precision.parse if name == "precision" else _VOCABULARIES[name]
     return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
 
 

@@ -77,13 +77,13 @@ def speed(
         kernels: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
         with_spans: keep when each action ran, for a picture.
-        is_silent: collectives end at once, as in a world without peers.
+        is_silent: rank 0 is alone, and its collectives end at once.
 
     Raises:
         SpecError: when the calibration is of another kind of device, and for models that cannot be predicted.
     """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    rates = rates_of(setup, hardware, kernels, profile)
+    rates = rates_of(setup, hardware, kernels, profile, is_silent)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
     if rates is not None and is_silent:
         rates = Silent(rates, setup)
@@ -93,8 +93,12 @@ def speed(
     return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source)
 
 
-def rates_of(setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, profile: Profile | None) -> Rates | None:
+def rates_of(
+    setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, profile: Profile | None, is_alone: bool = False
+) -> Rates | None:
     """Return what is known of the hardware's rates; None where that is nothing.
+
+    A rank that is alone shares the machine with none of its world.
 
     Raises:
         SpecError: when the calibration is of another kind of device.
@@ -105,7 +109,8 @@ def rates_of(setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, pr
         if profile.device != ("cuda" if kernels == "cuda" else "cpu"):
             other = "cpu" if profile.device == "cpu" else "cuda"
             raise SpecError(f"calibration: it is of {profile.machine}; --kernels {other} goes with it")
-        return Calibrated(profile, setup, cluster.gpus_per_node if cluster else setup.world_size)
+        together = cluster.gpus_per_node if cluster else setup.world_size
+        return Calibrated(profile, setup, 1 if is_alone else together)
     if gpu is None or kernels != "cuda":
         return None
     return datasheet(cluster, gpu, setup, groups_of(cluster, setup) if cluster else None)

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-W = TypeVar("W", bound=StrEnum)
 
 
 def _encode_other(value: object) -> object:
@@ -53,22 +52,6 @@ def from_builtins(value: object, kind: type[T]) -> T:
     return msgspec.convert(value, type=kind, dec_hook=_decode_other)
 
 
-def read_word(kind: type[W], word: str) -> W:
-    """Read a word of a closed vocabulary.
-
-    Raises:
-        SpecError: naming its words, its aliases and the nearest of both.
-    """
-    try:
-        return kind(word)
-    except SpecError:
-        aliases: dict[str, str] = getattr(kind, "aliases", dict)()
-        if not aliases:
-            raise
-        field: str = getattr(kind, "field")()  # noqa: B009
-        raise not_allowed(field, word, [*(member.value for member in kind), *aliases]) from None
-
-
 def from_words(fields: dict[str, Any], kind: type[S]) -> S:
     """Turn what a user wrote into a spec type.
 
@@ -80,7 +63,7 @@ def from_words(fields: dict[str, Any], kind: type[S]) -> S:
     read = dict(fields)
     for field in msgspec.structs.fields(kind):
         if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
-            read[field.name] = read_word(field.type, read[field.name])
+            read[field.name] = field.type(read[field.name])
     try:
         return from_builtins(read, kind)
     except msgspec.ValidationError as error:

@@ -31,7 +31,7 @@ class _Word(StrEnum):
         for member in cls:
             if member.value.lower().replace("_", "-") == target.lower().replace("_", "-"):
                 return member
-        raise not_allowed(cls.field(), value, [member.value for member in cls])
+        raise not_allowed(cls.field(), value, [*(member.value for member in cls), *cls.aliases()])
 
 
 class ShardingStrategy(_Word):

@@ -127,6 +127,8 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "no datasheet tells a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
     if profile is not None and profile.device != ("cpu" if record.hardware == "cpu" else "cuda"):
         return f"the calibration is of {profile.machine}"
+    if profile is not None and record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
+        return "one process alone had all cores, and the calibration is of several ranks that share them"
     return None
 
 

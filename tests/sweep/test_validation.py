@@ -12,6 +12,7 @@ from fsdp_bench.predict.estimate import predict_memory, read_allocator
 from fsdp_bench.predict.kernels import CPU_EMULATED, CUDA, kernels_on
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.profile import Profile, RankProfile
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, MemoryReading, Outcome, RankReport, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep.cross_check import agreements
@@ -165,6 +166,18 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
         refused = run_command("validate", "--against", against, "--page", place)
         assert refused.returncode == 2
         assert "--page" in refused.stderr
+
+
+def test_the_time_of_a_process_that_had_all_cores_is_not_compared_with_ranks_that_share_them() -> None:
+    """On a CPU a trial that was emulated ran alone; a calibration of one rank would be of its kind."""
+    record = record_of(None, "emulated", emulated_on="cpu", steps=2)
+    of_two = RankProfile(num_ranks=2, threads_per_rank=1, launch_seconds=0.0, hook_seconds={})
+    profile = Profile(
+        machine="by hand", device="cpu", device_name="", measured_on="2026-11-21", versions={}, ranks=(of_two,)
+    )
+    assert "ranks that share them" in (compare_time(record, profile).reason or "")
+    alone = msgspec.structs.replace(profile, ranks=(msgspec.structs.replace(of_two, num_ranks=1), of_two))
+    assert (compare_time(record, alone).reason or "").startswith("unknown: ")  # nothing was timed
 
 
 def timed(strategy: str, api: str, predicted: float, fastest: float, slowest: float, **more: float) -> TimeComparison:
