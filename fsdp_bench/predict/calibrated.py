@@ -15,7 +15,7 @@ from itertools import product
 
 from fsdp_bench.predict.rates import attention_flops
 from fsdp_bench.predict.timeline import Work
-from fsdp_bench.spec.profile import Profile, RankProfile
+from fsdp_bench.spec.profile import CASTING_CHUNK_CAT, Profile, RankProfile
 from fsdp_bench.spec.setup import TrainSetup
 
 Points = list[tuple[float, float]]
@@ -35,9 +35,10 @@ ALIKE = {
     "aten::slice_backward": "aten::clone",
     "fsdp::all_gather_copy_in": "aten::copy_",
     "fsdp::chunk_cat": "aten::cat",
+    CASTING_CHUNK_CAT: "aten::_to_copy",
     "fsdp::split_with_sizes_copy": "aten::copy_",
 }
-"""Operators that are not timed, and the one that reads and writes as they do."""
+"""Operators that a calibration did not time, and the one that reads and writes as they do."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Calibrated:
             return _divided(flops, self._attention.get((work.is_backward, dtype)), (length, head_dim))
         if work.name.startswith("optimizer "):
             return self._update(work.name.removeprefix("optimizer "), work.dims)
-        name = ALIKE.get(work.name, work.name)
-        return _between(self._operators.get((name, dtype)), work.num_bytes)
+        own = self._operators.get((work.name, dtype))
+        return _between(own or self._operators.get((ALIKE.get(work.name, ""), dtype)), work.num_bytes)
 
     def send(self, work: Work) -> float | None:
         """Seconds of a collective, in a group of a size that was measured."""

@@ -77,7 +77,7 @@ class Ddp:
         """
         if not self.reduces_gradients:
             return
-        self._run("aten::mul_out", 2 * numel * self.sizes.store)  # mark_variable_ready_dense: divides into the bucket
+        self._run("aten::mul_out", 2 * numel)  # mark_variable_ready_dense: divides into the bucket
         self._waiting_numel += numel
         self._seen_numel += numel
         is_last = self._seen_numel == self.num_parameters
@@ -85,16 +85,20 @@ class Ddp:
             num_bytes = self._waiting_numel * self.sizes.reduce
             if self.sizes.casts_back:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
-                self._run("aten::_to_copy", self._waiting_numel * (self.sizes.store + self.sizes.reduce))
+                sizes = self.sizes
+                self.op.tape.timeline.run(
+                    "aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), itemsize=sizes.store
+                )
             self.op.tape.send("all_reduce", "world", num_bytes, starts=True)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
         if is_last:
             self.op.tape.timeline.finish()
-            self._run("aten::copy_", 2 * self._seen_numel * self.sizes.store)  # finalize_bucket_dense
+            self._run("aten::copy_", 2 * self._seen_numel)  # finalize_bucket_dense
             self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
 
-    def _run(self, name: str, num_bytes: int) -> None:
-        self.op.tape.timeline.run(name, num_bytes)
+    def _run(self, name: str, numel: int) -> None:
+        """Issue an operator that reads and writes so many stored elements in all."""
+        self.op.tape.timeline.run(name, numel * self.sizes.store, itemsize=self.sizes.store)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """torch.autocast around the model's forward."""

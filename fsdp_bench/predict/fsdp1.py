@@ -132,7 +132,7 @@ class FlatParamHandle:
             if wrapper.offload:
                 tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
                 wrapper.copy("to_device", numel * sizes.store, stream)
-            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream)
+            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream, sizes.store)
             if wrapper.is_sharded:
                 wrapper.record_stream(shard, Stream.ALL_GATHER)
             return shard
@@ -202,7 +202,7 @@ class FlatParamHandle:
         def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
             zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
             flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
-            tape.timeline.run("aten::cat", 2 * numel * itemsize)
+            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize=itemsize)
             del zeros
             return [flat]
 
@@ -214,7 +214,7 @@ class FlatParamHandle:
         if self.grad is None:
             self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
         else:
-            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize)
+            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize, itemsize=gradient.itemsize)
         # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
@@ -262,7 +262,9 @@ class FlatParamHandle:
             stays = not wrapper.is_sharded and not self.sizes.casts_back
             category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
             self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)", category)
-            self._run("aten::_to_copy", self.layout.numel * (self.sizes.compute + self.sizes.reduce))
+            self._run(
+                "aten::_to_copy", self.layout.numel * (self.sizes.compute + self.sizes.reduce), self.sizes.compute
+            )
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
@@ -272,23 +274,24 @@ class FlatParamHandle:
             if self.sizes.casts_back:
                 numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
                 self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
-                self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store))
+                self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce)
             self.grad_dtype = precision.store
             wrapper.offload_gradient(self.layout.numel, Stream.REDUCE_SCATTER)
         del computed
 
-    def _run(self, name: str, num_bytes: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
-        self.tape.timeline.run(name, num_bytes, stream)
+    def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
+        """Issue an operator that reads elements of such a size."""
+        self.tape.timeline.run(name, num_bytes, stream, itemsize)
 
     def _divide(self, numel: int) -> None:
         """_div_if_needed: gradients are divided in two parts, before and after they are added up."""
         if self.wrapper.setup.world_size > 1:
-            self._run("aten::div_", 2 * numel * self.sizes.reduce)
+            self._run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce)
 
     def _divide_after(self, numel: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
         """The second part, which is one for two ranks (DefaultState._get_gradient_predivide_factor)."""
         if self.wrapper.setup.world_size > 2:
-            self._run("aten::div_", 2 * numel * self.sizes.reduce, stream)
+            self._run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
 
     def _use_unsharded_grad_views(self) -> None:
         """Under no_sync each parameter shows its part of the unsharded gradient.
@@ -316,7 +319,7 @@ class FlatParamHandle:
         padded = None
         if self.padded_numel != self.layout.numel:
             padded = self._reduction(self.padded_numel, self.sizes.reduce, "aten::constant_pad_nd")
-            self._run("aten::constant_pad_nd", 2 * self.padded_numel * self.sizes.reduce)
+            self._run("aten::constant_pad_nd", 2 * self.padded_numel * self.sizes.reduce, self.sizes.reduce)
         self._divide(self.padded_numel)
         kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
@@ -334,12 +337,12 @@ class FlatParamHandle:
         if self.sizes.casts_back:
             low_precision = shard
             shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype", kept)
-            self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), stream)
+            self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce, stream)
         del low_precision
         if self.saved_grad_shard is None:
             self.saved_grad_shard = shard
         else:
-            self._run("aten::add_", 3 * numel * self.sizes.store, stream)
+            self._run("aten::add_", 3 * numel * self.sizes.store, self.sizes.store, stream)
         self.wrapper.offload_gradient(numel, stream)
         del shard, padded, unsharded
 

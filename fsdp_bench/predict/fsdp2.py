@@ -16,6 +16,7 @@ from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Node, Storage, Tape, Tensor
 from fsdp_bench.predict.transformer import Module, Weight, fill
+from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
 from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
 
 
@@ -79,9 +80,10 @@ class ParamGroup:
             inputs += self._inputs_from_host(copy_in)
         elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
             inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
-            tape.timeline.run("aten::_foreach_copy_", self.shard_numel * (sizes.store + sizes.compute), copy_in)
+            num_bytes = self.shard_numel * (sizes.store + sizes.compute)
+            tape.timeline.run("aten::_foreach_copy_", num_bytes, copy_in, sizes.store)
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
-        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, copy_in)
+        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, copy_in, sizes.compute)
         tape.timeline.wait(Stream.ALL_GATHER, copy_in)
         tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
         tape.timeline.record(Stream.ALL_GATHER, "all_gather")
@@ -98,7 +100,8 @@ class ParamGroup:
                 self.tape.timeline.copy("to_device", numel * self.sizes.store, stream)
             if self.sizes.casts:
                 moved = self._unsharded_storage(numel * self.sizes.compute, stream)
-                self.tape.timeline.run("aten::_to_copy", numel * (self.sizes.store + self.sizes.compute), stream)
+                sizes = self.sizes
+                self.tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream, sizes.store)
             if moved is not None:
                 inputs.append(moved)
         return inputs
@@ -120,7 +123,7 @@ class ParamGroup:
             timeline.wait_event(Stream.COMPUTE, "all_gather")
             if timeline.is_on:
                 gathered = sum(param.gathered_bytes for param in self.params)
-                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered)
+                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered, itemsize=self.sizes.compute)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
@@ -144,8 +147,8 @@ class ParamGroup:
             timeline.copy("to_device", numel * sizes.store, Stream.COMPUTE)
         if sizes.casts:
             moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
-            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute))
-        timeline.run("aten::copy_", 2 * numel * sizes.compute)
+            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), itemsize=sizes.store)
+        timeline.run("aten::copy_", 2 * numel * sizes.compute, itemsize=sizes.compute)
         return moved
 
     def reshard(self) -> None:
@@ -257,7 +260,8 @@ class ParamGroup:
                 param.accumulated_grad = self.tape.tensor(
                     gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
                 )
-                self.tape.timeline.run("aten::_to_copy", gradient.numel * (sizes.compute + sizes.reduce))
+                num_bytes = gradient.numel * (sizes.compute + sizes.reduce)
+                self.tape.timeline.run("aten::_to_copy", num_bytes, itemsize=sizes.compute)
             del gradient
 
     def _reduce(self, gradients: list[Tensor]) -> None:
@@ -270,8 +274,9 @@ class ParamGroup:
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
         timeline = tape.timeline
         if timeline.is_on:
-            read = sum(gradient.itemsize * gradient.numel for gradient in gradients)
-            timeline.run("fsdp::chunk_cat", read + numel * sizes.reduce)
+            read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
+            name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
+            timeline.run(name, read + numel * sizes.reduce, itemsize=itemsize)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
         timeline.wait(stream, Stream.COMPUTE)
@@ -283,7 +288,7 @@ class ParamGroup:
             wrapper.divide(numel, stream)
             tape.send("reduce_scatter", "shard", numel * sizes.reduce, stream)
         else:
-            timeline.run("aten::copy_", 2 * numel * sizes.reduce, stream)
+            timeline.run("aten::copy_", 2 * numel * sizes.reduce, stream, sizes.reduce)
         timeline.record(stream, "reduce_scatter")
         after = stream
         if wrapper.all_reduces:
@@ -296,13 +301,13 @@ class ParamGroup:
             self.all_reduce_state = output
         if sizes.casts_back:
             output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
-            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), after)
+            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), after, sizes.reduce)
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             timeline.copy("to_host", self.shard_numel * sizes.store, after)
         elif self.gradient is None:
             self.gradient = output
         else:
-            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, after)
+            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, after, sizes.store)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
@@ -398,7 +403,7 @@ class Fsdp2:
     def divide(self, numel: int, stream: Stream) -> None:
         """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
         if self.copies_messages or self.setup.precision.reduce == "fp16":
-            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, stream)
+            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, stream, self.sizes.reduce)
 
     def forget_all_gather(self) -> None:
         """FSDPState._post_forward of the root: free the last all-gather's output."""

@@ -28,6 +28,11 @@ small that a core's caches would keep the host's code, as they do not in trainin
 PROBE_SEQUENCE = 128
 
 
+CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
+"""fully_shard's copy of gradients into one buffer, where they are reduced in another dtype than they have; on a CPU it
+takes several times as long as the copy alone, or as a cast."""
+
+
 class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
 

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdp_bench.spec.profile import AttentionTime, CopyTime, MatmulTime, OperatorTime, OptimizerTime
+from fsdp_bench.spec.profile import (
+    CASTING_CHUNK_CAT,
+    AttentionTime,
+    CopyTime,
+    MatmulTime,
+    OperatorTime,
+    OptimizerTime,
+)
 from fsdp_bench.spec.setup import OptimizerKind
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.optimizer import build_optimizer
@@ -21,6 +28,8 @@ LARGEST_FLOPS = {"cpu": 9e9, "cuda": 1.2e12}
 LENGTHS = {"cpu": (128, 512), "cuda": (512, 2048, 8192)}
 HEAD_DIMS = (64, 128)
 NUMELS = {"cpu": (2**8, 2**15, 2**18, 2**21), "cuda": (2**10, 2**20, 2**24, 2**27)}
+PARAMETERS = 4
+"""Of what fully_shard copies together."""
 ROW = 256
 """Columns of what is summed, normalised or looked up."""
 COPIES = (2**16, 2**22, 2**27)
@@ -148,6 +157,9 @@ def _operators(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[floa
         "aten::neg": (2, lambda x, y: -x),
         "aten::pow": (2, lambda x, y: x.pow(2)),
         "aten::cat": (2, lambda x, y: torch.cat([x[: len(x) // 2], x[len(x) // 2 :]])),
+        "fsdp::chunk_cat": (2, lambda x, y: _chunk_cat(x, dtype)),
+        CASTING_CHUNK_CAT: (cast, lambda x, y: _chunk_cat(x, other)),
+        "fsdp::split_with_sizes_copy": (2, _split_with_sizes_copy),
         "aten::clone": (2, lambda x, y: x.clone()),
         "aten::copy_": (2, lambda x, y: y.copy_(x)),
         "aten::_to_copy": (cast, lambda x, y: x.to(other)),
@@ -173,6 +185,25 @@ def _operators(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[floa
     if device.type == "cuda":
         found["aten::_fused_rms_norm"] = (2, lambda x, y: F.rms_norm(x.view(-1, ROW), [ROW], weight))
     return found
+
+
+def _chunk_cat(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copy gradients into one buffer of two ranks' parts, as foreach_reduce_scatter_copy_in does (fully_shard)."""
+    out = torch.empty(2, x.numel() // 2, device=x.device, dtype=dtype)
+    torch._chunk_cat(_matrices(x), 0, 2, out=out)
+    return out
+
+
+def _split_with_sizes_copy(x: Tensor, y: Tensor) -> None:
+    """Copy what two ranks sent into parameters of their own (foreach_all_gather_copy_out)."""
+    parts = [part.view(2, -1) for part in _matrices(y)]
+    torch.split_with_sizes_copy(x.view(2, -1), [part.shape[1] for part in parts], dim=1, out=parts)
+
+
+def _matrices(x: Tensor) -> list[Tensor]:
+    """Cut it like a block, into matrices of an even number of rows."""
+    parts = x.chunk(PARAMETERS)
+    return [part.view(-1, min(ROW, len(part) // 2)) for part in parts]
 
 
 def _indices(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fsdp_bench.predict.timeline import Work
 from fsdp_bench.predict.timing import issued, replay
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
+    CASTING_CHUNK_CAT,
     PROBE,
     PROBE_SEQUENCE,
     AttentionTime,
@@ -137,6 +138,42 @@ def test_between_two_sizes_a_time_is_on_the_line_between_them() -> None:
 
 def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
     assert RATES.run(Work("fsdp::split_with_sizes_copy", 2**20)) == RATES.run(Work("aten::copy_", 2**20))
+
+
+def test_what_casts_on_its_way_is_timed_as_such() -> None:
+    """bf16 to fp32 takes what that takes, not what fp32 to bf16 does; gradients that are cast have an own row."""
+    rows = (
+        OperatorTime(operator="aten::_to_copy", dtype="bf16", num_bytes=2**20, seconds=4e-3),
+        OperatorTime(operator="aten::_to_copy", dtype="fp32", num_bytes=2**20, seconds=1e-3),
+        OperatorTime(operator="fsdp::chunk_cat", dtype="bf16", num_bytes=2**20, seconds=2e-3),
+        OperatorTime(operator=CASTING_CHUNK_CAT, dtype="bf16", num_bytes=2**20, seconds=8e-3),
+    )
+    rates = Calibrated(profile(operator=rows), SETUP, 2)
+    for name, itemsize, seconds in (
+        ("aten::_to_copy", 2, 4e-3),
+        ("aten::_to_copy", 4, 1e-3),
+        ("fsdp::chunk_cat", 2, 2e-3),
+        (CASTING_CHUNK_CAT, 2, 8e-3),
+    ):
+        assert rates.run(Work(name, 2**20, itemsize=itemsize)) == pytest.approx(seconds)
+    older = Calibrated(profile(operator=rows[:2]), SETUP, 2)  # without such a row it is taken as a cast
+    assert older.run(Work(CASTING_CHUNK_CAT, 2**20, itemsize=2)) == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize(("precision", "itemsize"), [("bf16-mixed", 2), ("fp32", 4), ("bf16-true", 2)])
+def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, precision: str, itemsize: int) -> None:
+    """Under bf16-mixed both wrappers cast gradients from bf16 and reduce them in fp32; otherwise neither does."""
+    setup = TrainSetup(world_size=2, api=api, precision=Precision.parse(precision), sequence_length=128)
+    works = {action.work for action in issued(PROBE, setup, CPU_GLOO) if action.work is not None}
+    largest = max(action.num_bytes for action in works if action.name == "reduce_scatter")
+    casts = precision == "bf16-mixed"
+    if api is Api.FSDP2:
+        (copied,) = {(w.name, w.itemsize) for w in works if w.name.startswith("fsdp::chunk_cat")}
+        assert copied == (CASTING_CHUNK_CAT if casts else "fsdp::chunk_cat", itemsize)
+    else:
+        found = {w.itemsize for w in works if w.name == "aten::_to_copy" and w.num_bytes == largest // 4 * 6}
+        assert found == ({2} if casts else set())
 
 
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
