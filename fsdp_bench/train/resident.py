@@ -43,8 +43,8 @@ class Resident:
 
     def begin(self, command: dict[str, Any]) -> int:
         """Give it a trial; return its number, which is its process group's as well."""
-        if self._pid is not None and os.waitpid(self._pid, os.WNOHANG) != (0, 0):
-            self._pid = None  # somebody ended it between two trials
+        if self._pid is not None and _has_ended(self._pid):
+            self._pid = None  # by somebody, between two trials
         if self._pid is None:
             self._fork()
         assert self._pid is not None
@@ -88,6 +88,17 @@ class Resident:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # both sides set it, so that neither has to wait for the other
         self._pid, self._commands, self._answers = pid, os.fdopen(to_child, "w"), os.fdopen(from_child)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, or is about to: a killed one cannot be waited for before all of its threads are gone."""
+    if os.waitpid(pid, os.WNOHANG) != (0, 0):
+        return True
+    with contextlib.suppress(OSError):  # where there is no /proc
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            os.waitpid(pid, 0)
+            return True
+    return False
 
 
 def _serve(commands: TextIO, answers: TextIO, run: Run) -> NoReturn:
