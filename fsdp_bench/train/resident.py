@@ -91,7 +91,7 @@ class Resident:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, or is about to: a killed one cannot be waited for before all of its threads are gone."""
+    """Whether a child has ended, or is about to: a killed one can be waited for when all of its threads are gone."""
     if os.waitpid(pid, os.WNOHANG) != (0, 0):
         return True
     with contextlib.suppress(OSError):  # where there is no /proc
