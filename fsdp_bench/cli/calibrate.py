@@ -9,7 +9,7 @@ import click
 
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import Profile, write_profile
+from fsdp_bench.spec.profile import Profile, RankProfile, write_profile
 
 
 @click.command("calibrate")
@@ -58,7 +58,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
 
 
 def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
-    allowed = f"numbers from 2 to {num_gpus or 64} with commas between them"
+    allowed = f"numbers from 1 to {num_gpus or 64} with commas between them"
     try:
         counts = tuple(int(word) for word in words.split(","))
     except ValueError:
@@ -82,4 +82,11 @@ def _summary(profile: Profile, path: Path) -> str:
             f" {'no collectives' if bus is None else f'{bus:.2f} GB/s bus bandwidth'},"
             f" {one.launch_seconds * 1e6:.0f} us an operator"
         )
+        lines += [f"  lost in the noise, and 0 in the file: {name}; measure again" for name in lost_in_noise(one)]
     return "\n".join(lines)
+
+
+def lost_in_noise(ranks: RankProfile) -> list[str]:
+    """Return what the host takes and what came out as nothing: the probe took less than its operators alone."""
+    hooks = [f"the host's time for a hook of {api}" for api, seconds in ranks.hook_seconds.items() if seconds == 0]
+    return [*(["the host's time for an operator"] if ranks.launch_seconds == 0 else []), *hooks]
