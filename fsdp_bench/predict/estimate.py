@@ -76,6 +76,11 @@ class Estimate:
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
+    def room_bytes(self) -> int | None:
+        """What torch's allocator can have of the card beside the least that NCCL takes; None when it is not known."""
+        return allocator_room(self.gpu, self.communicators)
+
+    @property
     def has_flash_attention(self) -> bool:
         """Whether the card runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
         return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"

@@ -125,7 +125,7 @@ def _shortage(prediction: Prediction, usable: str) -> str:
     where = _place(full.phase, full.unit if full.unit >= 0 else None)
     runs_out = f"it runs out in {where} at {full.label}"
     needed = format_gib(prediction.needed_bytes)
-    if memory.peak_allocated_bytes <= (prediction.estimate.card_bytes or 0):
+    if memory.peak_allocated_bytes <= (prediction.estimate.room_bytes or 0):
         return f"{usable} would hold the peak of {peak}, but the allocator's segments need {needed}; {runs_out}"
     return (
         f"{needed} reserved, {peak} of them allocated, of {usable}, mostly {spaced(dominant(prediction))}; {runs_out}"

@@ -107,7 +107,7 @@ def _settings(prediction: Prediction) -> Iterator[Change]:
     question, estimate = prediction.question, prediction.estimate
     if question.build is not Build.META:
         yield Change({"--load": "meta"}, replace(question, build=Build.META))
-    under = estimate.memory.peak_allocated_bytes < (estimate.card_bytes or 0)
+    under = estimate.memory.peak_allocated_bytes < (estimate.room_bytes or 0)
     full = estimate.allocator.out_of_memory is not None or estimate.allocator.num_alloc_retries > 0
     if under and full and not question.expandable_segments:
         yield Change({"--expandable-segments": ""}, replace(question, expandable_segments=True))

@@ -115,3 +115,14 @@ def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibr
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 4
     assert both["server"]["gpu_memory_bytes"] == 20 * GIB
+
+
+def test_a_card_holds_the_peak_only_beside_the_least_that_nccl_takes() -> None:
+    """A card 100 MiB larger than the peak of live bytes, on a server on which NCCL takes at least 400 MiB."""
+    memory = answer("--server", "p5.48xlarge")["memory"]
+    assert memory["communicators_bytes"]["low"] > 400 * MIB
+    words = ("predict", *SETTING, "--server", "p5.48xlarge", "--gpu-memory")
+    between, above = (run_command(*words, f"{memory['peak_allocated_bytes'] + more * MIB}B") for more in (100, 600))
+    assert (between.returncode, above.returncode) == (3, 3)
+    assert "would hold the peak" not in between.stdout
+    assert "would hold the peak" in above.stdout
