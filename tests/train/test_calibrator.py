@@ -59,5 +59,5 @@ def test_the_command_writes_a_file_that_predict_reads(tmp_path: Path) -> None:
 def test_ranks_that_are_no_numbers_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
     done = run_command("calibrate", *words, "--out", tmp_path / "here.toml")
     assert done.returncode == 2
-    assert "numbers from 2 to" in done.stderr
+    assert "numbers from 1 to" in done.stderr
     assert not list(tmp_path.iterdir())
