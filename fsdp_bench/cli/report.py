@@ -44,14 +44,17 @@ def command(results: Path, communication: bool, calibration: Path | None, as_jso
 
 
 def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) -> None:
-    rates = matrix_rates(records, profile) if profile else []
+    rates = [] if profile is None else matrix_rates(records, profile)
     if as_json:
-        rows = [flat_row(record) for record in records]
-        sys.stdout.write(to_json({"source": "measured", "trials": rows, "matrix_rates": to_builtins(rates)}).decode())
+        document: dict[str, object] = {"source": "measured", "trials": [flat_row(record) for record in records]}
+        if profile is not None:
+            document["matrix_rates"] = [{**to_builtins(rate), "share": rate.share} for rate in rates]
+        sys.stdout.write(to_json(document).decode())
         return
     print_table(records, Console())
     if profile is not None:
-        print(*(matrix_rate_line(rate, profile) for rate in rates), sep="\n")
+        for rate in rates:
+            print(matrix_rate_line(rate, profile))
 
 
 def _communication(records: list[TrialRecord], as_json: bool) -> None:

@@ -87,7 +87,7 @@ class Ddp:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
                 sizes = self.sizes
                 self.op.tape.timeline.run(
-                    "aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), itemsize=sizes.store
+                    "aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), sizes.store
                 )
             self.op.tape.send("all_reduce", "world", num_bytes, starts=True)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
@@ -98,7 +98,7 @@ class Ddp:
 
     def _run(self, name: str, numel: int) -> None:
         """Issue an operator that reads and writes so many stored elements in all."""
-        self.op.tape.timeline.run(name, numel * self.sizes.store, itemsize=self.sizes.store)
+        self.op.tape.timeline.run(name, numel * self.sizes.store, self.sizes.store)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """torch.autocast around the model's forward."""

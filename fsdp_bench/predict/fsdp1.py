@@ -132,7 +132,7 @@ class FlatParamHandle:
             if wrapper.offload:
                 tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
                 wrapper.copy("to_device", numel * sizes.store, stream)
-            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream, sizes.store)
+            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if wrapper.is_sharded:
                 wrapper.record_stream(shard, Stream.ALL_GATHER)
             return shard
@@ -202,7 +202,7 @@ class FlatParamHandle:
         def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
             zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
             flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
-            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize=itemsize)
+            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize)
             del zeros
             return [flat]
 
@@ -214,7 +214,7 @@ class FlatParamHandle:
         if self.grad is None:
             self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
         else:
-            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize, itemsize=gradient.itemsize)
+            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize, gradient.itemsize)
         # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
@@ -281,7 +281,7 @@ class FlatParamHandle:
 
     def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
         """Issue an operator that reads elements of such a size."""
-        self.tape.timeline.run(name, num_bytes, stream, itemsize)
+        self.tape.timeline.run(name, num_bytes, itemsize, stream)
 
     def _divide(self, numel: int) -> None:
         """_div_if_needed: gradients are divided in two parts, before and after they are added up."""

@@ -81,9 +81,9 @@ class ParamGroup:
         elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
             inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
             num_bytes = self.shard_numel * (sizes.store + sizes.compute)
-            tape.timeline.run("aten::_foreach_copy_", num_bytes, copy_in, sizes.store)
+            tape.timeline.run("aten::_foreach_copy_", num_bytes, sizes.store, copy_in)
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
-        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, copy_in, sizes.compute)
+        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, sizes.compute, copy_in)
         tape.timeline.wait(Stream.ALL_GATHER, copy_in)
         tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
         tape.timeline.record(Stream.ALL_GATHER, "all_gather")
@@ -101,7 +101,7 @@ class ParamGroup:
             if self.sizes.casts:
                 moved = self._unsharded_storage(numel * self.sizes.compute, stream)
                 sizes = self.sizes
-                self.tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), stream, sizes.store)
+                self.tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if moved is not None:
                 inputs.append(moved)
         return inputs
@@ -123,7 +123,7 @@ class ParamGroup:
             timeline.wait_event(Stream.COMPUTE, "all_gather")
             if timeline.is_on:
                 gathered = sum(param.gathered_bytes for param in self.params)
-                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered, itemsize=self.sizes.compute)
+                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered, self.sizes.compute)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
@@ -147,8 +147,8 @@ class ParamGroup:
             timeline.copy("to_device", numel * sizes.store, Stream.COMPUTE)
         if sizes.casts:
             moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
-            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), itemsize=sizes.store)
-        timeline.run("aten::copy_", 2 * numel * sizes.compute, itemsize=sizes.compute)
+            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store)
+        timeline.run("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
         return moved
 
     def reshard(self) -> None:
@@ -228,7 +228,8 @@ class ParamGroup:
         self.in_pre_backward = False
         for param in self.params:
             if param.accumulated_grad is not None and param.grad is not None:
-                self.tape.timeline.run("aten::add_", param.grad.numel * (2 * self.sizes.reduce + self.sizes.compute))
+                num_bytes = param.grad.numel * (2 * self.sizes.reduce + self.sizes.compute)
+                self.tape.timeline.run("aten::add_", num_bytes, self.sizes.reduce)
                 param.grad = None  # unsharded_accumulated_grad += grad
         if not self.wrapper.reduces_gradients:
             self.reshard()
@@ -261,7 +262,7 @@ class ParamGroup:
                     gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
                 )
                 num_bytes = gradient.numel * (sizes.compute + sizes.reduce)
-                self.tape.timeline.run("aten::_to_copy", num_bytes, itemsize=sizes.compute)
+                self.tape.timeline.run("aten::_to_copy", num_bytes, sizes.compute)
             del gradient
 
     def _reduce(self, gradients: list[Tensor]) -> None:
@@ -276,7 +277,7 @@ class ParamGroup:
         if timeline.is_on:
             read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
             name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
-            timeline.run(name, read + numel * sizes.reduce, itemsize=itemsize)
+            timeline.run(name, read + numel * sizes.reduce, itemsize)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
         timeline.wait(stream, Stream.COMPUTE)
@@ -288,7 +289,7 @@ class ParamGroup:
             wrapper.divide(numel, stream)
             tape.send("reduce_scatter", "shard", numel * sizes.reduce, stream)
         else:
-            timeline.run("aten::copy_", 2 * numel * sizes.reduce, stream, sizes.reduce)
+            timeline.run("aten::copy_", 2 * numel * sizes.reduce, sizes.reduce, stream)
         timeline.record(stream, "reduce_scatter")
         after = stream
         if wrapper.all_reduces:
@@ -301,13 +302,13 @@ class ParamGroup:
             self.all_reduce_state = output
         if sizes.casts_back:
             output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
-            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), after, sizes.reduce)
+            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             timeline.copy("to_host", self.shard_numel * sizes.store, after)
         elif self.gradient is None:
             self.gradient = output
         else:
-            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, after, sizes.store)
+            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
@@ -403,7 +404,7 @@ class Fsdp2:
     def divide(self, numel: int, stream: Stream) -> None:
         """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
         if self.copies_messages or self.setup.precision.reduce == "fp16":
-            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, stream, self.sizes.reduce)
+            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
 
     def forget_all_gather(self) -> None:
         """FSDPState._post_forward of the root: free the last all-gather's output."""

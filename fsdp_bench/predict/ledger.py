@@ -57,7 +57,7 @@ class Operators:
         """Issue an operator that reads or writes each of these once, and is bound by that."""
         if self.timeline.is_on:
             num_bytes = sum(tensor.numel * tensor.itemsize for tensor in tensors)
-            self.timeline.run(name, num_bytes, itemsize=tensors[0].itemsize)
+            self.timeline.run(name, num_bytes, tensors[0].itemsize)
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
@@ -244,7 +244,7 @@ class Operators:
             dw = weight_gradient()
             del opened
             db = self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS)
-            self.timeline.run("aten::sum", (rows + 1) * out_features * itemsize)
+            self.timeline.run("aten::sum", (rows + 1) * out_features * itemsize, itemsize)
             return db, dx, dw
 
         inputs = [x, weight] if bias is None else [bias, x, weight]
@@ -289,7 +289,7 @@ class Operators:
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
         """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
-        self.run("aten::embedding", indices, out, out)
+        self.run("aten::embedding", out, out, indices)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
         inside: list[int] = []
         if not self.kernels.observed:
@@ -298,7 +298,7 @@ class Operators:
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
             dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
-            self.timeline.run("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize)
+            self.timeline.run("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
             return (dw,)
 
         return self.record(out, [weight], [indices], backward)
@@ -409,7 +409,7 @@ class Operators:
             _opened = saved.copy()
             dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
             # Once for the input's gradient, and once more over both tensors for the weight's.
-            self.timeline.run(name + "_backward", 5 * numel * itemsize)
+            self.timeline.run(name + "_backward", 5 * numel * itemsize, itemsize)
             dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
             if bias is None:
                 return dx, dw
@@ -438,12 +438,13 @@ class Operators:
         """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
         out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
-        self.run("aten::nll_loss_forward", targets, targets)
+        # Of each row one element is read, and its target.
+        self.timeline.run("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
         numel, itemsize = x.numel, x.itemsize
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
-            self.timeline.run("aten::nll_loss_backward", numel * itemsize)
+            self.timeline.run("aten::nll_loss_backward", numel * itemsize, itemsize)
             return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
         return self.record(out, [x], [x, targets, total_weight], backward)

@@ -173,7 +173,9 @@ class Simulation:
             return
         for block, group in groupby(self.shards, key=lambda shard: shard.block):
             timeline.mark("optimizer", block)
-            timeline.run(name, passes * sum(shard.numel * shard.itemsize for shard in group))
+            shards = list(group)
+            num_bytes = passes * sum(shard.numel * shard.itemsize for shard in shards)
+            timeline.run(name, num_bytes, shards[0].itemsize)
         timeline.mark("optimizer", -1)
 
     def _optimizer_states(self) -> list[Storage]:

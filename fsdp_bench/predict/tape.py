@@ -312,7 +312,7 @@ class Engine:
         """InputBuffer::add: keep a first gradient; add a second one, in place where nobody else can see it."""
         first = buffer[slot]
         if first is not None:
-            self.tape.timeline.run("aten::add", 3 * first.numel * first.itemsize)
+            self.tape.timeline.run("aten::add", 3 * first.numel * first.itemsize, first.itemsize)
         if first is None or (self.accumulates_in_place and not gradient.is_view):
             buffer[slot] = gradient
         elif not (self.accumulates_in_place and not first.is_view):

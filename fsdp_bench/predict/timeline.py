@@ -96,8 +96,8 @@ class Timeline:
     def __init__(self) -> None:
         self.actions: list[Action] = []
 
-    def run(self, name: str, num_bytes: int, stream: Stream = Stream.COMPUTE, itemsize: int = 4) -> None:
-        """Issue an operator that is bound by memory: what it reads and writes."""
+    def run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.COMPUTE) -> None:
+        """Issue an operator that is bound by memory: what it reads and writes, and the size of an element it reads."""
         self.actions.append(Action(Do.RUN, stream, Work(name, num_bytes, itemsize=itemsize)))
 
     def product(self, layout: str, m: int, n: int, k: int, itemsize: int) -> None:

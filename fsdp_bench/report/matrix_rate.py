@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.calibrated_trial import why_not_of
+from fsdp_bench.sweep.trial import label_of
 
 
 class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,24 +31,37 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return a rate for each compute dtype that was trained in and calibrated."""
-    found = []
-    hardware = [record for record in records if record.hardware == profile.device and record.model_flops_per_second]
-    for dtype in dict.fromkeys(record.setup.precision.compute for record in hardware):
-        trained = [record for record in hardware if record.setup.precision.compute == dtype]
-        best = max(trained, key=lambda record: record.model_flops_per_second or 0.0)
-        products = [one for one in profile.for_ranks(len(best.ranks)).matmul if one.dtype == dtype]
-        if products and best.model_flops_per_second:
-            found.append(
-                MatrixRate(
-                    dtype=dtype,
-                    matmul_flops_per_second=max(2 * one.m * one.n * one.k / one.seconds for one in products),
-                    model_flops_per_second=best.model_flops_per_second,
-                    trial=f"{best.id} {best.model.name} {best.setup.strategy.value} {best.setup.api.value}",
-                    mfu=best.mfu,
-                )
-            )
-    return found
+    """Return a rate for each compute dtype that was trained in and calibrated, emulated trials apart.
+
+    Raises:
+        SpecError: when the calibration says nothing about any of the trials.
+    """
+    reasons = {record.id: why_not_of(profile, record) for record in records}
+    measured = [record for record in records if record.model_flops_per_second]
+    trained = [record for record in measured if reasons[record.id] is None]
+    if measured and not trained:
+        raise SpecError(f"--calibration: of another machine than the trials: {reasons[measured[0].id]}")
+    groups = dict.fromkeys((record.setup.precision.compute, record.device) for record in trained)
+    found = [
+        _rate([one for one in trained if (one.setup.precision.compute, one.device) == group], profile)
+        for group in groups
+    ]
+    return [rate for rate in found if rate is not None]
+
+
+def _rate(trained: Sequence[TrialRecord], profile: Profile) -> MatrixRate | None:
+    best = max(trained, key=lambda record: record.model_flops_per_second or 0.0)
+    dtype = best.setup.precision.compute
+    products = [one for one in profile.for_ranks(len(best.ranks)).matmul if one.dtype == dtype]
+    if not products or not best.model_flops_per_second:
+        return None
+    return MatrixRate(
+        dtype=dtype,
+        matmul_flops_per_second=max(2 * one.m * one.n * one.k / one.seconds for one in products),
+        model_flops_per_second=best.model_flops_per_second,
+        trial=f"{best.id} {label_of(best.model, best.setup, is_emulated=best.device == 'emulated')}",
+        mfu=best.mfu,
+    )
 
 
 def matrix_rate_line(rate: MatrixRate, profile: Profile) -> str:

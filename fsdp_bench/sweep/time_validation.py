@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from math import inf
 from statistics import median
 
 import msgspec
@@ -17,6 +16,7 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.calibrated_trial import why_not_of
 from fsdp_bench.sweep.drawn_cells import Cell
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
@@ -60,11 +60,13 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.predicted_exposed_seconds - measured) <= allowed
 
     def exposed_error(self, measured: float | None) -> float | None:
-        """How far predicted exposed seconds are from measured ones, as a part of these; None where one is missing."""
-        if measured is None or self.predicted_exposed_seconds is None:
+        """How far predicted exposed seconds are from measured ones, as a part of these.
+
+        None where one is missing, and where none was measured: a difference of two steps may come out below zero.
+        """
+        if measured is None or measured <= 0 or self.predicted_exposed_seconds is None:
             return None
-        distance = abs(self.predicted_exposed_seconds - measured)
-        return distance / measured if measured > 0 else inf
+        return abs(self.predicted_exposed_seconds - measured) / measured
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,9 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_exposed_near_difference: int
     num_exposed_near_profiler: int
     num_exposed_near_either: int
+    num_with_exposed_by_difference: int
+    """Trials in which any exposed communication was measured, and so has a relative error."""
+    num_with_exposed_by_profiler: int
     median_exposed_error_by_difference: float | None
     """Of the absolute errors of exposed communication, as parts of what was measured."""
     median_exposed_error_by_profiler: float | None
@@ -125,11 +130,7 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "one measured step, which tells no spread"
     if profile is None and record.hardware == "cpu":
         return "no datasheet tells a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
-    if profile is not None and profile.device != ("cpu" if record.hardware == "cpu" else "cuda"):
-        return f"the calibration is of {profile.machine}"
-    if profile is not None and record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
-        return "one process alone had all cores, and the calibration is of several ranks that share them"
-    return None
+    return None if profile is None else why_not_of(profile, record)
 
 
 def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison:
@@ -162,8 +163,8 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     ]
     both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
     pairs = list(_distinct_pairs(comparisons))
-    differences = [one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons]
-    profiled = [one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons]
+    differences = _known(one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons)
+    profiled = _known(one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons)
     return TimeSummary(
         num_trials=len(errors),
         median_error=median(map(abs, errors)) if errors else None,
@@ -173,15 +174,17 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
         num_exposed_near_difference=sum(difference for difference, _ in both),
         num_exposed_near_profiler=sum(profiler for _, profiler in both),
         num_exposed_near_either=sum(difference or profiler for difference, profiler in both),
-        median_exposed_error_by_difference=_median(differences),
-        median_exposed_error_by_profiler=_median(profiled),
+        num_with_exposed_by_difference=len(differences),
+        num_with_exposed_by_profiler=len(profiled),
+        median_exposed_error_by_difference=median(differences) if differences else None,
+        median_exposed_error_by_profiler=median(profiled) if profiled else None,
         strategies=_order((one, other) for one, other in pairs if one.strategy != other.strategy),
         apis=_order((one, other) for one, other in pairs if one.strategy == other.strategy),
     )
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    return median(known) if (known := [value for value in values if value is not None]) else None
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> Order:

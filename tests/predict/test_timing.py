@@ -167,7 +167,7 @@ def test_the_rate_limiter_keeps_the_host_two_units_ahead() -> None:
             timeline.host_wait("free")
         timeline.send("all_gather", "shard", 1, Stream.ALL_GATHER)
         timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
-        timeline.run("aten::mul", 10)
+        timeline.run("aten::mul", 10, 4)
         timeline.record(Stream.COMPUTE, "free")
     time = replay(timeline.actions, Plain(memory=1.0, network=1.0), with_spans=True)
     gathers = [(span.begin, span.end) for span in time.spans if span.kind == "collective"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
 from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.record import TrialRecord
 from tests.conftest import run_command
@@ -44,7 +46,27 @@ def test_the_fastest_trial_stands_beside_the_fastest_product() -> None:
     assert rate.model_flops_per_second == pytest.approx(flops)
     assert rate.share == pytest.approx(flops / 2e6)
     assert "calibrated on two cores, 2026-11-21" in matrix_rate_line(rate, PROFILE)
-    assert matrix_rates([fast], replace(PROFILE, device="cuda")) == []
+
+
+def test_a_calibration_of_another_machine_is_refused_with_the_reason() -> None:
+    """Another kind of device, another card, and one process alone on cores that ranks shared when calibrated."""
+    with pytest.raises(SpecError, match="of another machine than the trials: the calibration is of two cores"):
+        matrix_rates([trained(2.0)], replace(PROFILE, device="cuda"))
+    on_card = replace(trained(2.0), device="cuda", ranks=(replace(trained(2.0).ranks[0], device_name="NVIDIA H100"),))
+    with pytest.raises(SpecError, match="the calibration is of a processor, the trial ran on NVIDIA H100"):
+        matrix_rates([on_card], replace(PROFILE, device="cuda"))
+    assert len(matrix_rates([on_card], replace(PROFILE, device="cuda", device_name="NVIDIA H100"))) == 1
+    alone = replace(trained(2.0), device="emulated", emulated_on="cpu")
+    with pytest.raises(SpecError, match="one process alone had all cores"):
+        matrix_rates([alone], replace(PROFILE, ranks=(replace(PROFILE.ranks[0], num_ranks=2),)))
+
+
+def test_emulated_trials_stand_apart_and_say_so() -> None:
+    """They are faster, because nothing is sent."""
+    alone = replace(trained(1.0), device="emulated", emulated_on="cpu")
+    real, emulated = matrix_rates([trained(2.0), alone], PROFILE)
+    assert emulated.model_flops_per_second == pytest.approx(2 * real.model_flops_per_second)
+    assert ("emulated" in real.trial, "emulated" in emulated.trial) == (False, True)
 
 
 def test_the_report_prints_it(tmp_path: Path) -> None:
@@ -55,4 +77,7 @@ def test_the_report_prints_it(tmp_path: Path) -> None:
     (folder / f"{record.id}.json").write_bytes(to_json(record))
     words = ("report", tmp_path / "results", "--calibration", tmp_path / "here.toml")
     assert "fp32 matrix products reach 2e-06 TFLOP/s" in run_command(*words).stdout
-    assert '"matrix_rates":[{"dtype":"fp32"' in run_command(*words, "--json").stdout.replace(" ", "").replace("\n", "")
+    document = json.loads(run_command(*words, "--json").stdout)
+    assert [rate["dtype"] for rate in document["matrix_rates"]] == ["fp32"]
+    assert document["matrix_rates"][0]["share"] == pytest.approx(record.model_flops_per_second / 2e6)
+    assert "matrix_rates" not in json.loads(run_command(*words[:2], "--json").stdout)

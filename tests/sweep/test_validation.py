@@ -226,5 +226,6 @@ def test_exposed_communication_is_near_as_a_part_of_itself_or_of_the_step() -> N
     found = summarize_time(trials)
     assert (found.num_exposed, found.num_exposed_near_difference, found.num_exposed_near_profiler) == (3, 1, 1)
     assert found.num_exposed_near_either == 1
-    assert found.median_exposed_error_by_difference == pytest.approx(0.25)  # 25 %, 15.4 %, and nothing to compare with
+    assert (found.num_with_exposed_by_difference, found.num_with_exposed_by_profiler) == (2, 3)
+    assert found.median_exposed_error_by_difference == pytest.approx((0.25 + 0.04 / 0.26) / 2)
     assert found.median_exposed_error_by_profiler == pytest.approx(0.25)  # 25 %, 14.3 %, 40 %
