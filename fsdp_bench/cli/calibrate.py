@@ -9,7 +9,7 @@ import click
 
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import Profile, RankProfile, write_profile
+from fsdp_bench.spec.profile import Profile, write_profile
 
 
 @click.command("calibrate")
@@ -71,6 +71,7 @@ def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
 def _summary(profile: Profile, path: Path) -> str:
     lines = [f"{path}: {profile.machine}, torch {profile.versions['torch']}"]
     for one in profile.ranks:
+        ranks = "rank" if one.num_ranks == 1 else "ranks"
         best = max((2e-12 * m.m * m.n * m.k / m.seconds, m.dtype) for m in one.matmul)
         moved = max(op.num_bytes / op.seconds for op in one.operator if op.operator == "aten::copy_") / 1e9
         bus = max(
@@ -78,15 +79,9 @@ def _summary(profile: Profile, path: Path) -> str:
             default=None,
         )
         lines.append(
-            f"{one.num_ranks} ranks: {best[0]:.2f} TFLOP/s in {best[1]}, {moved:.1f} GB/s copied,"
+            f"{one.num_ranks} {ranks}: {best[0]:.2f} TFLOP/s in {best[1]}, {moved:.1f} GB/s copied,"
             f" {'no collectives' if bus is None else f'{bus:.2f} GB/s bus bandwidth'},"
             f" {one.launch_seconds * 1e6:.0f} us an operator"
         )
-        lines += [f"  lost in the noise, and 0 in the file: {name}; measure again" for name in lost_in_noise(one)]
+        lines += [f"  lost in the noise, and 0 in the file: {name}; measure again" for name in one.lost_in_noise]
     return "\n".join(lines)
-
-
-def lost_in_noise(ranks: RankProfile) -> list[str]:
-    """Return what the host takes and what came out as nothing: the probe took less than its operators alone."""
-    hooks = [f"the host's time for a hook of {api}" for api, seconds in ranks.hook_seconds.items() if seconds == 0]
-    return [*(["the host's time for an operator"] if ranks.launch_seconds == 0 else []), *hooks]

@@ -39,13 +39,22 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | None, profile: Profi
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose card is without the CUDA context that a calibration of such a card measured."""
+    """Return hardware whose card is without the CUDA context that a calibration of such a card measured.
+
+    Raises:
+        SpecError: where the context leaves nothing.
+    """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     if profile is None or profile.device_name not in gpu.product_names:
         return hardware
     context, usable, source = profile.context_bytes, gpu.usable_memory_bytes, gpu.usable_memory_source
     if context is None or usable is None or source is None:
         return hardware
+    if usable <= context:
+        raise SpecError(
+            f"gpu-memory: {format_gib(usable)} is not allowed; more than the CUDA context of {format_gib(context)}"
+            f" that was measured on {profile.machine}"
+        )
     title = f"{source.title} ({source.date}), less a CUDA context of {format_gib(context)} on {profile.machine}"
     read = Source(title=title, date=profile.measured_on)
     return _with_gpu(

@@ -219,7 +219,7 @@ calibration_option = click.option(
     "--calibration",
     type=click.Path(path_type=Path),
     metavar="FILE.toml",
-    help="Rates that fsdp-bench calibrate measured, instead of the datasheet's.",
+    help="Rates that fsdp-bench calibrate measured, instead of the datasheet's; a measured CUDA context is kept free.",
 )
 """Of the verbs that predict time."""
 

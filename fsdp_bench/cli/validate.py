@@ -85,6 +85,7 @@ def _tell_dry_run(cells: int, seed: int, kernels: Any, as_json: bool) -> int:
 
 
 def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
+    from fsdp_bench.report.speed_text import measured_rates
     from fsdp_bench.report.time_validation import format_time
     from fsdp_bench.report.validation import agreement_line, format_validation
     from fsdp_bench.report.validation_page import Validation, validation_page
@@ -99,7 +100,7 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
         summary=summarize(comparisons, f"measured in {folder}"),
         times=times,
         time_summary=summarize_time(times),
-        rates=f"rates measured on {profile.machine}, {profile.measured_on}" if profile else "rates of datasheets",
+        rates=f"rates {measured_rates(profile)}" if profile else "rates of datasheets",
         agreements=agreements(records),
     )
     if page is not None:

@@ -22,6 +22,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import GIB
 
 CONTEXT_AND_NCCL_BYTES = 3 * 1024**3
 """The most that users report for the CUDA context and the communicators of a process: 1 to 3 GiB (issues of OpenTau
@@ -34,6 +35,9 @@ DEEPEST = 1000
 
 MOST_MICRO_BATCHES = 1024
 """Each of which is replayed, in milliseconds."""
+
+LARGEST_PEAK = 2**60
+"""Bytes of one GPU that are predicted: an exbibyte, so that what is reserved beside it is a 64-bit number too."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
@@ -109,7 +113,7 @@ class Estimate:
     def context_headroom_bytes(self) -> int | None:
         """What is left for the CUDA context once NCCL has taken the most it may; None where NCCL's part is unknown."""
         taken = self.communicators.num_bytes
-        return None if taken is None or self.headroom_bytes is None else self.headroom_bytes - taken.high
+        return None if taken is None or self.unreserved_bytes is None else self.unreserved_bytes - taken.high
 
     @property
     def context_bytes(self) -> int | None:
@@ -130,10 +134,10 @@ class Estimate:
         if self.context_headroom_bytes is not None:
             wanted = CONTEXT_BYTES if self.context_bytes is None else 0
             return self.fits is True and self.context_headroom_bytes < wanted
-        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
+        return self.fits is True and (self.unreserved_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
 
     @property
-    def headroom_bytes(self) -> int | None:
+    def unreserved_bytes(self) -> int | None:
         """What the card has beyond the reserved peak, for the CUDA context and NCCL; negative when it does not fit."""
         return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
 
@@ -221,12 +225,19 @@ def estimate(
     """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
 
     Raises:
-        SpecError: for a depth whose every block would take minutes, and for heads that no fused kernel takes.
+        SpecError: for a depth whose every block would take minutes, for a peak that is no 64-bit number, and for heads
+            that no fused kernel takes.
     """
     refuse_endless(shape, setup)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu.name if gpu else None)
+    memory = predict_memory(shape, setup, kernels)
+    if memory.peak_allocated_bytes > LARGEST_PEAK:
+        raise SpecError(
+            f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
+            f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
+        )
     room = allocator_room(gpu, communicators_of(setup, cluster))
     reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
@@ -235,7 +246,7 @@ def estimate(
         setup=setup,
         cluster=cluster,
         gpu=gpu,
-        memory=predict_memory(shape, setup, kernels),
+        memory=memory,
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),
         for_eager=setup.compiles,

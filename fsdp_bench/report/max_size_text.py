@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.predict.communicators import communicators_of
+from fsdp_bench.predict.estimate import CONTEXT_AND_NCCL_BYTES, CONTEXT_BYTES
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Cell, Sizes, limit_words
 from fsdp_bench.report.max_size_words import model_line, value_text, words_of
@@ -29,8 +29,6 @@ from fsdp_bench.spec.units import GIB, format_gib
 
 NONE = "none"
 COLUMN = "fits, predicted"
-CONTEXT_BYTES = 3 * GIB
-"""What --gpu-memory is proposed to leave for the CUDA context and NCCL."""
 
 
 def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
@@ -109,28 +107,47 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
 
 def meaning(sizes: Sizes) -> str:
     """Return what "fits" means here, with everything that it leaves out."""
-    usable, cells = sizes.gpu.usable_memory_bytes or 0, sizes.answered
-    parts = ["no allocation retries", kept_free(sizes)]
-    if sizes.gpu.context_bytes is None and usable > 2 * CONTEXT_BYTES:
-        parts[1] += f": --gpu-memory {(usable - CONTEXT_BYTES) / GIB:.0f}GiB does"
-    if any(cell.setup.offload is Offload.PARAMS for cell in cells):
+    parts = ["no allocation retries", kept_free(sizes) + _advice(sizes)]
+    if any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered):
         parts.append(host_line(sizes))
     return "; ".join(parts)
 
 
+def _advice(sizes: Sizes) -> str:
+    """Return how to keep as much free as users report for what nothing is kept free for."""
+    usable, (_, unknown) = sizes.gpu.usable_memory_bytes or 0, _nccl(sizes)
+    reported = CONTEXT_AND_NCCL_BYTES if unknown else CONTEXT_BYTES
+    if sizes.gpu.context_bytes is not None or usable <= 2 * reported:
+        return ""
+    return f": --gpu-memory {(usable - reported) // GIB}GiB does"
+
+
 def kept_free(sizes: Sizes) -> str:
     """Return for what some of the card is kept free, and for what not."""
-    cluster = sizes.hardware if isinstance(sizes.hardware, Cluster) else None
-    taken = [communicators_of(cell.setup, cluster).num_bytes for cell in sizes.answered]
-    free = {"CUDA context": sizes.gpu.context_bytes is not None, "NCCL": bool(taken) and all(taken)}
-    names = {"CUDA context": "the CUDA context, as measured", "NCCL": "the least that NCCL takes, as predicted"}
-    kept = [names[name] for name, is_free in free.items() if is_free]
-    others = [name for name, is_free in free.items() if not is_free]
+    predicted, unknown = _nccl(sizes)
+    kept = ["the CUDA context, as measured"] if sizes.gpu.context_bytes is not None else []
+    if predicted:
+        some = f" for {', '.join(predicted)}" if unknown else ""
+        kept.append(f"the least that NCCL takes, as predicted{some}")
+    others = ["the CUDA context"] if sizes.gpu.context_bytes is None else []
+    if unknown:
+        others.append(f"NCCL under {', '.join(unknown)}" if predicted else "NCCL")
     parts = [f"kept free: {' and '.join(kept)}"] if kept else []
     if others:
         both = ", for which users report 1 to 3 GiB" if len(others) == 2 else ""
         parts.append(f"nothing is kept free for {' and '.join(others)}{both}")
     return "; ".join(parts)
+
+
+def _nccl(sizes: Sizes) -> tuple[list[str], list[str]]:
+    """Return the strategies under which NCCL's part is predicted, and those under which it is not known.
+
+    A rank alone needs none.
+    """
+    answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond)]
+    taken = [(one.question.setup.strategy.value, one.estimate.communicators.num_bytes) for one in answers]
+    predicted = dict.fromkeys(name for name, found in taken if found and found.low)
+    return list(predicted), list(dict.fromkeys(name for name, found in taken if found is None))
 
 
 def load_lines(cell: Cell) -> list[str]:

@@ -67,7 +67,8 @@ class Prediction:
         asked, reading = self.question, self.estimate.allocator
         if reading.out_of_memory is not None or reading.num_alloc_retries:
             reading = read_allocator(asked.model, asked.setup, asked.kernel_set, None, asked.expandable_segments)
-        return max(reading.peak_reserved_bytes, self.estimate.memory.peak_allocated_bytes)
+            assert reading.out_of_memory is None, "a card without limit is never full"
+        return reading.peak_reserved_bytes
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -82,9 +83,12 @@ class Prediction:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the card has beyond what is reserved without retries; negative where it is too small."""
-        card = self.estimate.card_bytes
-        return card - self.needed_bytes if self._on_card and card is not None else None
+        """What the card has beyond what is reserved without retries and what NCCL takes at least.
+
+        Negative where it is too small; None where the card's memory is not known.
+        """
+        room = self.estimate.room_bytes
+        return room - self.needed_bytes if self._on_card and room is not None else None
 
     @property
     def communicators(self) -> Communicators | None:

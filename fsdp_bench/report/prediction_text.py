@@ -43,19 +43,19 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
     lines += [
         *time_facts(prediction.speed, prediction.question.profile),
-        fact("not predicted", _not_predicted(prediction)),
+        *_not_predicted(prediction),
+        fact("reserved", "assumes a host that runs ahead of the GPU"),
     ]
     lines += [fact("note", note) for note in prediction.notes]
     return "\n".join(lines)
 
 
-def _not_predicted(prediction: Prediction) -> str:
+def _not_predicted(prediction: Prediction) -> list[str]:
     known = prediction.communicators is not None and prediction.communicators.num_bytes is not None
     missing = [] if known else ["NCCL buffers"]
     if prediction.estimate.context_bytes is None:
         missing.insert(0, "CUDA context")
-    beyond = f"{' and '.join(missing)} (memory beyond reserved). " if missing else ""
-    return f"{beyond}Reserved assumes a host that runs ahead"
+    return [fact("not predicted", f"{' and '.join(missing)} (memory beyond reserved)")] if missing else []
 
 
 def verdict(prediction: Prediction) -> str:
@@ -103,7 +103,7 @@ def _left(prediction: Prediction) -> str:
     estimate, taken = prediction.estimate, prediction.estimate.communicators.num_bytes
     alone, is_measured = estimate.context_headroom_bytes, estimate.context_bytes is not None
     if taken is None or alone is None:
-        left = format_gib(estimate.headroom_bytes or 0)
+        left = format_gib(estimate.unreserved_bytes or 0)
         return f"{left} left for {'NCCL' if is_measured else 'CUDA context and NCCL'}"
     if alone < 0 or (alone == 0 and not is_measured):
         return f"nothing left{'' if is_measured else ' for the CUDA context'} if NCCL takes {format_gib(taken.high)}"
@@ -311,7 +311,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         *hardware_facts(first),
         fact("modelled", modelled(first)),
         fact("rates", rests_on(predictions[0].speed, first.profile)),
-        fact("needs", "what the allocator reserves without retries; headroom: what the card has beyond that"),
+        fact("needs", f"what the allocator reserves without retries; headroom: {_headroom(predictions)}"),
         *([fact("tight", _tight(predictions))] if any(_fits(one) == TIGHT for one in predictions) else []),
         "",
         *aligned([header, *rows], numbers={"peak allocated", "needs", "headroom", *SPEED_COLUMNS}),
@@ -322,6 +322,13 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
     notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return "\n".join(lines)
+
+
+def _headroom(predictions: Sequence[Prediction]) -> str:
+    """Return what a table's headroom is."""
+    taken = [one.estimate.communicators.num_bytes for one in predictions]
+    beside = " and the least that NCCL takes" if any(one and one.low for one in taken) else ""
+    return f"what the card has beyond that{beside}"
 
 
 def varying_fields(questions: Sequence[Question]) -> list[str]:

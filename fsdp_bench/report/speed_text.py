@@ -43,10 +43,16 @@ def _copies(seconds: float | None) -> str:
 def rests_on(found: Speed, profile: Profile | None) -> str:
     """Return what the seconds rest on."""
     if profile is not None:
-        return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate)"
+        return measured_rates(profile)
     if found.source is None:
         return UNKNOWN
     return "the GPU's datasheet and NCCL's model of its links (fsdp-bench calibrate measures yours)"
+
+
+def measured_rates(profile: Profile) -> str:
+    """Return where rates were measured, and what of them is missing."""
+    missing = "".join(f"; without {name}, lost in the noise" for name in profile.lost_in_noise)
+    return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate){missing}"
 
 
 def _why_unknown(found: Speed) -> str:

@@ -34,7 +34,7 @@ class Family(StrEnum):
 
 
 LARGEST_DIMENSION = 2**24
-"""Of a model: sizes that no model has, so few that every size in bytes is a 64-bit number."""
+"""Of a model: sizes that no model has, so few that a tensor's bytes are a 64-bit number."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -139,6 +139,18 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     optimizer: tuple[OptimizerTime, ...] = ()
     collective: tuple[CollectiveTime, ...] = ()
 
+    @property
+    def lost_in_noise(self) -> tuple[str, ...]:
+        """What of the host came out as nothing, and is left out of predictions: no measurement says that it is free.
+
+        The host's times are small differences of large sums: of the probe's step and of its operators alone.
+        """
+        lost = ["the host's time for an operator"] if self.launch_seconds == 0 else []
+        return (
+            *lost,
+            *(f"the host's time for a hook of {api}" for api, took in self.hook_seconds.items() if took == 0),
+        )
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine's calibration."""
@@ -163,6 +175,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def context_bytes(self) -> int | None:
         """What the CUDA context takes of a GPU: the most that was measured; None where it was not."""
         return max((one.context_bytes for one in self.ranks if one.context_bytes is not None), default=None)
+
+    @property
+    def lost_in_noise(self) -> tuple[str, ...]:
+        """What came out as nothing, with which number of ranks."""
+        return tuple(f"{name} ({one.num_ranks} ranks)" for one in self.ranks for name in one.lost_in_noise)
 
     def for_ranks(self, ranks_on_node: int) -> RankProfile:
         """Return what was measured with so many ranks, or with the nearest number of them."""

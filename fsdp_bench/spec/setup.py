@@ -242,7 +242,7 @@ FP32 = Precision("fp32", "fp32", "fp32")
 
 MOST_RANKS = 2**20
 MOST_TOKENS = 2**34
-"""Of one forward pass of one GPU: so many that no card holds them, so few that every size is a 64-bit number."""
+"""Of one forward pass of one GPU: so many that no card holds them, so few that a tensor's bytes are a 64-bit number."""
 _POSITIVE_FIELDS = (
     "world_size",
     "micro_batch_size",

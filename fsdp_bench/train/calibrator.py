@@ -21,11 +21,15 @@ from torch import nn
 from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
+from fsdp_bench.train.attention_kernel import attention_kernel
 from fsdp_bench.train.collective_times import collective_times
 from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.meters import Unmetered
 from fsdp_bench.train.nvml import Nvml
 from fsdp_bench.train.operator_times import (
+    ATTENTION_HEADS,
+    HEAD_DIMS,
+    LENGTHS,
     attention_times,
     copy_times,
     matmul_times,
@@ -65,6 +69,8 @@ def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
     versions = {"torch": str(torch.__version__), "python": platform.python_version(), "backend": dist.get_backend()}
     if device.type == "cuda":
         versions["cuda"], versions["nccl"] = str(torch.version.cuda), ".".join(map(str, torch.cuda.nccl.version()))
+        heads, length, head_dim = ATTENTION_HEADS, max(LENGTHS["cuda"]), max(HEAD_DIMS)
+        versions["attention"] = attention_kernel(heads, heads, length, head_dim, torch.bfloat16, device)
     return Measured(
         num_ranks=dist.get_world_size(),
         threads_per_rank=torch.get_num_threads(),
@@ -137,6 +143,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # predictions are of FlashAttention, as trials with "flash" are
     torch.set_num_threads(int(os.environ["THREADS"]))
     torch.manual_seed(rank)
     dist.init_process_group(

@@ -27,6 +27,7 @@ SIDES = {"cpu": (64, 256, 1024, 4096), "cuda": (512, 2048, 8192)}
 LARGEST_FLOPS = {"cpu": 9e9, "cuda": 1.2e12}
 LENGTHS = {"cpu": (128, 512), "cuda": (512, 2048, 8192)}
 HEAD_DIMS = (64, 128)
+ATTENTION_HEADS = 8
 NUMELS = {"cpu": (2**8, 2**15, 2**18, 2**21), "cuda": (2**10, 2**20, 2**24, 2**27)}
 PARAMETERS = 4
 """Of what fully_shard copies together."""
@@ -107,7 +108,7 @@ class Rotating:
 
 def attention_times(watch: Stopwatch) -> Iterator[AttentionTime]:
     """Time causal attention of one sequence, forward alone and backward alone."""
-    heads, device = 8, watch.device
+    heads, device = ATTENTION_HEADS, watch.device
     for dtype, length, head_dim in product(dtypes_of(device), LENGTHS[device.type], HEAD_DIMS):
         q, k, v = (
             torch.randn(1, heads, length, head_dim, device=device, dtype=DTYPES[dtype], requires_grad=True)

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.nn.attention import SDPBackend
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Failure, MemoryReading, Outcome, RankReport, TrialSpec
 from fsdp_bench.spec.setup import Offload
+from fsdp_bench.train.attention_kernel import attention_kernel
 from fsdp_bench.train.communication import measure_communication
 from fsdp_bench.train.data import batches
 from fsdp_bench.train.dtypes import DTYPES
@@ -324,15 +324,14 @@ def _measure_with_communication(this: Rank) -> None:
 
 
 def _attention_kernel(this: Rank) -> str:
-    """Return torch's name of the kernel that attention of this trial's kind runs."""
-    model, dtype = this.spec.model, DTYPES[this.spec.setup.precision.compute]
-    groups = model.num_attention_heads // model.num_key_value_heads
-    q, k = (
-        torch.empty(1, heads, 128, model.head_dim, dtype=dtype, device=this.device)
-        for heads in (model.num_attention_heads, model.num_key_value_heads)
-    )
-    chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=groups > 1)
-    return SDPBackend(chosen).name.lower()
+    """Return which kernel the trial's attention ran, or why torch does not say: the trial is measured by now."""
+    model, setup = this.spec.model, this.spec.setup
+    heads, dtype = (model.num_attention_heads, model.num_key_value_heads), DTYPES[setup.precision.compute]
+    try:
+        return attention_kernel(*heads, setup.sequence_length, model.head_dim, dtype, this.device)
+    except Exception as error:
+        traceback.print_exc()
+        return f"unknown: {type(error).__name__}"
 
 
 def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:

@@ -109,13 +109,30 @@ def test_what_is_needed_is_what_makes_it_fit() -> None:
     small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
     (cell,) = small["cells"]
     needed = cell["next"]["needed_bytes"]
-    assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - needed < 0
+    least = cell["next"]["memory"]["communicators_bytes"]["low"]
+    assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - least - needed < 0
     assert small["nothing_fits"]["needed_bytes"] == needed
     model = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", 2048)
     nccl = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["memory"]["communicators_bytes"]["low"]
     assert nccl > 2**28
     for memory, code in ((needed + nccl, 0), (needed + nccl - 2 * 2**20, 3)):
         assert run_command("max-size", *words, "--gpu-memory", f"{memory}B").returncode == code
+
+
+def test_what_is_kept_free_is_told_for_each_strategy() -> None:
+    """Shard groups of four of eight GPUs: what HYBRID_SHARD's communicators take is not documented."""
+    words = ("--server", "p5.48xlarge", "--nodes", 2, "--shard-size", 4, "--strategy", "FULL_SHARD,HYBRID_SHARD")
+    cells = {cell["strategy"]: cell["memory"]["communicators_bytes"] for cell in document(*words)["cells"]}
+    assert cells["FULL_SHARD"]["low"] > 0
+    assert cells["HYBRID_SHARD"] is None
+    text = " ".join(run_command("max-size", *words).stdout.split())
+    assert "kept free: the least that NCCL takes, as predicted for FULL_SHARD; nothing is kept free for" in text
+    assert "the CUDA context and NCCL under HYBRID_SHARD, for which users report 1 to 3 GiB" in text
+
+
+def test_one_rank_alone_keeps_nothing_free_for_nccl_and_does_not_speak_of_it() -> None:
+    text = " ".join(run_command("max-size", "--gpu", "H100-SXM", "--world-size", 1, *ONE_CELL[2:]).stdout.split())
+    assert "nothing is kept free for the CUDA context: --gpu-memory" in text
 
 
 @pytest.mark.parametrize("shard_size", [3, 8])

@@ -52,6 +52,16 @@ def test_the_process_takes_what_is_reserved_the_context_and_nccl(calibration: Pa
     assert before["memory"]["peak_reserved_bytes"] == memory["peak_reserved_bytes"]
 
 
+def test_a_card_that_the_context_fills_is_refused_in_one_line(calibration: Path) -> None:
+    words = ("--server", "p5.48xlarge", "--gpu-memory", "500MiB", "--calibration", calibration)
+    done = run_command("predict", *SETTING, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == (
+        "fsdp-bench: gpu-memory: 500.0 MiB is not allowed; more than the CUDA context of 600.0 MiB that was measured"
+        " on by hand"
+    )
+
+
 def test_where_nccl_is_unknown_so_is_what_the_process_takes(calibration: Path) -> None:
     found = answer("--gpu", "H100-SXM", "--world-size", "64", "--calibration", calibration)
     assert found["server"]["context_bytes"] == CONTEXT

@@ -304,3 +304,27 @@ def test_estimate_is_a_public_name_that_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_headroom_is_negative_where_what_fits_the_card_leaves_nccl_too_little() -> None:
+    """The least that NCCL takes is some hundred MiB: a card that is larger than the need by less does not fit it."""
+    words = ("--model", "gpt2-xl", "--server", "p5.48xlarge", "--precision", "bf16-mixed", "--seq", 1024)
+    ample = json.loads(run_command("predict", *words, "--json").stdout)
+    needed, least = ample["memory"]["needed_bytes"], ample["memory"]["communicators_bytes"]["low"]
+    for size, fits in ((needed + least, True), (needed + least // 2, False)):
+        found = json.loads(run_command("predict", *words, "--gpu-memory", f"{size}B", "--json").stdout)
+        assert (found["fits"], found["headroom_bytes"] >= 0) == (fits, fits)
+
+
+def test_a_peak_beyond_an_exbibyte_is_refused(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 2**24,
+        "intermediate_size": 2**24,
+        "num_attention_heads": 2**17,
+        "num_key_value_heads": 2**17,
+    }
+    config = {"model_type": "llama", "num_hidden_layers": 1000, "vocab_size": 32000, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
+    done = run_command("predict", "--hf-config", tmp_path / "config.json", "--server", "p5.48xlarge")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "GiB on one GPU is not predicted; up to 1.1e+09 GiB" in done.stderr

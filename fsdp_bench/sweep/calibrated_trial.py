@@ -1,0 +1,21 @@
+"""Whether a calibration speaks for the machine that a trial ran on, and for as many processes as it ran with."""
+
+from __future__ import annotations
+
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.record import TrialRecord
+
+
+def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
+    """Return why a calibration says nothing about a trial; None where it does.
+
+    On a GPU the cards must have the same name. A CPU's name is not compared: records know its architecture alone.
+    """
+    if profile.device != record.hardware:
+        return f"the calibration is of {profile.machine}"
+    cards = {rank.device_name for rank in record.ranks}
+    if profile.device == "cuda" and cards != {profile.device_name}:
+        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(cards)) or 'no card'}"
+    if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
+        return "one process alone had all cores, and the calibration is of several ranks that share them"
+    return None
