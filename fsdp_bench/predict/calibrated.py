@@ -50,8 +50,8 @@ class Groups:
     @staticmethod
     def of(setup: TrainSetup) -> Groups:
         """Return the groups that rank 0 is in."""
-        shard, world = setup.shard_group_size, setup.world_size
-        return Groups({"shard": (shard, True), "replicate": (world // shard, shard == 1), "world": (world, True)})
+        neighbours = {"shard": True, "replicate": setup.shard_group_size == 1, "world": True}
+        return Groups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
 
 
 class Calibrated:

@@ -138,8 +138,7 @@ class Silent:
     """The same rates where collectives end at once: what a rank without peers copies in their place is left."""
 
     def __init__(self, rates: Rates, setup: TrainSetup) -> None:
-        shard = setup.shard_group_size
-        self._ranks = {"shard": shard, "replicate": setup.world_size // shard, "world": setup.world_size}
+        self._ranks = setup.group_sizes
         self._rates = rates
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
 

@@ -51,18 +51,13 @@ def traffic(sent: Sequence[Sent], setup: TrainSetup, rates: Rates | None = None)
         Traffic(
             kind=kind,
             group=group,
-            group_size=_size(group, setup),
+            group_size=setup.group_sizes[group],
             calls=sum(one.times for one in issued),
             message_bytes=sum(one.times * one.num_bytes for one in issued),
             seconds=None if rates is None else _seconds(issued, rates),
         )
         for (kind, group), issued in found.items()
     ]
-
-
-def _size(group: str, setup: TrainSetup) -> int:
-    sizes = {"shard": setup.shard_group_size, "replicate": setup.world_size // setup.shard_group_size}
-    return sizes.get(group, setup.world_size)
 
 
 def _seconds(issued: Sequence[Sent], rates: Rates) -> float | None:

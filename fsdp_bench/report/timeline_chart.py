@@ -197,7 +197,11 @@ def _hidden_reason(prediction: Prediction) -> str:
         return ""
     if reading.out_of_memory is not None:
         is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
-        return "" if is_seen else f"; its segments need {format_gib(prediction.needed_bytes)}"
+        if is_seen:
+            return ""
+        taken = estimate.communicators.num_bytes
+        beside = f", NCCL {format_gib(taken.low)}" if taken and taken.low else ""
+        return f"; its segments need {format_gib(prediction.needed_bytes)}{beside}"
     if count := reading.num_alloc_retries:
         return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
     return "; host memory is too small"

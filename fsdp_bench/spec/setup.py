@@ -324,6 +324,12 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.world_size
 
     @property
+    def group_sizes(self) -> dict[str, int]:
+        """Ranks of the groups that collectives run in: ``shard``, ``replicate`` (hybrid's), ``world``."""
+        shard = self.shard_group_size
+        return {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
+
+    @property
     def effective_strategy(self) -> ShardingStrategy:
         """The strategy that FSDP1 really runs: NO_SHARD at world size 1 (_init_utils._init_core_state).
 

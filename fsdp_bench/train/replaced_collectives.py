@@ -28,7 +28,8 @@ def be_alone() -> None:
     """Complete the fake process group: a gather fills every place with the own shard, a scatter keeps the own part.
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
-    ranks; here it is one for all. What it should scatter it leaves as it is.
+    ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
+    What it should scatter it leaves as it is.
     """
     _replace(_GATHERS, _fill_every_place)
     _replace(_SCATTERS, _keep_the_own_part)
@@ -67,8 +68,9 @@ def _replacement(
 def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
     """Gather into one row that holds every place: the group cuts the output by rows, so that it copies once."""
     (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
-    count = output.numel() // max(shard.numel(), 1)
-    row = output.view(1, count, -1)
+    if not shard.numel():
+        return gather(bound)
+    row = output.view(1, output.numel() // shard.numel(), -1)
     bound.arguments.update({output_name: row, input_name: shard.reshape(1, 1, -1).expand(row.shape)})
     return gather(bound)
 
