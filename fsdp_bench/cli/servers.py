@@ -118,6 +118,9 @@ def _link_facts(name: str, unit: str, link: Interconnect | Network | None) -> li
     text = f"{link.kind.value}, {link.generation or UNKNOWN}{more}, {rate(link.bandwidth_bytes_per_second)} {unit}"
     if isinstance(link, Interconnect) and link.gpus_per_uplink is not None:
         text += f", GPUs on one uplink: {link.gpus_per_uplink}"
+    if isinstance(link, Interconnect) and link.gpus_per_socket is not None:
+        between = rate(link.socket_bandwidth_bytes_per_second)
+        text += f", GPUs on one processor: {link.gpus_per_socket}, {between} between processors"
     return [(name, text), *source_facts(link.source)]
 
 

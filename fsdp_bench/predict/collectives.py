@@ -10,10 +10,14 @@ for an all-gather and a reduce-scatter, twice the steps and the bytes for an all
 The bus is the slowest link that every byte crosses: a GPU's own links, or a node's network, shared by all groups that
 use it at the same time.
 
-Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, and what a network reaches under load of others. Unknown:
-GPUs that are joined by PCIe, where NCCL also reckons with switches, processors and sockets that nobody documents for
-rented machines; a part of a node whose pairs of GPUs have only some of a GPU's links; groups that do not fill nodes
-evenly; architectures without figures here.
+GPUs that PCIe joins reach each other through their processors: a ring takes each GPU's lanes once in each direction,
+and the link between two processors once, where its ranks are attached to both; all groups of a node that cross it at
+the same time share it. Both figures are NCCL's own for the kind of lanes and processors.
+
+Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, what a network reaches under load of others, what Intel's
+processors take of the lanes (INTEL_P2P_OVERHEAD), and which of its whole-numbered ring speeds NCCL settles on. Unknown:
+GPUs that are joined by PCIe where nobody documents which processor they are attached to; a part of a node whose pairs
+of GPUs have only some of a GPU's links; groups that do not fill nodes evenly; architectures without figures here.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsdp_bench.spec.hardware import Cluster, LinkKind
+from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind
 from fsdp_bench.spec.setup import TrainSetup
 
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -57,6 +61,8 @@ _TREE_CORRECTION = {
 
 _NVLINK_REACH = {7: 20.0 / 25.0, 8: 20.0 / 25.0, 9: 20.6 / 25.0, 10: 40.1 / 50.0}
 """What NCCL reckons with of a link's nominal bytes a second (SM70_NVLINK_BW and its siblings)."""
+_PCIE_REACH = 12.0 / 16.0
+"""PCI_BW, of PCIe 3.0 x16, over its nominal bytes a second; NCCL takes the same part of later ones."""
 _NETWORK_REACH = 12.0 / 12.5
 """NET_BW, NCCL's default, over the 100 Gb/s that it stands for."""
 
@@ -108,40 +114,61 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
     within = max(each // shard, 1) if replicas > 1 else 1
     return Groups(
         shard=_wiring(cluster, shard, min(shard, each)),
-        replicate=_wiring(cluster, replicas, min(within, replicas)),
+        replicate=_wiring(cluster, replicas, min(within, replicas), stride=shard),
         world=_wiring(cluster, cluster.world_size, each),
     )
 
 
-def _wiring(cluster: Cluster, size: int, ranks_per_node: int) -> Wiring | None:
-    """Return the wiring of a group. All GPUs of a node are in such groups, which share its network."""
+def _wiring(cluster: Cluster, size: int, ranks_per_node: int, stride: int = 1) -> Wiring | None:
+    """Return the wiring of a group whose ranks are a stride apart.
+
+    All GPUs of a node are in such groups, which share its network.
+    """
     capability = cluster.gpu.compute_capability
     if size <= 1 or capability is None or int(capability) not in _NVLINK_REACH:
         return None
     num_nodes = size // ranks_per_node
-    link = math.inf if ranks_per_node == 1 else _link_reached(cluster, ranks_per_node)
+    link = math.inf if ranks_per_node == 1 else _link_reached(cluster, ranks_per_node, stride)
     network = _network_reached(cluster) if num_nodes > 1 else 0.0
     if link is None or network is None:
         return None
     return Wiring(
         ranks_per_node=ranks_per_node,
         num_nodes=num_nodes,
-        link="nvlink",
+        link="pcie" if _is_pcie(cluster) else "nvlink",
         link_bandwidth=link,
         network_bandwidth=network * ranks_per_node / cluster.gpus_per_node,
         capability=int(capability),
     )
 
 
-def _link_reached(cluster: Cluster, ranks_per_node: int) -> float | None:
-    """Return a GPU's bytes a second to others of its node."""
+def _is_pcie(cluster: Cluster) -> bool:
+    return cluster.server.intra_node is not None and cluster.server.intra_node.kind is LinkKind.PCIE
+
+
+def _link_reached(cluster: Cluster, ranks_per_node: int, stride: int) -> float | None:
+    """Return a GPU's bytes a second to others of its node and group."""
     link, reach = cluster.server.intra_node, _NVLINK_REACH[int(cluster.gpu.compute_capability or 0)]
     if link is None or link.bandwidth_bytes_per_second is None:
         return None
+    if link.kind is LinkKind.PCIE:
+        return _pcie_reached(link, ranks_per_node, stride, cluster.gpus_per_node // ranks_per_node)
     is_whole_mesh = link.kind is LinkKind.NVLINK_MESH and ranks_per_node == cluster.server.gpus_per_node
     if link.kind is not LinkKind.NVSWITCH and not is_whole_mesh:
         return None
     return link.bandwidth_bytes_per_second * reach
+
+
+def _pcie_reached(link: Interconnect, ranks_per_node: int, stride: int, groups_per_node: int) -> float | None:
+    """Return what a ring carries through the processors, beside the other groups of the node."""
+    if link.bandwidth_bytes_per_second is None or link.gpus_per_socket is None:
+        return None
+    lanes, span = link.bandwidth_bytes_per_second * _PCIE_REACH, ranks_per_node * stride
+    if link.gpus_per_socket % span == 0:
+        return lanes
+    if link.socket_bandwidth_bytes_per_second is None:
+        return None
+    return min(lanes, link.socket_bandwidth_bytes_per_second / groups_per_node)
 
 
 def _network_reached(cluster: Cluster) -> float | None:

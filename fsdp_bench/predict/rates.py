@@ -81,6 +81,13 @@ class Datasheet:
     blocks_host = False
     launch_seconds = LAUNCH_SECONDS
 
+    @property
+    def is_over_pcie(self) -> bool:
+        """Whether a group's ranks reach each other over PCIe within a node."""
+        found = self.groups
+        wirings = (found.shard, found.replicate, found.world) if found else ()
+        return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in wirings)
+
     def run(self, work: Work) -> float | None:
         """Roofline: the longer one of computing and of moving the bytes."""
         moving = self._moving(work.num_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fsdp_bench.predict.calibrated import Calibrated
 from fsdp_bench.predict.collectives import groups_of
 from fsdp_bench.predict.estimate import KERNELS
-from fsdp_bench.predict.rates import Rates, Silent, datasheet
+from fsdp_bench.predict.rates import Datasheet, Rates, Silent, datasheet
 from fsdp_bench.predict.timing import StepTime, step_time
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -27,6 +27,8 @@ class Speed:
     time: StepTime
     source: str | None
     """``datasheet``, ``calibrated``, or None where nothing is known of the hardware."""
+    is_over_pcie: bool = False
+    """Whether datasheets' collectives go over PCIe, of which there is no measurement to hold them against."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -90,7 +92,8 @@ def speed(
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
     operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]
-    return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source)
+    is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
+    return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source, is_over_pcie)
 
 
 def rates_of(

@@ -46,7 +46,8 @@ def rests_on(found: Speed, profile: Profile | None) -> str:
         return measured_rates(profile)
     if found.source is None:
         return UNKNOWN
-    return "the GPU's datasheet and NCCL's model of its links (fsdp-bench calibrate measures yours)"
+    pcie = ", for PCIe held against no measurement" if found.is_over_pcie else ""
+    return f"the GPU's datasheet and NCCL's model of its links{pcie} (fsdp-bench calibrate measures yours)"
 
 
 def measured_rates(profile: Profile) -> str:

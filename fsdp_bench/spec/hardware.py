@@ -120,9 +120,15 @@ class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpus_per_uplink: int | None = None
     """Of a host link: GPUs that share one uplink of that bandwidth, so that together they reach it once. Absent where
     nobody documents the wiring."""
+    gpus_per_socket: int | None = None
+    """Of GPUs that PCIe joins: how many are attached to one processor. Absent where nobody documents the wiring."""
+    socket_bandwidth_bytes_per_second: float | None = None
+    """Between two processors, per direction, as NCCL reckons with it for their kind (src/graph/topo.h)."""
 
     def __post_init__(self) -> None:
         _check_positive("gpus_per_uplink", self.gpus_per_uplink)
+        _check_positive("gpus_per_socket", self.gpus_per_socket)
+        _check_positive("socket_bandwidth_bytes_per_second", self.socket_bandwidth_bytes_per_second)
         _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
 
 

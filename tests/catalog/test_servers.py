@@ -9,6 +9,7 @@ import pytest
 from fsdp_bench.catalog.loader import gpu, gpus, server, servers
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, LinkKind, Source
+from tests.conftest import run_command
 
 DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
 
@@ -97,6 +98,14 @@ def test_a_host_link_says_how_many_gpus_share_it() -> None:
     """AWS's and Azure's own NCCL topology files: two GPUs behind each uplink of p4d and ND A100 v4, one in p5."""
     shared = {name: server(name).host_link for name in ("p4d.24xlarge", "ND-A100-v4", "p5.48xlarge", "g5.48xlarge")}
     assert [link and link.gpus_per_uplink for link in shared.values()] == [2, 2, 1, None]
+
+
+def test_pcie_says_which_gpus_share_a_processor_where_that_is_documented() -> None:
+    """AWS's topology file of g5: buses 16 to 19 at the first processor, 1a to 1d at the second."""
+    links = [server(name).intra_node for name in ("g5.48xlarge", "g6e.48xlarge")]
+    assert [link and link.gpus_per_socket for link in links] == [4, None]
+    text = " ".join(run_command("servers", "g5.48xlarge").stdout.split())
+    assert "GPUs on one processor: 4, 16 GB/s between processors" in text
 
 
 def test_networks_are_per_node_in_bytes() -> None:

@@ -328,3 +328,14 @@ def test_a_peak_beyond_an_exbibyte_is_refused(tmp_path: Path) -> None:
     done = run_command("predict", "--hf-config", tmp_path / "config.json", "--server", "p5.48xlarge")
     assert (done.returncode, done.stdout) == (2, "")
     assert "GiB on one GPU is not predicted; up to 1.1e+09 GiB" in done.stderr
+
+
+def test_time_over_pcie_says_what_it_rests_on() -> None:
+    words = ("predict", "--model", "gpt2", "--precision", "bf16-mixed", "--seq", 512, "--server")
+    told, alone, nvlink = (
+        run_command(*words, *where).stdout
+        for where in (("g5.48xlarge",), ("g5.48xlarge", "--world-size", 1), ("p5.48xlarge",))
+    )
+    assert "tokens/s per GPU" in told
+    assert "NCCL's model of its links, for PCIe held against no measurement" in " ".join(told.split())
+    assert "PCIe" not in alone + nvlink

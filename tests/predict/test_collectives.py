@@ -112,9 +112,38 @@ def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, shar
     assert of_a_node(4) == pytest.approx(share * of_a_node(8))
 
 
+def test_over_pcie_groups_share_what_joins_the_sockets() -> None:
+    """g5: lanes of PCIe 4.0, 24 of 32 GB/s; 16 GB/s between two processors with four GPUs each."""
+    whole, half = shard_group(cluster("g5.48xlarge")), shard_group(cluster("g5.48xlarge", each=4))
+    assert (whole.link, whole.link_bandwidth, half.link_bandwidth) == ("pcie", 16e9, 24e9)
+    four = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
+    assert four.shard is not None
+    assert four.replicate is not None
+    assert four.shard.link_bandwidth == 24e9
+    assert four.replicate.link_bandwidth == 16e9 / 4  # ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7 at once
+    two = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=2))
+    assert two.replicate is not None
+    assert two.replicate.link_bandwidth == 16e9 / 2
+
+
+def test_a_gather_over_pcie_takes_nccls_steps_of_pcie() -> None:
+    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 16e9
+    assert collective_seconds("all_gather", 1e9, shard_group(cluster("g5.48xlarge"))) == pytest.approx(expected)
+
+
+def test_without_a_figure_between_processors_only_what_stays_at_one_is_known() -> None:
+    g5 = BUILT_IN.server("g5.48xlarge")
+    assert g5.intra_node is not None
+    bare = struct_replace(g5, intra_node=struct_replace(g5.intra_node, socket_bandwidth_bytes_per_second=None))
+    where = Cluster(server=bare, gpu=BUILT_IN.gpu(bare.gpu), num_nodes=1, gpus_per_node=8)
+    assert groups_of(where, TrainSetup(world_size=8)).shard is None
+    hybrid_groups = groups_of(where, TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
+    assert (hybrid_groups.shard is None, hybrid_groups.replicate is None) == (False, True)
+
+
 def test_what_nobody_documents_is_unknown() -> None:
     assert groups_of(cluster("ND-MI300X-v5"), TrainSetup(world_size=8)).shard is None
-    assert groups_of(cluster("g5.48xlarge"), TrainSetup(world_size=8)).shard is None  # PCIe, by way of two sockets
+    assert groups_of(cluster("g6e.48xlarge"), TrainSetup(world_size=8)).shard is None  # PCIe, nobody says through what
     assert groups_of(cluster("p3dn.24xlarge"), TrainSetup(world_size=8)).shard is not None
     assert groups_of(cluster("p3dn.24xlarge", each=4), TrainSetup(world_size=4)).shard is None  # a part of the mesh
     alone = struct_replace(BUILT_IN.server("DGX-A100"), inter_node=None)
