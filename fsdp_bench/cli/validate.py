@@ -100,7 +100,7 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
         summary=summarize(comparisons, f"measured in {folder}"),
         times=times,
         time_summary=summarize_time(times),
-        rates=f"rates {measured_rates(profile)}" if profile else "rates of datasheets",
+        rates=measured_rates(profile) if profile else "of datasheets",
         agreements=agreements(records),
     )
     if page is not None:

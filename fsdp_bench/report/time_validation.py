@@ -17,7 +17,7 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
     if not summary.num_trials:
         reasons = dict.fromkeys(one.reason for one in comparisons if one.reason)
         return f"time is not compared: {'; '.join(str(reason) for reason in reasons) or 'no trials'}"
-    lines = [f"predicted against measured time: {summary.num_trials} trials; {source}"]
+    lines = [f"predicted against measured time: {summary.num_trials} trials; rates {source}"]
     lines += [f"  {name:<46}{value}" for name, value in time_terms(summary)]
     worst = sorted((one for one in comparisons if one.error is not None), key=lambda one: -abs(one.error or 0.0))
     lines += ["", f"the {min(len(worst), WORST_SHOWN)} worst steps:"]

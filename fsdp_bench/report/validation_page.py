@@ -29,7 +29,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     times: list[TimeComparison]
     time_summary: TimeSummary
     rates: str
-    """Where the rates of predicted times are from."""
+    """Where the rates of predicted times are from: ``measured on ...``, ``of datasheets``."""
     agreements: list[Agreement]
 
 
@@ -82,7 +82,7 @@ def _time(found: Validation) -> list[str]:
         reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
         return [f"Not compared: {'; '.join(map(str, reasons))}."]
     rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
-    return [f"Rates: {found.rates}.", "", "| term | |", "|---|---|", *rows]
+    return [f"Rates {found.rates}.", "", "| term | |", "|---|---|", *rows]
 
 
 def _worst(found: Validation) -> list[str]:
