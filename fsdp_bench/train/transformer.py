@@ -22,14 +22,19 @@ NORM_EPS = 1e-5
 INIT_STD = 0.02
 
 
-def attention(q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
-    """Causal attention with grouped queries; returns B, H, S, E.
+def takes_groups(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether fused attention takes fewer heads of keys and values than of queries.
 
-    The fused CUDA kernels for float32 know no grouped queries, so that keys and values are expanded there: with
-    ``enable_gqa`` torch would fall back to the unfused kernel (aten/native/transformers/cuda/sdp_utils.cpp).
+    The fused CUDA kernels for float32 do not, so that keys and values are expanded there: with ``enable_gqa`` torch
+    would fall back to the unfused kernel (aten/native/transformers/cuda/sdp_utils.cpp).
     """
+    return device.type == "cpu" or dtype is not torch.float32
+
+
+def attention(q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
+    """Causal attention with grouped queries; returns B, H, S, E."""
     groups = q_BHSE.shape[1] // k_BKSE.shape[1]
-    if groups > 1 and q_BHSE.device.type != "cpu" and q_BHSE.dtype is torch.float32:
+    if groups > 1 and not takes_groups(q_BHSE.dtype, q_BHSE.device):
         k_BKSE, v_BKSE = (t.repeat_interleave(groups, dim=1) for t in (k_BKSE, v_BKSE))
         groups = 1
     return F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=groups > 1)
