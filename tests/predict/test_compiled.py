@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.predict import compiled, malloc, step
 from fsdp_bench.predict.allocator import Run, replay
-from fsdp_bench.predict.compiled import compiled_run
+from fsdp_bench.predict.compiled import compiled_run, kept_in
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
@@ -54,7 +54,6 @@ def test_more_blocks_than_a_replay_begins_with_room_for(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("run", [malloc.run, compiled_run()], ids=["plain", "compiled"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_tensor_that_is_not_alive_is_not_freed(run: Run) -> None:
     events = [Event(Kind.ALLOCATE, 0, 512), Event(Kind.FREE, 0, 512), Event(Kind.FREE, 0, 512)]
     with pytest.raises(KeyError, match="a tensor that is not alive"):
@@ -68,9 +67,24 @@ def test_it_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
     for _ in range(2):
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
         subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb*")})
-    assert kept[0]
+        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.o")})
+    assert len(kept[0]) == 1
     assert kept[0] == kept[1]
+
+
+def test_what_is_kept_needs_no_numba(tmp_path: Path) -> None:
+    """Importing numba takes ten times as long as loading the machine code."""
+    code = "import sys; from fsdp_bench.predict.compiled import compiled_run as c; c(); print('numba' in sys.modules)"
+
+    def imports_numba() -> bool:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+        return done.stdout.strip() == "True"
+
+    assert [imports_numba(), imports_numba()] == [True, False]
+    (kept,) = tmp_path.rglob("*.o")
+    kept.write_bytes(b"damaged")
+    assert [imports_numba(), imports_numba()] == [True, False]
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same() -> None:
@@ -85,8 +99,17 @@ def test_where_nothing_can_be_kept_it_is_compiled_all_the_same() -> None:
 
 
 def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = compiled.cache_directory()
+    before = kept_in()
     changed = tmp_path / "malloc.py"
-    changed.write_text(Path(str(compiled.malloc.__file__)).read_text() + "\n# changed\n")
-    monkeypatch.setattr(compiled.malloc, "__file__", str(changed))
-    assert compiled.cache_directory() != before
+    changed.write_text(Path(str(malloc.__file__)).read_text() + "\n# changed\n")
+    monkeypatch.setattr(malloc, "__file__", str(changed))
+    assert kept_in() != before
+
+
+def test_another_processor_or_numba_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {kept_in()}
+    monkeypatch.setattr(compiled, "processor", lambda: "another")
+    found.add(kept_in())
+    monkeypatch.setattr(compiled, "version", lambda package: f"{package} another")
+    found.add(kept_in())
+    assert len(found) == 3
