@@ -113,7 +113,9 @@ class Estimate:
     def context_headroom_bytes(self) -> int | None:
         """What is left for the CUDA context once NCCL has taken the most it may; None where NCCL's part is unknown."""
         taken = self.communicators.num_bytes
-        return None if taken is None or self.unreserved_bytes is None else self.unreserved_bytes - taken.high
+        if taken is None or self.headroom_bytes is None:
+            return None
+        return self.headroom_bytes - (taken.high - taken.low)
 
     @property
     def context_bytes(self) -> int | None:
@@ -134,12 +136,15 @@ class Estimate:
         if self.context_headroom_bytes is not None:
             wanted = CONTEXT_BYTES if self.context_bytes is None else 0
             return self.fits is True and self.context_headroom_bytes < wanted
-        return self.fits is True and (self.unreserved_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
+        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
 
     @property
-    def unreserved_bytes(self) -> int | None:
-        """What the card has beyond the reserved peak, for the CUDA context and NCCL; negative when it does not fit."""
-        return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
+    def headroom_bytes(self) -> int | None:
+        """What the card has beyond the reserved peak and the least that NCCL takes; negative where memory runs out.
+
+        None where the card's memory is not known.
+        """
+        return None if self.room_bytes is None else self.room_bytes - self.memory_needed_bytes
 
     @property
     def memory_needed_bytes(self) -> int:

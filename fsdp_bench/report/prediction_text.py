@@ -103,7 +103,7 @@ def _left(prediction: Prediction) -> str:
     estimate, taken = prediction.estimate, prediction.estimate.communicators.num_bytes
     alone, is_measured = estimate.context_headroom_bytes, estimate.context_bytes is not None
     if taken is None or alone is None:
-        left = format_gib(estimate.unreserved_bytes or 0)
+        left = format_gib(estimate.headroom_bytes or 0)
         return f"{left} left for {'NCCL' if is_measured else 'CUDA context and NCCL'}"
     if alone < 0 or (alone == 0 and not is_measured):
         return f"nothing left{'' if is_measured else ' for the CUDA context'} if NCCL takes {format_gib(taken.high)}"

@@ -68,12 +68,12 @@ def test_it_fits_only_without_retries() -> None:
     large = estimate(LLAMA_8B, setup, cluster("p5.48xlarge"))
     assert large.fits is True
     assert large.allocator.num_alloc_retries == 0
-    assert large.unreserved_bytes is not None
-    assert large.unreserved_bytes > 0
+    assert large.headroom_bytes is not None
+    assert large.headroom_bytes > 0
     small = estimate(LLAMA_8B, setup, cluster("g5.48xlarge"))
     assert small.fits is False
-    assert small.unreserved_bytes is not None
-    assert small.unreserved_bytes < 0
+    assert small.headroom_bytes is not None
+    assert small.headroom_bytes < 0
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,19 @@ def test_it_fits_only_without_retries() -> None:
 def test_it_is_tight_where_the_context_has_too_little_beside_nccl(name: str, least: int) -> None:
     found = estimate(model("gpt2").shape(), TrainSetup(world_size=8), cluster(name))
     assert found.card_bytes is not None
-    for headroom, tight in ((least, False), (least - 1, True)):
-        full = with_fields(found.allocator, peak_reserved_bytes=found.card_bytes - headroom)
+    taken = found.communicators.num_bytes
+    for left, tight in ((least, False), (least - 1, True)):
+        full = with_fields(found.allocator, peak_reserved_bytes=found.card_bytes - left)
         card = with_fields(found, allocator=full)
-        assert (card.fits, card.unreserved_bytes, card.is_tight) == (True, headroom, tight)
+        assert (card.fits, card.is_tight) == (True, tight)
+        assert card.headroom_bytes == left - (taken.low if taken else 0)
 
 
 def test_without_a_card_it_is_not_known_whether_it_fits() -> None:
     setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16)
     found = estimate(LLAMA_8B, setup)
     assert found.fits is None
-    assert found.unreserved_bytes is None
+    assert found.headroom_bytes is None
     assert found.allocator.peak_reserved_bytes >= found.memory.peak_allocated_bytes
 
 
