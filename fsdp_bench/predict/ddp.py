@@ -124,6 +124,9 @@ class Ddp:
             held.append(tape.storage(shard.numel * itemsize, "bucket", Category.REDUCTION_BUFFERS))
         return held
 
+    def lazy_init(self) -> None:
+        """Before the first forward nothing is allocated."""
+
     def after_a_step(self) -> None:
         """Be as a step leaves it: nothing is kept."""
 

@@ -62,7 +62,9 @@ class FlatParamHandle:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
         tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
         whole = [materialize(tape, weight, itemsize) for weight in self.weights]
+        paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
+        del paddings
         if not self.wrapper.is_sharded:
             whole.clear()
             return [] if self.wrapper.offload else [flat]
@@ -70,6 +72,19 @@ class FlatParamHandle:
         del flat
         whole.clear()
         return [] if self.wrapper.offload else [shard]
+
+    def init_attributes(self) -> None:
+        """FlatParamHandle.init_flat_param_attributes: what casts and gathers will fill is allocated once, and let go.
+
+        Also the whole unit in the dtype that is stored, for gathers in full precision, which training has none of.
+        """
+        tape, sizes, category = self.tape, self.sizes, Category.UNSHARDED_PARAMETERS
+        if sizes.casts:
+            tape.storage(self.layout.shard_numel * sizes.compute, "_mp_shard", category)
+        if self.wrapper.is_sharded:
+            tape.storage(self.padded_numel * sizes.compute, "_full_param_padded", category)
+            if sizes.casts:
+                tape.storage(self.padded_numel * sizes.store, "_full_prec_full_param_padded", category)
 
     # -- parameters --------------------------------------------------------------------------------------------
 
@@ -427,6 +442,13 @@ class Fsdp1:
         """Return elements and block of each pinned tensor with offload: _local_shard, and _cpu_grad like it."""
         return [(handle.layout.shard_numel, handle.block) for handle in self.handles]
 
+    def lazy_init(self) -> None:
+        """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
+        for handle in self.handles:
+            if handle.weights:
+                handle.init_attributes()
+        self.is_initialized = True
+
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
         if self.keeps_copies:
@@ -497,6 +519,8 @@ class Fsdp1:
 
     def root_pre_forward(self) -> None:
         """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed)."""
+        if not self.is_initialized:
+            self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
             self.tape.timeline.wait(stream, Stream.COMPUTE)
         if self.zeroed:
@@ -508,6 +532,9 @@ class Fsdp1:
             for handle in self.handles:
                 handle.needs_pre_forward_unshard = True
                 handle.prefetched = False
+
+    is_initialized = False
+    """Whether a forward has begun before."""
 
     zeroed = False
     """Whether the optimizer's zero_grad ran since the gradients were made."""

@@ -382,6 +382,9 @@ class Fsdp2:
         """Return elements and block of each pinned tensor with offload: padded shards, and gradients like them."""
         return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
 
+    def lazy_init(self) -> None:
+        """Before the first forward nothing is allocated."""
+
     def after_a_step(self) -> None:
         """Be as a step leaves it: nothing is kept."""
 

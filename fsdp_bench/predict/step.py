@@ -92,23 +92,45 @@ class Simulation:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors, self.steps_on_host)
 
     def warm_up(self) -> None:
-        """Be as the first step leaves it: with the optimizer's states."""
+        """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
         tape = self.tape
+        self._begin_first_forward()
         self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
             self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
         self.wrapper.after_a_step()
 
+    def _begin_first_forward(self) -> None:
+        """What the wrapper does once, before the first forward's first operator."""
+        given, total = self._given(), self.tape.tensor(1, FP32, "aten::zeros")
+        tokens = given[0] if given else self._tokens()
+        inputs = self._inputs(tokens)
+        self.tape.mark("forward")
+        self.wrapper.lazy_init()
+        self.tape.mark(BETWEEN_STEPS)
+        del given, total, tokens, inputs
+
+    def _given(self) -> list[Tensor]:
+        """Return all micro-batches of a step, where they are made on the device itself."""
+        return [self._tokens() for _ in range(self.setup.gradient_accumulation_steps)] if self.on_host else []
+
+    def _tokens(self) -> Tensor:
+        """Return one micro-batch: the inputs, and a token more."""
+        numel = self.setup.micro_batch_size * (self.setup.sequence_length + 1)
+        return self.tape.tensor(numel, INT64, "tokens")
+
+    def _inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets: views of one sequence, copies of several."""
+        batch, length = self.setup.micro_batch_size, self.setup.sequence_length
+        if batch == 1:
+            return tokens.view(length), tokens.view(length)
+        inputs = self.tape.tensor(batch * length, INT64, "aten::clone")
+        return inputs, self.tape.tensor(batch * length, INT64, "aten::clone")
+
     def step(self) -> None:
         """train/step.py, train_step."""
         setup, tape = self.setup, self.tape
-        tokens_numel = setup.micro_batch_size * (setup.sequence_length + 1)
-        given = (
-            [tape.tensor(tokens_numel, INT64, "tokens") for _ in range(setup.gradient_accumulation_steps)]
-            if self.on_host
-            else []
-        )
-        total = tape.tensor(1, FP32, "aten::zeros")
+        given, total = self._given(), tape.tensor(1, FP32, "aten::zeros")
         count = min(setup.gradient_accumulation_steps, _MICRO_BATCHES)
         for index in range(count):
             is_last = index == count - 1
@@ -116,7 +138,7 @@ class Simulation:
             stands_for = setup.gradient_accumulation_steps - count
             tape.repeats = 1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1
             tape.timeline.repeat(tape.repeats)
-            tokens = given[index] if self.on_host else tape.tensor(tokens_numel, INT64, "tokens")
+            tokens = given[index] if given else self._tokens()
             share = self.forward_backward(tokens)
             del tokens, share
         tape.repeats = 1
@@ -129,15 +151,10 @@ class Simulation:
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""
         setup, tape = self.setup, self.tape
-        batch, length = setup.micro_batch_size, setup.sequence_length
-        self.op.batch = batch
-        if batch > 1:
-            inputs = tape.tensor(batch * length, INT64, "aten::clone")
-            targets = tape.tensor(batch * length, INT64, "aten::clone")
-        else:
-            inputs, targets = tokens.view(length), tokens.view(length)
+        self.op.batch = setup.micro_batch_size
+        inputs, targets = self._inputs(tokens)
         tape.mark("forward")
-        logits: Any = self.model(inputs, length)
+        logits: Any = self.model(inputs, setup.sequence_length)
         tape.mark("loss")
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits

@@ -77,7 +77,8 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     """The largest of the step's phases."""
     peak_phase: str
     phases: dict[str, int]
-    """Peak by phase: forward, loss, backward, optimizer; over all micro-batches."""
+    """Peak by phase: forward, loss, backward, optimizer; over all micro-batches. Of a step in the steady state; forward
+    also of FSDP1's first step."""
     load_bytes: int
     """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways."""
     resident: Resident

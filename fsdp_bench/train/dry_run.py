@@ -25,7 +25,7 @@ from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, TrainSetup, Wrap, impossible
 from fsdp_bench.train.breakdown import Owners
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.fake_tracker import Step
@@ -43,7 +43,7 @@ buckets before the second."""
 
 
 def dry_run(spec: DryRunSpec) -> DryRunReading:
-    """Run two steps and track a third.
+    """Run three steps; track the last one, and the first one's forward.
 
     Raises:
         FsdpBenchError: for what cannot be run dry, with the reason.
@@ -58,25 +58,32 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
         load_bytes = world.tracker.peak_bytes
         owners = Owners(world.tracker, training)
         _watch_logits(training, owners)
-        for _ in range(WARM_STEPS):
+        first = world.tracker.record(lambda: subject.step(training))
+        for _ in range(WARM_STEPS - 1):
             subject.step(training)
         gc.collect()
         step = world.tracker.record(lambda: subject.step(training))
         if spec.trace is not None:
             _write_trace(Path(spec.trace), step)
-        worst = max(step.peaks, key=lambda phase: step.peaks[phase])
+        phases = step.peaks | {"forward": max(step.peaks["forward"], _first_forward(first, setup))}
+        worst = max(phases, key=lambda phase: phases[phase])
         return DryRunReading(
-            peak_allocated_bytes=step.peaks[worst],
+            peak_allocated_bytes=phases[worst],
             peak_phase=worst,
-            phases=step.peaks,
+            phases=phases,
             load_bytes=load_bytes,
             resident=owners.resident(step),
-            breakdown_bytes=owners.breakdown(step),
+            breakdown_bytes=owners.breakdown(step if step.peaks[worst] == phases[worst] else first),
             num_parameters=num_parameters,
             kernels=spec.kernels,
             torch=str(torch.__version__),
             seconds=time.perf_counter() - begin,
         )
+
+
+def _first_forward(first: Step, setup: TrainSetup) -> int:
+    """Return the peak of FSDP1's first forward, which allocates every unit once (init_flat_param_attributes)."""
+    return first.peaks["forward"] if setup.api is Api.FSDP1 else 0
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,14 @@ def test_every_strategy_has_the_peaks_of_a_rank_among_eight(tmp_path: Path) -> N
     for record in records:
         assert (record.outcome, record.device, record.hardware) == (Outcome.OK, "emulated", "cpu"), record.reason
         assert len(record.ranks) == 1
-        memory = record.ranks[0].memory
-        assert memory is not None
-        predicted = predict_memory(record.model, record.setup, CPU_EMULATED).phases
-        phases = {name: size for name, size in memory.phases.items() if name != "load"}
-        assert phases == {name: predicted[name] for name in phases}, record.setup
+        assert_predicted(record)
+
+
+def assert_predicted(record: TrialRecord) -> None:
+    """Every phase is predicted to the byte."""
+    memory = record.ranks[0].memory
+    assert memory is not None
+    assert memory.phases == predict_memory(record.model, record.setup, CPU_EMULATED).phases, record.setup
 
 
 def test_it_agrees_with_real_ranks_but_for_what_gloo_copies(tmp_path: Path) -> None:
@@ -97,6 +100,14 @@ def test_a_world_of_thousands_is_one_process(tmp_path: Path) -> None:
     assert {record.outcome for record in records} == {Outcome.OK}
     assert all(record.step_seconds for record in records)
     assert {record.communication_seconds for record in records} == {None}
+
+
+def test_where_shards_are_next_to_nothing_what_is_whole_for_a_moment_is_predicted(tmp_path: Path) -> None:
+    """Of FSDP1: the padding that it concatenates, and every unit once in full precision before the first forward."""
+    grid = 'api = ["fsdp1", "fsdp2"]\nstrategy = ["FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"]\n'
+    grid += 'precision = "bf16-mixed"\ncheckpointing = "full"\n'
+    for record in sweep(tmp_path, grid, "--emulate-world", 1024):
+        assert_predicted(record)
 
 
 def test_buffers_hold_numbers_and_training_goes_on(tmp_path: Path) -> None:
