@@ -23,7 +23,8 @@ LEGEND = (
     " apart",
     "bytes: of whole messages (an all-gather's output, a reduce-scatter's input); bus bandwidth: bytes / seconds as"
     " nccl-tests' busbw, times (n - 1) / n, twice that for all-reduce",
-    "seconds of a kind: the median over profiled steps, of the rank with the most; copies are in no total",
+    "seconds of a kind: the median over profiled steps, of the rank with the most, which waited longest for its peers:"
+    " kinds may add up to more than the total, and bus bandwidth is less than the links'; copies are in no total",
 )
 
 

@@ -153,7 +153,9 @@ def _memory_words(found: Sequence[Curve]) -> str:
 
 def _label(curve: Curve) -> str:
     """Return a curve's name, how much of the speed on the fewest nodes is kept on the most, and from when it fits."""
-    kept = [] if curve.efficiency is None else [f"{curve.efficiency:.0%} kept"]
+    known = [nodes for nodes, value in zip(curve.nodes, curve.tokens, strict=True) if value is not None]
+    base = f" of {known[0]} nodes'" if known and known[0] > 1 else ""
+    kept = [] if curve.efficiency is None else [f"{curve.efficiency:.0%}{base} kept"]
     fitting = [nodes for nodes, fits in zip(curve.nodes, curve.fits, strict=True) if fits]
     if False in curve.fits:
         kept.append(f"fits from {fitting[0]} nodes" if fitting else "does not fit")

@@ -60,7 +60,9 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
         raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
     points = points_of(predictions)
     if len(points) < 2:
-        raise SpecError(f"trade-off: {len(points)} setups have a known time; two or more, such as --strategy all")
+        if len(predictions) > len(points):
+            raise SpecError("trade-off: no steps' times are known here: nobody documents this hardware's links")
+        raise SpecError("trade-off: one setup is no choice; two or more, such as --strategy all")
     return _figure(points, predictions)
 
 

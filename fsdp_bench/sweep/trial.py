@@ -14,7 +14,7 @@ from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialS
 from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.sweep.machine import Machine, torch_version
 
-_LABELLED = ("strategy", "api", "precision", "offload", "checkpointing", "world_size")
+_LABELLED = ("strategy", "shard_size", "api", "precision", "offload", "checkpointing", "world_size")
 _UNLABELLED = tuple(field for field in TrainSetup.__struct_fields__ if field not in _LABELLED)
 """Fields that a trial's label leaves out."""
 
@@ -25,7 +25,6 @@ _NAMES = {
     "micro_batch_size": "batch",
     "sequence_length": "sequence",
     "gradient_accumulation_steps": "accumulate",
-    "shard_size": "shard group",
 }
 
 
@@ -64,7 +63,8 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
 def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False) -> str:
     """Return what is trained and how, in one short line."""
     world = f"world {setup.world_size}" + (" emulated" if is_emulated else "")
-    words = [shape.name, world, setup.strategy.value, setup.api.value]
+    strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
+    words = [shape.name, world, strategy, setup.api.value]
     words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
     if setup.offload is Offload.PARAMS:
         words.append("offload")
