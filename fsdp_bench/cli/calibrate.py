@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -42,6 +43,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     require_torch()
     counts = _counts(ranks, len(machine.gpus)) if ranks else rank_counts(machine)
     path = out or Path(f"{machine.name}.toml")
+    _check_writable(path)
     with progress_bar(Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(counts) * PARTS)
 
@@ -55,6 +57,16 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     else:
         print(_summary(profile, path))
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse before minutes of measuring what could not be written after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SpecError(f"out: {path} cannot be written: {error.strerror}; name a file in a folder of yours") from None
 
 
 def _counts(words: str, num_gpus: int) -> tuple[int, ...]:

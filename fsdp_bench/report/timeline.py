@@ -27,6 +27,8 @@ CATEGORIES = (
 
 _PLACE = {category: index for index, category in enumerate(CATEGORIES)}
 _SKIPPED = ("load", BETWEEN_STEPS)
+FIRST_FORWARD = "first forward"
+"""What a wrapper does once, before the first forward's first operator."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def timeline(question: Question, num_columns: int, narrowest: float = 0.08) -> T
         narrowest: part of the axis that a phase takes at least, as long as there are few phases.
     """
     step = simulate(question.model, question.setup, question.kernel_set, question.model.num_hidden_layers)
-    found = phases(step.events)
+    found = _shown(phases(step.events))
     spans = _spans(found, narrowest)
     columns: list[Column] = []
     for phase, span in zip(found, spans, strict=True):
@@ -109,6 +111,8 @@ def phases(events: Sequence[Event]) -> list[Phase]:
     for event in events:
         if event.kind == Kind.MARK:
             begins = event.label != name or (name == "forward" and not found)
+            if event.label == BETWEEN_STEPS and found and found[-1][0] == "forward":
+                found[-1] = (FIRST_FORWARD, found[-1][1])
             name, block = event.label, event.number
             if begins and name not in _SKIPPED:
                 found.append((name, [_moment(live, block, operator)]))
@@ -119,6 +123,12 @@ def phases(events: Sequence[Event]) -> list[Phase]:
             if name not in _SKIPPED:
                 found[-1][1].append(_moment(live, block, operator))
     return [Phase(name, tuple(moments)) for name, moments in found]
+
+
+def _shown(found: list[Phase]) -> list[Phase]:
+    """Leave out what only the first step does, unless the peak is there."""
+    highest = max(found, key=lambda phase: max(moment.total for moment in phase.moments))
+    return [phase for phase in found if phase.name != FIRST_FORWARD or phase is highest]
 
 
 def _moment(live: list[int], block: int, operator: str) -> Moment:

@@ -17,5 +17,6 @@ def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
     if profile.device == "cuda" and cards != {profile.device_name}:
         return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(cards)) or 'no card'}"
     if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
-        return "one process alone had all cores, and the calibration is of several ranks that share them"
+        alone = "one process alone had all cores, and the calibration is of several ranks that share them"
+        return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"
     return None

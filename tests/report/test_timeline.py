@@ -213,3 +213,17 @@ def test_too_many_setups_are_refused() -> None:
     answers: list[Prediction] = [answer(question())] * 7
     with pytest.raises(SpecError, match="7 setups are too many"):
         timeline_chart.timeline_figure(answers, [])
+
+
+def test_what_only_the_first_step_does_is_left_out_unless_the_peak_is_there() -> None:
+    """FSDP1 allocates every unit once before its first forward; here in events by hand, at first below the step."""
+
+    def shown(first: int) -> list[str]:
+        events = [Event(Kind.MARK, -1, label="load"), Event(Kind.MARK, -1, label=BETWEEN_STEPS)]
+        for name, size in (("forward", first), (BETWEEN_STEPS, 1), ("forward", 10), ("backward", 20)):
+            events.append(Event(Kind.MARK, -1, label=name))
+            events += [Event(Kind.ALLOCATE, len(events), size), Event(Kind.FREE, len(events), size)]
+        return [phase.name for phase in timeline_module._shown(phases(events))]
+
+    assert shown(5) == ["forward", "backward"]
+    assert shown(30) == ["first forward", "forward", "backward"]

@@ -55,6 +55,13 @@ def test_the_command_writes_a_file_that_predict_reads(tmp_path: Path) -> None:
     assert "tokens/s per GPU" in run_command("predict", *words).stdout
 
 
+@pytest.mark.parametrize("out", ["/proc/none/here.toml", "/proc/here.toml"])
+def test_what_cannot_be_written_is_refused_before_measuring(out: str) -> None:
+    done = run_command("calibrate", "--out", out, timeout=20)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fsdp-bench: out: {out} cannot be written: ")
+
+
 @pytest.mark.parametrize("words", [("--ranks", "two"), ("--ranks", "0"), ("--ranks", "2,,4")])
 def test_ranks_that_are_no_numbers_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
     done = run_command("calibrate", *words, "--out", tmp_path / "here.toml")
