@@ -444,7 +444,7 @@ class Fsdp1:
 
     def lazy_init(self) -> None:
         """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
-        for handle in self.handles:
+        for handle in self._by_block():
             if handle.weights:
                 handle.init_attributes()
         self.is_initialized = True
