@@ -14,6 +14,7 @@ from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.communicators import Communicators, communicators_of
 from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.heap import UNLIMITED
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.predict.memory import STRETCHED_BLOCK, Peak
@@ -36,8 +37,8 @@ DEEPEST = 1000
 MOST_MICRO_BATCHES = 1024
 """Each of which is replayed, in milliseconds."""
 
-LARGEST_PEAK = 2**60
-"""Bytes of one GPU that are predicted: an exbibyte, so that what is reserved beside it is a 64-bit number too."""
+LARGEST_PEAK = UNLIMITED // 8
+"""Bytes of one GPU that are predicted, 32 PiB: what is reserved for them is on no card without limit too much."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""

@@ -20,8 +20,8 @@ NUM_STREAMS = 5
 NUM_POOLS = 2 * NUM_STREAMS
 """A stream has two: ``2 * stream`` for large blocks, and the next one for small ones."""
 
-UNLIMITED = 1 << 46
-"""CARD_BYTES of a card without limit."""
+UNLIMITED = 1 << 58
+"""CARD_BYTES of a card without limit; an expandable segment of each of the pools has as many addresses."""
 
 CARD_BYTES = 0
 """What cudaMalloc and cuMemCreate may hand out to this process."""

@@ -316,18 +316,25 @@ def test_headroom_is_negative_where_what_fits_the_card_leaves_nccl_too_little() 
         assert (found["fits"], found["headroom_bytes"] >= 0) == (fits, fits)
 
 
-def test_a_peak_beyond_an_exbibyte_is_refused(tmp_path: Path) -> None:
-    sizes = {
-        "hidden_size": 2**24,
-        "intermediate_size": 2**24,
-        "num_attention_heads": 2**17,
-        "num_key_value_heads": 2**17,
-    }
-    config = {"model_type": "llama", "num_hidden_layers": 1000, "vocab_size": 32000, "max_position_embeddings": 4096}
-    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
-    done = run_command("predict", "--hf-config", tmp_path / "config.json", "--server", "p5.48xlarge")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "GiB on one GPU is not predicted; up to 1.1e+09 GiB" in done.stderr
+@pytest.mark.parametrize(("width", "layers"), [(2**18, 8), (2**20, 8), (2**20, 200), (2**24, 1000)])
+@pytest.mark.parametrize("more", [(), ("--expandable-segments",)])
+def test_absurd_sizes_are_answered_or_refused_in_one_line(
+    width: int, layers: int, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Peaks of 4 TiB to an exbibyte on one GPU; what is predicted is told with what it needs, and larger than it."""
+    config = {"model_type": "llama", "num_hidden_layers": layers, "vocab_size": 32000, "max_position_embeddings": 4096}
+    config |= dict.fromkeys(("hidden_size", "intermediate_size"), width)
+    config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 128)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("--hf-config", tmp_path / "config.json", "--server", "p5.48xlarge", "--strategy", "NO_SHARD", *more)
+    done = run_command("predict", *words, "--json")
+    if width < 2**24:
+        memory = json.loads(done.stdout)["memory"]
+        assert done.returncode == 3
+        assert 0 < memory["peak_allocated_bytes"] <= memory["needed_bytes"]
+    else:
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "GiB on one GPU is not predicted; up to 3.4e+07 GiB" in done.stderr
 
 
 def test_time_over_pcie_says_what_it_rests_on() -> None:
