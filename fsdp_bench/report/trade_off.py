@@ -60,9 +60,8 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
         raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
     points = points_of(predictions)
     if len(points) < 2:
-        if len(predictions) > len(points):
-            raise SpecError("trade-off: no steps' times are known here: nobody documents this hardware's links")
-        raise SpecError("trade-off: one setup is no choice; two or more, such as --strategy all")
+        known = f"the time of {len(points)} of {len(predictions)} setups is known, two are needed"
+        raise SpecError(f"trade-off: {known}; --strategy all, or predict one to see what is missing")
     return _figure(points, predictions)
 
 
