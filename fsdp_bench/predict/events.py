@@ -5,6 +5,7 @@
     RECORD_STREAM tensor       Tensor.record_stream: the storage is also used on ``stream``
     RECORD_EVENT               ``number`` names an event recorded on ``stream``
     HOST_WAIT                  the host waits until the event ``number`` has happened (Event.synchronize)
+    SYNCHRONIZE                the host waits for all that ``stream`` has been given
     MARK                       a new phase or a new unit begins; nothing happens
 
 Replays read them: memory.py the peaks, allocator.py the segments of the CUDA caching allocator. Sizes are bytes.
@@ -24,7 +25,8 @@ class Kind(IntEnum):
     RECORD_STREAM = 2
     RECORD_EVENT = 3
     HOST_WAIT = 4
-    MARK = 5
+    SYNCHRONIZE = 5
+    MARK = 6
 
 
 class Category(StrEnum):

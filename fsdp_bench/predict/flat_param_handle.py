@@ -6,14 +6,14 @@ one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.predict.events import Category, Stream
 from fsdp_bench.predict.flat_layout import ALIGNMENT_BYTES, FlatLayout
 from fsdp_bench.predict.ledger import Parameter
 from fsdp_bench.predict.tape import Leaf, Node, Storage, Tensor
-from fsdp_bench.predict.transformer import Weight, materialize
+from fsdp_bench.predict.transformer import Module, Weight, materialize
 from fsdp_bench.spec.setup import BackwardPrefetch
 
 if TYPE_CHECKING:
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 class FlatParamHandle:
     """One unit: its flat parameter's shard, its gathered self, its gradient."""
 
-    def __init__(self, wrapper: Fsdp1, weights: list[Weight], is_root: bool) -> None:
+    def __init__(self, wrapper: Fsdp1, unit: Module, weights: list[Weight], is_root: bool) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
         self.sizes = wrapper.sizes
         self.is_root = is_root
         self.weights = weights
+        """In the order of nn.Module.parameters, which is that of the flat parameter."""
+        self.unit = unit
         self.block = weights[0].block if weights else -1
         aligned = ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
         # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
@@ -54,7 +56,7 @@ class FlatParamHandle:
         self.ran_pre_backward = False
         self.post_forward_index = -1
         self.flat = Parameter("flat_param", self.layout.numel, self.sizes.compute)
-        self.flat.node = Leaf(self.tape, self._accumulate)
+        self.flat.node = Leaf(self.tape, self._accumulate, Stream.ALL_GATHER)
         self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
         for weight, seen in zip(weights, self.seen, strict=True):
             weight.seen = seen
@@ -62,7 +64,7 @@ class FlatParamHandle:
     def load(self) -> list[Storage]:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
         tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
-        whole = [materialize(tape, weight, itemsize) for weight in self.weights]
+        whole = [materialize(tape, weight, itemsize) for weight in self._breadth_first()]
         paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
         del paddings
@@ -73,6 +75,14 @@ class FlatParamHandle:
         del flat
         whole.clear()
         return [] if self.wrapper.offload else [shard]
+
+    def _breadth_first(self) -> Iterator[Weight]:
+        """Yield the weights in the order of _get_modules_to_materialize."""
+        own = set(map(id, self.weights))
+        modules = [self.unit]
+        for module in modules:
+            yield from (weight for weight in module.weights if id(weight) in own)
+            modules += module.children
 
     def init_attributes(self) -> None:
         """FlatParamHandle.init_flat_param_attributes: what casts and gathers will fill is allocated once, and let go.
@@ -103,6 +113,7 @@ class FlatParamHandle:
     def _gather(self) -> None:
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
         if self.full_param is not None and not (wrapper.offload and wrapper.is_sharded):
+            wrapper.limit()  # which _unshard asks before it asks whether there is anything to gather
             return
         shard = self._pre_unshard()
         if not wrapper.is_sharded:
@@ -142,7 +153,7 @@ class FlatParamHandle:
         """
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
         numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
-        stream = Stream.ALL_GATHER_COPY_IN if wrapper.is_sharded else Stream.COMPUTE
+        stream = Stream.ALL_GATHER_COPY_IN
         if sizes.casts:  # _use_low_precision_shard
             shard = tape.storage(numel * sizes.compute, "_mp_shard", category, stream)
             if wrapper.offload:
@@ -166,11 +177,13 @@ class FlatParamHandle:
         """_reshard."""
         wrapper = self.wrapper
         if not wrapper.is_sharded:
+            if self.full_param is not None:  # _free_low_precision_sharded_param
+                wrapper.record_stream(self.full_param, self.tape.stream)
             self.full_param = None
             if wrapper.engine.is_running and not wrapper.setup.use_orig_params:
                 self.backward_copy = None
         elif free and self.full_param is not None:
-            wrapper.record_stream(self.full_param, Stream.COMPUTE)
+            wrapper.record_stream(self.full_param, self.tape.stream)
             self.full_param = None
             wrapper.enqueue_free()
         skips_sharded_views = not self.wrapper.engine.is_running and not wrapper.setup.strategy.reshards_after_forward
@@ -209,7 +222,12 @@ class FlatParamHandle:
         return out
 
     def _use_unsharded_views(self) -> None:
-        """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes)."""
+        """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes).
+
+        _unshard makes them with its stream as the current one, and with them the flat parameter's accumulator. So
+        the concatenation and all of _post_backward_hook run there: flat gradients are of that stream's pool, and what
+        gathers waits for the products that compute them.
+        """
         if not self.tape.grad_enabled:
             return
         numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings
@@ -218,11 +236,12 @@ class FlatParamHandle:
         def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
             zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
             flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
-            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize)
+            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize, tape.stream)
             del zeros
             return [flat]
 
         node = Node(tape, backward, [self.flat], [], len(self.seen))
+        node.stream = Stream.ALL_GATHER
         for index, seen in enumerate(self.seen):
             seen.node, seen.output = node, index
 
@@ -230,7 +249,8 @@ class FlatParamHandle:
         if self.grad is None:
             self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
         else:
-            self.tape.timeline.run("aten::add_", 3 * gradient.numel * gradient.itemsize, gradient.itemsize)
+            num_bytes = 3 * gradient.numel * gradient.itemsize
+            self.tape.timeline.run("aten::add_", num_bytes, gradient.itemsize, self.tape.stream)
         # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
@@ -271,7 +291,7 @@ class FlatParamHandle:
             self._use_unsharded_grad_views()
             return
         computed, precision = self.grad, wrapper.setup.precision
-        self.tape.timeline.wait(Stream.REDUCE_SCATTER, Stream.COMPUTE)
+        self.tape.timeline.wait(Stream.REDUCE_SCATTER, self.tape.stream)
         if computed is not None and computed.storage is not None:
             wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:

@@ -49,7 +49,7 @@ class Fsdp1:
         for unit in [*units, model]:
             weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
             taken.update(map(id, weights))
-            handles[id(unit)] = FlatParamHandle(self, weights, unit is model)
+            handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
             unit.put_around(handles[id(unit)].around)
         self.wrapping_order = list(handles.values())
         # The head is registered first and runs last; every other unit runs in the order of its registration.
@@ -133,7 +133,7 @@ class Fsdp1:
             number = self.tape.next_number
             self.tape.next_number += 1
             self._event(Kind.RECORD_EVENT, number)
-            self.tape.timeline.record(Stream.COMPUTE, "free")
+            self.tape.timeline.record(self.tape.stream, "free")
             self._free_events.append(number)
 
     def hook(self, name: str) -> None:
@@ -152,10 +152,10 @@ class Fsdp1:
 
     def record_stream(self, storage: Storage, stream: Stream) -> None:
         """_no_dispatch_record_stream."""
-        self.tape.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
+        self.tape.record_stream(storage, stream)
 
     def _event(self, kind: Kind, number: int) -> None:
-        self.tape.events.append(Event(kind, number, 0, Category.TEMPORARY, Stream.COMPUTE))
+        self.tape.events.append(Event(kind, number, 0, Category.TEMPORARY, self.tape.stream))
 
     # -- order -------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Fsdp1:
             for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
                 self.tape.timeline.wait(Stream.COMPUTE, stream)
             if self.offload:
-                self.tape.timeline.synchronize(Stream.COMPUTE)
+                self.tape.synchronize(Stream.COMPUTE)
         for handle in self._by_block():
             handle.finalize()
         self.post_forward_order.clear()

@@ -34,7 +34,8 @@ class Kernels:
     """A DeviceMesh's tensor of ranks is among what is seen: of real ranks and of one alone, not of a dry run."""
 
     cublas_workspace_bytes: int = 0
-    """Of one thread; there are two (CUBLAS_THREADS). It comes from the caching allocator and stays."""
+    """Of one thread; there are two: one runs forward, and autograd's device thread backward. It comes from the caching
+    allocator with a thread's first product, and stays."""
 
     composite_norms: bool = False
     """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
@@ -112,7 +113,3 @@ def kernels_on(kernels: Kernels, gpu: str | None) -> Kernels:
     if gpu is None or not kernels.cublas_workspace_bytes:
         return kernels
     return replace(kernels, cublas_workspace_bytes=cublas_workspace(gpu))
-
-
-CUBLAS_THREADS = 2
-"""Handles are per thread: one for the thread that runs forward, one for autograd's device thread."""

@@ -42,6 +42,8 @@ class Operators:
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
         self._casts: dict[Parameter, Tensor] = {}
         """autocast's cache of weights."""
+        self._workspaces: dict[bool, Tensor] = {}
+        """cuBLAS's, of the thread that runs forward and of autograd's."""
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -72,7 +74,7 @@ class Operators:
         itemsizes = x.itemsize, y.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-            both = gradients[0].view()
+            both = gradients[0]
             return self._as_input(both, itemsizes[0]), self._as_input(both, itemsizes[1])
 
         return self.record(out, [x, y], [], backward)
@@ -215,8 +217,8 @@ class Operators:
         """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
 
         What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
-        recomputation that needs nothing else ends without it. The input's gradient is a view, which is why it is
-        never added to in place.
+        recomputation that needs nothing else ends without it. Both gradients are views (of _unsafe_view and of t),
+        which is why nothing is ever added to them in place.
         """
         in_features = weight.in_features
         out_features = weight.numel // in_features
@@ -228,7 +230,10 @@ class Operators:
         needs_dx, needs_db = x.node is not None, bias is not None  # no tensor: the graph would hold it
 
         def weight_gradient() -> Tensor:
-            return self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+            dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
+            dw.is_view = True
+            self._make_workspace(in_backward=True)
+            return dw
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
@@ -238,6 +243,7 @@ class Operators:
             if needs_dx:
                 dx = self.temporary(rows * in_features, itemsize, "aten::mm")
                 dx.is_view = True
+                self._make_workspace(in_backward=True)
                 self.timeline.product("nn", rows, in_features, out_features, itemsize)
             if not needs_db:
                 return dx, dw
@@ -254,11 +260,24 @@ class Operators:
 
         def product() -> Tensor:
             self.timeline.product("nt", rows, out_features, in_features, itemsize)
-            return self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+            out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+            self._make_workspace(self.tape.in_backward)
+            return out
 
         out = self.saved_output(product)
         out.node = node
         return out
+
+    def make_workspaces(self) -> None:
+        """Have what the first step's products leave behind."""
+        for in_backward in (False, True):
+            self._make_workspace(in_backward)
+
+    def _make_workspace(self, in_backward: bool) -> None:
+        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays."""
+        size = self.kernels.cublas_workspace_bytes
+        if size and in_backward not in self._workspaces:
+            self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
 
     def end_autocast(self, in_one_block: bool = False) -> None:
         """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""
@@ -312,7 +331,7 @@ class Operators:
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             summed = self.temporary(numel, gradients[0].itemsize, "aten::sum")
             self.run("aten::sum", gradients[0], summed)
-            return gradients[0].view(), summed
+            return gradients[0], summed
 
         return self.record(out, [x, positions], [], backward)
 

@@ -178,6 +178,16 @@ def host_wait(heap: Heap, event: int) -> None:
     heap[HAS_FINISHED] = 1
 
 
+def synchronize(heap: Heap, stream: int) -> None:
+    """cudaStreamSynchronize: the host goes on when all that a stream was given has happened."""
+    for other in range(NUM_STREAMS):
+        ticket = heap[ORDERED + NUM_STREAMS * stream + other]
+        if other == stream or heap[STREAMS_KEEP_PACE]:
+            ticket = heap[TICKET]
+        heap[PASSED + other] = max(heap[PASSED + other], ticket)
+    heap[HAS_FINISHED] = 1
+
+
 class Code(NamedTuple):
     """A program in columns: instructions, then parts of them."""
 
@@ -241,6 +251,8 @@ def run_turn(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
         elif kind == 3:
             record_event(heap, heap[NUM_RECORDED], code[STREAM][index])
             heap[NUM_RECORDED] += 1
-        else:
+        elif kind == 4:
             host_wait(heap, heap[NUM_WAITED])
             heap[NUM_WAITED] += 1
+        else:
+            synchronize(heap, code[STREAM][index])

@@ -34,7 +34,7 @@ BLOCK = 1 << 24
 """What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
 PASS = 1 << 14
 
-_ALLOCATE, _RECORD_EVENT, _MARK = Kind.ALLOCATE, Kind.RECORD_EVENT, Kind.MARK
+_ALLOCATE, _RECORD_EVENT, _HOST_WAIT, _MARK = Kind.ALLOCATE, Kind.RECORD_EVENT, Kind.HOST_WAIT, Kind.MARK
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
@@ -177,7 +177,7 @@ def _cut(events: Iterable[Event], is_plain: bool = False) -> _Cuts | int:
             names.append(-1)
             if kind == _RECORD_EVENT:
                 recorded.append(event[1])
-            elif not recorded or recorded.popleft() != event[1]:
+            elif kind == _HOST_WAIT and (not recorded or recorded.popleft() != event[1]):
                 return event[1]
         kept.append(event)
     parts.append(passes.part(begin, len(kept)))

@@ -15,7 +15,7 @@ from fsdp_bench.predict.ddp import Ddp
 from fsdp_bench.predict.events import Category, Event, Stream
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
-from fsdp_bench.predict.kernels import CUBLAS_THREADS, FP32, INT64, Kernels
+from fsdp_bench.predict.kernels import FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
 from fsdp_bench.predict.memory import SIMULATED_BLOCKS, Course, Peak, Replay
@@ -84,9 +84,6 @@ class Simulation:
             self.resident.append(ranks)
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
-        if workspace := self.op.kernels.cublas_workspace_bytes:
-            for _ in range(CUBLAS_THREADS):
-                self.resident.append(tape.storage(workspace, "getNewWorkspace", Category.TEMPORARY))
         self.shards = self.wrapper.shards(self.model)
         if self.setup.precision.needs_grad_scaler:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, self.has_dtensors, self.steps_on_host)
@@ -95,6 +92,7 @@ class Simulation:
         """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
         tape = self.tape
         self._begin_first_forward()
+        self.op.make_workspaces()
         self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
             self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
@@ -115,9 +113,11 @@ class Simulation:
         return [self._tokens() for _ in range(self.setup.gradient_accumulation_steps)] if self.on_host else []
 
     def _tokens(self) -> Tensor:
-        """Return one micro-batch: the inputs, and a token more."""
+        """Return one micro-batch: the inputs, and a token more; they come from pageable memory, so the host waits."""
         numel = self.setup.micro_batch_size * (self.setup.sequence_length + 1)
-        return self.tape.tensor(numel, INT64, "tokens")
+        tokens = self.tape.tensor(numel, INT64, "tokens")
+        self.tape.synchronize(Stream.COMPUTE)
+        return tokens
 
     def _inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets: views of one sequence, copies of several."""
@@ -147,6 +147,7 @@ class Simulation:
         self.optimizer_step()
         del total, given
         tape.mark(BETWEEN_STEPS)
+        tape.synchronize_device()  # who trains looks at the loss; train/worker.py times the step
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""
@@ -175,7 +176,7 @@ class Simulation:
         if self.states is None:
             self.states = self._optimizer_states()
         if self.scaler is not None:
-            self.tape.timeline.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
+            self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
             optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)

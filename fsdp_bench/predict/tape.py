@@ -8,11 +8,15 @@ The engine is that of torch/csrc/autograd/engine.cpp: of the nodes whose gradien
 created last runs first (ReadyQueue), except gradient accumulators, which run at once (AccumulateGrad's
 sequence number is the largest). A node's gradients are released after it ran, then what it saved (evaluate_function),
 then its outputs are handed on, where a second gradient for the same input is added (input_buffer.cpp).
+
+A node runs on the stream on which its operator ran in forward (Node::stream). A gradient that goes to a node of another
+stream is used there, too: the consumer waits for the producer, and the storage is recorded on its stream.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +49,7 @@ class Tape:
         "events",
         "grad_enabled",
         "hooks",
+        "in_backward",
         "kept",
         "next_number",
         "next_sequence",
@@ -53,6 +58,7 @@ class Tape:
         "rounded",
         "rounding",
         "sent",
+        "stream",
         "timeline",
     )
 
@@ -67,11 +73,15 @@ class Tape:
         self.category = Category.ACTIVATIONS
         """What storages hold that say nothing else."""
         self.grad_enabled = True
+        self.in_backward = False
+        """Whether autograd's thread runs."""
         self.hooks: list[Any] = []
         """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
         self.kept: Any = None
         """Where selective checkpointing keeps outputs of costly operators: see checkpoint.py."""
         self.phase = "load"
+        self.stream = _COMPUTE
+        """The current stream (torch.cuda.current_stream): what is allocated comes from its pool."""
         self.next_number = 0
         self.next_sequence = 0
         self.sent: list[Sent] = []
@@ -84,6 +94,15 @@ class Tape:
         self.sent.append(Sent(kind, group, num_bytes, self.repeats))
         self.timeline.send(kind, group, num_bytes, stream, starts)
 
+    def synchronize(self, stream: Stream) -> None:
+        """``stream.synchronize()``, which is also what copies to pageable host memory do."""
+        self.events.append(Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream))
+        self.timeline.synchronize(stream)
+
+    def synchronize_device(self) -> None:
+        """torch.cuda.synchronize between two steps; no part of their time."""
+        self.events += [Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream) for stream in Stream]
+
     def mark(self, phase: str, block: int = -1) -> None:
         """Begin a phase, or, with a number, that block's part of it."""
         self.phase = phase
@@ -95,14 +114,19 @@ class Tape:
         self.mark(self.phase, block)
 
     def storage(
-        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream = _COMPUTE
+        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream | None = None
     ) -> Storage:
-        """Allocate."""
-        return Storage(self, num_bytes, label, category or self.category, stream)
+        """Allocate, on the current stream unless another one is named."""
+        return Storage(self, num_bytes, label, category or self.category, self.stream if stream is None else stream)
 
     def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
         """Allocate a tensor that needs no gradient."""
-        return Tensor(Storage(self, numel * itemsize, label, category or self.category, _COMPUTE), numel, itemsize)
+        return Tensor(Storage(self, numel * itemsize, label, category or self.category, self.stream), numel, itemsize)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """Tensor.record_stream: nothing where it is the storage's own stream."""
+        if stream is not storage.stream:
+            self.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
 
 
 class Storage:
@@ -187,7 +211,7 @@ class Packed:
 class Node:
     """One operator in the graph."""
 
-    __slots__ = ("backward", "buffer", "edges", "pre_hooks", "saved", "sequence", "waiting")
+    __slots__ = ("backward", "buffer", "edges", "pre_hooks", "saved", "sequence", "stream", "waiting", "waits_for")
 
     def __init__(
         self,
@@ -199,6 +223,10 @@ class Node:
     ) -> None:
         self.sequence = tape.next_sequence
         tape.next_sequence += 1
+        self.stream = tape.stream
+        """The one on which the operator ran."""
+        self.waits_for: Stream | None = None
+        """Another stream, on which gradients for it were computed."""
         self.backward: Backward | None = backward
         self.edges = [(None, 0) if t is None else (t.node, t.output) for t in inputs]
         if saved and tape.hooks:
@@ -224,9 +252,10 @@ class Leaf(Node):
 
     __slots__ = ("accumulate",)
 
-    def __init__(self, tape: Tape, accumulate: Callable[[Tensor], None]) -> None:
+    def __init__(self, tape: Tape, accumulate: Callable[[Tensor], None], stream: Stream = _COMPUTE) -> None:
         super().__init__(tape, self._never, (), ())
         self.sequence = LEAF
+        self.stream = stream
         self.accumulate = accumulate
 
     @staticmethod
@@ -246,33 +275,43 @@ class Engine:
         """Called when all gradients are computed (Variable._execution_engine.queue_callback)."""
         self._ready: list[tuple[int, int, Node]] = []
         self._pushed = 0
+        self._leaf_stream = _COMPUTE
+        """Where the last accumulator ran; they all run on one."""
 
     def run(self, root: Tensor, gradient: Tensor) -> None:
         """Compute all gradients below ``root``."""
         assert root.node is not None
-        self.is_running = True
+        self.is_running = self.tape.in_backward = True
         self._count(root.node)
         tape, node = self.tape, root.node
-        grad_enabled, tape.grad_enabled = tape.grad_enabled, False
+        grad_enabled, tape.grad_enabled, stream = tape.grad_enabled, False, tape.stream
         node.buffer[root.output] = gradient
         del gradient, root
         self._push(node)
         while self._ready:
             node = heapq.heappop(self._ready)[2]
+            tape.stream = node.stream
+            if node.waits_for is not None:
+                tape.timeline.wait(node.stream, node.waits_for)
+                node.waits_for = None
             if node.pre_hooks:
                 for hook in node.pre_hooks:
                     hook()
             if node.sequence == LEAF:
+                self._leaf_stream = node.stream
                 gradients, node.buffer = node.buffer, [None]
                 node.accumulate(gradients.pop())  # type: ignore[attr-defined]
             else:
                 self._evaluate(node)
+        if self._leaf_stream is not stream:  # exec_post_processing
+            tape.timeline.wait(stream, self._leaf_stream)
+        tape.stream = stream
         del node
         for callback in self.callbacks:
             callback()
         self.callbacks.clear()
         tape.grad_enabled = grad_enabled
-        self.is_running = False
+        self.is_running = tape.in_backward = False
 
     def _push(self, node: Node) -> None:
         self._pushed += 1
@@ -302,18 +341,33 @@ class Engine:
                 continue
             gradient, outputs[position] = outputs[position], None
             if gradient is not None:
-                self._add(target.buffer, slot, gradient)
+                if target.stream is not node.stream:
+                    target.waits_for = node.stream
+                    if gradient.storage is not None:
+                        self.tape.record_stream(gradient.storage, target.stream)
+                self._add(target, slot, gradient)
                 del gradient
             target.waiting -= 1
             if not target.waiting:
                 self._push(target)
 
-    def _add(self, buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
-        """InputBuffer::add: keep a first gradient; add a second one, in place where nobody else can see it."""
+    def _add(self, target: Node, slot: int, gradient: Tensor) -> None:
+        """InputBuffer::add: keep a first gradient; add a second one to it, in place where nobody else can see it."""
+        buffer, tape = target.buffer, self.tape
         first = buffer[slot]
-        if first is not None:
-            self.tape.timeline.run("aten::add", 3 * first.numel * first.itemsize, first.itemsize)
-        if first is None or (self.accumulates_in_place and not gradient.is_view):
+        if first is None:
             buffer[slot] = gradient
-        elif not (self.accumulates_in_place and not first.is_view):
-            buffer[slot] = self.tape.tensor(first.numel, first.itemsize, "aten::add", Category.TEMPORARY)
+            return
+        tape.timeline.run("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
+        if self.accumulates_in_place and is_last_reference(first):
+            return
+        storage = tape.storage(first.numel * first.itemsize, "aten::add", Category.TEMPORARY, target.stream)
+        buffer[slot] = Tensor(storage, first.numel, first.itemsize)
+
+
+def is_last_reference(gradient: Tensor) -> bool:
+    """can_accumulate_inplace: whether a buffer alone holds it and its storage; a view holds its base as well.
+
+    The buffer and its user, which is two, this function's argument and getrefcount's.
+    """
+    return not gradient.is_view and sys.getrefcount(gradient) <= 4 and sys.getrefcount(gradient.storage) <= 2

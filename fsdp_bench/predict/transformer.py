@@ -163,6 +163,8 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
     exponents = op.tape.tensor(half, FP32, "aten::div")
     del negative
     frequencies = op.tape.tensor(half, FP32, "aten::pow")
+    if not op.kernels.observed:
+        op.temporary(1, INT64, "aten::pow")  # the base, moved to the device (scalar_to_tensor)
     del exponents
     positions = op.tape.tensor(length, FP32, "aten::arange")
     outer = op.tape.tensor(length * half, FP32, "aten::mul")

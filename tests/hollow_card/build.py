@@ -33,7 +33,9 @@ def main() -> None:
     sources = sorted(HERE.glob("*.c"))
     defined = "".join(source.read_text() for source in sources)
     rest = folder / "rest.c"
-    rest.write_text("".join(f"int {n}(void) {{ return 0; }}\n" for n in sorted(undefined(site)) if f" {n}(" not in defined))
+    rest.write_text(
+        "".join(f"int {n}(void) {{ return 0; }}\n" for n in sorted(undefined(site)) if f" {n}(" not in defined)
+    )
     include = [f"-I{path}" for path in (*site.glob("nvidia/*/include"), HERE)]
     library = folder / "libhollow_card.so"
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared"]

@@ -12,6 +12,7 @@
 
 #define PAGE MEMORY_PAGE
 #define SLOTS (1 << 16)
+#define ADDRESSES ((size_t)64 << 40)
 
 struct range {
     char *begin;
@@ -83,14 +84,19 @@ void memory_give_pages(size_t num_bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A multiple of PAGE, at a multiple of PAGE. */
+/* Addresses grow and are not used twice; the allocator takes the lowest of equal blocks. */
 static char *reserve(size_t size) {
-    char *wide = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (wide == MAP_FAILED) return NULL;
-    size_t before = (PAGE - (uintptr_t)wide % PAGE) % PAGE;
-    if (before) munmap(wide, before);
-    munmap(wide + before + size, PAGE - before);
-    return wide + before;
+    static char *next, *end;
+    if (!next) {
+        char *begin = mmap(NULL, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (begin == MAP_FAILED) return NULL;
+        next = begin + (PAGE - (uintptr_t)begin % PAGE) % PAGE;
+        end = begin + ADDRESSES;
+    }
+    if (size > (size_t)(end - next) || mprotect(next, size, PROT_READ | PROT_WRITE)) return NULL;
+    char *begin = next;
+    next += size;
+    return begin;
 }
 
 static void *handed_out(size_t num_bytes, int with_pages) {
@@ -111,7 +117,10 @@ int memory_release(void *address) {
     struct range range = take(&card, address);
     if (range.has_pages) used -= range.size;
     pthread_mutex_unlock(&lock);
-    if (range.size) munmap(address, range.size);
+    if (range.size) {
+        madvise(address, range.size, MADV_DONTNEED);
+        mprotect(address, range.size, PROT_NONE);
+    }
     return range.size != 0;
 }
 

@@ -38,6 +38,8 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
                     yield kind, stream
                 elif kind == Kind.HOST_WAIT:
                     yield kind, recorded.popleft()
+                elif kind == Kind.SYNCHRONIZE:
+                    yield kind, stream
                 else:
                     if kind == Kind.ALLOCATE:
                         tensors[tensor] = count

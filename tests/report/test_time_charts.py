@@ -150,7 +150,10 @@ def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "the step's time is unknown: all_gather (shard)" in refused.stderr
     one = ("--model", "gpt2", "--server", "p4d.24xlarge")
-    assert "the time of 1 of 1 setups is known, two are needed" in run_command("predict", *one, "--trade-off", tmp_path / "trade.png").stderr
+    assert (
+        "the time of 1 of 1 setups is known, two are needed"
+        in run_command("predict", *one, "--trade-off", tmp_path / "trade.png").stderr
+    )
     drawable = (*one, "--strategy", "all", "--trade-off", tmp_path / "trade.png", "--chart", tmp_path / "step.png")
     alone = (*drawable, "--api", "all", "--scaling", tmp_path / "scaling.png")
     assert "too many for one picture" in run_command("predict", *alone).stderr
