@@ -81,11 +81,12 @@ def replay(
     *,
     host_runs_ahead: bool = True,
     streams_keep_pace: bool = False,
+    steps: int | None = None,
     run: Run = malloc.run,
 ) -> AllocatorReading:
     """Run events, or a program of them, through a fresh allocator, until they end or the card is full.
 
-    The first step fills the cache; for a steady state pass the events of two.
+    The first step fills the cache; for a steady state pass the events of several.
 
     Args:
         events: what happens.
@@ -93,16 +94,18 @@ def replay(
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         host_runs_ahead: see the module.
         streams_keep_pace: see the module.
+        steps: after how many to stop; None for all.
         run: malloc.run, compiled or not.
     """
     program = events if isinstance(events, Program) else plain(events)
     options = expandable_segments, host_runs_ahead, streams_keep_pace
     code, capacity = program.code(), CAPACITY
+    num_parts = len(program.parts) if steps is None else program.num_parts(steps)
     while True:
         fresh = fresh_heap(card_bytes, *options, capacity, program.num_tensors, program.num_events)
         heap: Heap = fresh.tolist() if run is malloc.run else fresh  # Python reads a list faster
         at = array("q", [0] * malloc.PLACES)
-        run(heap, code, len(program.parts), at)
+        run(heap, code, num_parts, at)
         if at[STATUS] != TOO_MANY_BLOCKS:
             break
         capacity *= 2

@@ -18,7 +18,7 @@ from fsdp_bench.predict.heap import UNLIMITED
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.predict.memory import STRETCHED_BLOCK, Peak
-from fsdp_bench.predict.step import BETWEEN_STEPS, first_two_steps, simulate
+from fsdp_bench.predict.step import BETWEEN_STEPS, first_steps, simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -215,7 +215,7 @@ def read_allocator(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
 ) -> AllocatorReading:
     """Return what the caching allocator would show after two steps on a card of a size, or on one without limit."""
-    steps = first_two_steps(shape, setup, kernels)
+    steps = first_steps(shape, setup, kernels)
     return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
 
 

@@ -13,7 +13,7 @@ from fsdp_bench.predict.estimate import Estimate, allocator_room, estimate, refu
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.predict.program import Program
-from fsdp_bench.predict.step import first_two_steps, simulate
+from fsdp_bench.predict.step import first_steps, simulate
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Offload, impossible
@@ -98,20 +98,20 @@ class Judge:
         return needed / cluster.server.host_memory_bytes
 
     def program(self, step: Step) -> Program:
-        """Return what the caching allocator goes through in two steps."""
-        return first_two_steps(step.model, step.setup, self._kernels(step), others_follow=True)
+        """Return what the caching allocator goes through in the first steps."""
+        return first_steps(step.model, step.setup, self._kernels(step), others_follow=True)
 
-    def needed(self, program: Program) -> AllocatorReading:
+    def needed(self, program: Program, steps: int | None = None) -> AllocatorReading:
         """Return what would be reserved on a card without limit: it fits where that is no more."""
-        return self._replay(program, None)
+        return self._replay(program, None, steps)
 
     def on_card(self, program: Program, card_bytes: int) -> AllocatorReading:
         """Return how the caching allocator does on a card, with retries."""
         return self._replay(program, card_bytes)
 
-    def _replay(self, program: Program, card_bytes: int | None) -> AllocatorReading:
+    def _replay(self, program: Program, card_bytes: int | None, steps: int | None = None) -> AllocatorReading:
         return replay_allocator(
-            program, card_bytes, self.expandable_segments, streams_keep_pace=True, run=compiled_run()
+            program, card_bytes, self.expandable_segments, streams_keep_pace=True, steps=steps, run=compiled_run()
         )
 
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:

@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from fsdp_bench.predict.events import Event, Kind
@@ -29,6 +30,9 @@ REPEATED_BLOCK = 2
 
 REACH = 2
 """How many blocks away a block's part may name something."""
+
+LAST_PHASE = "optimizer"
+"""With which a step ends."""
 
 BLOCK = 1 << 24
 """What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
@@ -77,6 +81,8 @@ class Instructions:
     num_each: int
     """Numbers for those of each block."""
     num_blocks: int
+    num_events: int
+    """That are recorded."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,13 @@ class Program:
     @property
     def num_events(self) -> int:
         """No fewer than are recorded."""
-        return (1 + self.extra_blocks) * self.instructions.kind.count(Kind.RECORD_EVENT)
+        return (1 + self.extra_blocks) * self.instructions.num_events
+
+    def num_parts(self, steps: int) -> int:
+        """Return how many parts there are to the end of a step; all of them where there are no more steps."""
+        phases = [part.phase for part in self.parts]
+        ends = [at for at, (phase, after) in enumerate(pairwise(phases), 1) if phase == LAST_PHASE != after]
+        return ends[steps - 1] if steps <= len(ends) else len(phases)
 
     def turns(self, part: Part) -> range:
         """Return the turns in which a part runs: its tensors' numbers grow by ``turn * stride``."""
@@ -274,4 +286,5 @@ def _columns(cuts: _Cuts) -> Instructions:
         num_outside=outside,
         num_each=each,
         num_blocks=1 + max((part.block for part in cuts.parts), default=0),
+        num_events=sum(event[0] == _RECORD_EVENT for event in cuts.events),
     )

@@ -25,7 +25,7 @@ from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA, cublas_workspace
 from fsdp_bench.predict.memory import replay
 from fsdp_bench.predict.published_terms import ADAMW_NOT_STATED, Term, terms_of
-from fsdp_bench.predict.step import events_of_two_steps
+from fsdp_bench.predict.step import events_of_first_steps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
@@ -422,7 +422,7 @@ def predict_case(plan: Plan) -> Prediction:
         whole = estimate(plan.model, plan.setup, plan.gpu)
         return Prediction(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
     kernels = replace(CUDA, cublas_workspace_bytes=cublas_workspace(plan.gpu.name if plan.gpu else None))
-    events = without_reducer(events_of_two_steps(plan.model, plan.setup, kernels))
+    events = without_reducer(events_of_first_steps(plan.model, plan.setup, kernels))
     live = replay(events)
     card = plan.gpu.usable_memory_bytes if plan.gpu else None
     reading = replay_allocator(events, card, streams_keep_pace=True)

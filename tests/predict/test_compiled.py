@@ -40,7 +40,7 @@ def test_random_events_read_the_same(
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(CELLS), st.floats(0.7, 1.1), st.booleans())
 def test_programs_read_the_same_with_and_without_room(cell: Cell, share: float, expandable: bool) -> None:
-    program = step.first_two_steps(replace(cell.model, num_hidden_layers=9), cell.setup, CUDA)
+    program = step.first_steps(replace(cell.model, num_hidden_layers=9), cell.setup, CUDA)
     needed = replay(program, None, expandable).peak_reserved_bytes
     card_bytes = int(share * needed)
     assert replay(program, card_bytes, expandable) == replay(program, card_bytes, expandable, run=compiled_run())

@@ -59,8 +59,8 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
 @given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
 def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
     model = replace(cell.model, num_hidden_layers=layers)
-    short = step.first_two_steps(model, cell.setup, CUDA)
-    whole = plain(step.events_of_two_steps(model, cell.setup, CUDA))
+    short = step.first_steps(model, cell.setup, CUDA)
+    whole = plain(step.events_of_first_steps(model, cell.setup, CUDA))
     assert list(told(short)) == list(told(whole))
 
 
@@ -70,7 +70,7 @@ def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: Sha
     setup = TrainSetup(
         api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
     )
-    found = step.first_two_steps(shape(num_hidden_layers=12), setup, CUDA)
+    found = step.first_steps(shape(num_hidden_layers=12), setup, CUDA)
     assert max(len(found.turns(part)) for part in found.parts) == 12 - program.SIMULATED_BLOCKS + 1
 
 
@@ -81,8 +81,8 @@ def test_a_program_and_its_events_are_one_to_the_allocator(cell: Cell) -> None:
     readings = [
         replay(source, streams_keep_pace=True)
         for source in (
-            step.first_two_steps(model, cell.setup, CUDA),
-            step.events_of_two_steps(model, cell.setup, CUDA),
+            step.first_steps(model, cell.setup, CUDA),
+            step.events_of_first_steps(model, cell.setup, CUDA),
         )
     ]
     assert readings[0] == readings[1]

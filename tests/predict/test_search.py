@@ -225,7 +225,7 @@ class Curve:
     def program(self, step: Step) -> int:
         return self.reserved[step.model.num_hidden_layers - 1]
 
-    def needed(self, reserved: int) -> AllocatorReading:
+    def needed(self, reserved: int, steps: int | None = None) -> AllocatorReading:
         self.num_replays += 1
         return AllocatorReading(reserved, reserved, reserved, 0, None, None)
 

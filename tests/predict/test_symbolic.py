@@ -47,7 +47,7 @@ def test_a_trace_has_the_sizes_of_each_model(
         assert found.events == (step.simulate(same, setup, kernels, 10**6).events if course is None else course.events)
         instructions = step._alike(same, setup, kernels)[0]
         if instructions is not None:
-            program = step.first_two_steps(same, setup, kernels, others_follow=True)
+            program = step.first_steps(same, setup, kernels, others_follow=True)
             assert list(program.instructions.num_bytes) == list(instructions.num_bytes)
             for column in ("parts", "kind", "tensor", "stride", "stream"):
                 assert getattr(program.instructions, column) == getattr(instructions, column)
