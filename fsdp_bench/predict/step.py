@@ -73,6 +73,7 @@ class Simulation:
         self.states: list[Storage] | None = None
         """The optimizer's; None before its first step."""
         self.scaler: Scaler | None = None
+        self.zero_scalar: Storage | None = None
 
     def load(self) -> None:
         """Build and wrap the model."""
@@ -95,8 +96,8 @@ class Simulation:
         self._begin_first_forward()
         self.op.make_workspaces()
         self.states = self._optimizer_states()
-        if self.setup.max_grad_norm is not None and self.setup.api is Api.FSDP1:
-            self.resident.append(tape.storage(FP32, "_zero_scalar", Category.TEMPORARY))
+        if self.setup.max_grad_norm is not None:
+            self._make_zero_scalar()
         self.wrapper.after_a_step()
 
     def _begin_first_forward(self) -> None:
@@ -174,10 +175,10 @@ class Simulation:
             self._over_gradients("aten::_amp_foreach_non_finite_check_and_unscale_", 2)
         if self.setup.max_grad_norm is not None:
             self._clip()
-        if self.states is None:
-            self.states = self._optimizer_states()
         if self.scaler is not None:
             self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
+        if self.states is None:
+            self.states = self._optimizer_states()
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
             optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
@@ -202,8 +203,15 @@ class Simulation:
             return []
         return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
 
+    def _make_zero_scalar(self) -> None:
+        """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""
+        if self.zero_scalar is None and self.setup.api is Api.FSDP1:
+            self.zero_scalar = self.tape.storage(FP32, "_zero_scalar", Category.TEMPORARY)
+            self.tape.synchronize(Stream.COMPUTE)
+
     def _clip(self) -> None:
         """train/step.py, clip_gradients, with as many gradients as the whole model has."""
+        self._make_zero_scalar()
         self._over_gradients("aten::_foreach_norm", 1)
         self._over_gradients("aten::_foreach_mul_", 2)
         is_sharded_fsdp1 = (
