@@ -7,15 +7,16 @@ in fp32, matrix products run on copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.ledger import Operators, Parameter
-from fsdp_bench.predict.optimizer import Shard, marked
+from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.tape import Engine, Leaf, Storage, Tensor
-from fsdp_bench.predict.transformer import Module, Transformer, Weight
+from fsdp_bench.predict.transformer import Module, Transformer, Weight, fill
 from fsdp_bench.spec.setup import TrainSetup
 
 _BROADCAST_BYTES = 250 * 1024**2
@@ -66,9 +67,11 @@ class Ddp:
         self._waiting_numel = 0
         self._seen_numel = 0
         self._bucket_limit = _FIRST_BUCKET_BYTES
-        if sizes.casts:
-            self._autocast = sizes.compute
-            model.around = self.around
+        self._buckets: list[Storage] = []
+        self._has_reduced = False
+        """Whether the first reduction was, and the buckets are not yet rebuilt."""
+        self._was_rebuilt = False
+        model.around = self.around
 
     def _ready(self, numel: int) -> None:
         """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
@@ -95,15 +98,20 @@ class Ddp:
             self.op.tape.timeline.finish()
             self._run("aten::copy_", 2 * self._seen_numel)  # finalize_bucket_dense
             self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
+            self._has_reduced = not self._was_rebuilt
 
     def _run(self, name: str, numel: int) -> None:
         """Issue an operator that reads and writes so many stored elements in all."""
         self.op.tape.timeline.run(name, numel * self.sizes.store, self.sizes.store)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        """torch.autocast around the model's forward."""
+        """_pre_forward, and torch.autocast around the model's forward."""
+        if self._has_reduced and self.reduces_gradients:
+            self._rebuild_buckets()
+        if not self.sizes.casts:
+            return forward(*inputs)
         op = self.op
-        op.autocast = self._autocast
+        op.autocast = self.sizes.compute
         out = forward(*inputs)
         op.end_autocast()
         return out
@@ -113,27 +121,56 @@ class Ddp:
         return [Shard(weight.numel, self.sizes.store, weight.block) for weight in self.weights]
 
     def load(self) -> list[Storage]:
-        """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make the buckets."""
+        """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make one bucket of all."""
         tape, itemsize = self.op.tape, self.sizes.store
         held = []
-        for shard in marked(tape, "load", self.shards(self.model)):
-            held.append(tape.storage(shard.numel * itemsize, "to_empty", Category.PARAMETERS))
+        for weight in self._by_block(self.weights):
+            held.append(tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS))
+        for weight in self._by_block(self.weights):
+            fill(tape, weight)
         total = self.shape.num_parameters * itemsize
         tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
-        for shard in marked(tape, "load", self.shards(self.model)):
-            held.append(tape.storage(shard.numel * itemsize, "bucket", Category.REDUCTION_BUFFERS))
+        self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
         return held
+
+    def _rebuild_buckets(self) -> None:
+        """Reducer::rebuild_buckets, once: buckets in the order in which the first step's gradients came.
+
+        Here a bucket ends with its block, so that blocks are alike; there it may go on into the next one.
+        """
+        self._has_reduced, self._was_rebuilt = False, True
+        self._buckets.clear()
+        tape, limit = self.op.tape, _FIRST_BUCKET_BYTES
+        for block, weights in groupby(reversed(self.weights), key=lambda weight: weight.block):
+            tape.mark_block(block)
+            buckets = [0]
+            for weight in weights:
+                if buckets[-1] >= limit:
+                    buckets.append(0)
+                    limit = _BUCKET_BYTES
+                buckets[-1] += weight.numel * self.sizes.store
+            if len(buckets) > 1 and buckets[-1] < _FIRST_BUCKET_BYTES:
+                rest = buckets.pop()
+                buckets[-1] += rest
+            for num_bytes in buckets:
+                self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
+        tape.mark_block(-1)
+
+    def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
+        """Yield weights, marking whose turn it is."""
+        for weight in weights:
+            self.op.tape.mark_block(weight.block)
+            yield weight
+        self.op.tape.mark_block(-1)
 
     def lazy_init(self) -> None:
         """Before the first forward nothing is allocated."""
 
     def after_a_step(self) -> None:
-        """Be as a step leaves it: nothing is kept."""
+        """Be as the first steps leave it: the buckets are those that stay."""
+        self._rebuild_buckets()
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        tape = self.op.tape
-        for weight, gradient in zip(self.weights, self.gradients, strict=True):
-            tape.mark_block(weight.block)
+        for _weight, gradient in zip(self._by_block(self.weights), self.gradients, strict=True):
             gradient.value = None
-        tape.mark_block(-1)

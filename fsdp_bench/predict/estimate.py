@@ -237,7 +237,7 @@ def estimate(
     refuse_endless(shape, setup)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    kernels = kernels_on(kernels, gpu.name if gpu else None)
+    kernels = kernels_on(kernels, gpu)
     memory = predict_memory(shape, setup, kernels)
     if memory.peak_allocated_bytes > LARGEST_PEAK:
         raise SpecError(

@@ -64,7 +64,7 @@ class FlatParamHandle:
     def load(self) -> list[Storage]:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
         tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
-        whole = [materialize(tape, weight, itemsize) for weight in self._breadth_first()]
+        whole = [storage for own in self._breadth_first() for storage in materialize(tape, own, itemsize)]
         paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
         del paddings
@@ -76,12 +76,12 @@ class FlatParamHandle:
         whole.clear()
         return [] if self.wrapper.offload else [shard]
 
-    def _breadth_first(self) -> Iterator[Weight]:
-        """Yield the weights in the order of _get_modules_to_materialize."""
+    def _breadth_first(self) -> Iterator[list[Weight]]:
+        """Yield each module's own weights in the order of _get_modules_to_materialize."""
         own = set(map(id, self.weights))
         modules = [self.unit]
         for module in modules:
-            yield from (weight for weight in module.weights if id(weight) in own)
+            yield [weight for weight in module.weights if id(weight) in own]
             modules += module.children
 
     def init_attributes(self) -> None:

@@ -137,7 +137,7 @@ class Judge:
 
     def _kernels(self, step: Step) -> Kernels:
         gpu = _gpu(step)
-        return kernels_on(self.kernels, gpu.name if gpu else None)
+        return kernels_on(self.kernels, gpu)
 
 
 def _cluster(step: Step) -> Cluster | None:

@@ -1,7 +1,7 @@
 """Which implementations of operators run, and what CUDA's allocate inside of themselves.
 
-The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13) and have not been compared
-with a card yet. Not modelled, because small or not documented: partial sums of norms' weight gradients, the workspace
+The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13). Those of PyTorch's own host
+code were compared with it on a card without silicon (tests/hollow_card), none with a card yet. Not modelled, because small or not documented: partial sums of norms' weight gradients, the workspace
 of memory-efficient attention's backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
 """
 
@@ -36,6 +36,11 @@ class Kernels:
     cublas_workspace_bytes: int = 0
     """Of one thread; there are two: one runs forward, and autograd's device thread backward. It comes from the caching
     allocator with a thread's first product, and stays."""
+
+    num_multiprocessors: int = 108
+    """An A100's, where no GPU is named."""
+
+    threads_per_multiprocessor: int = 2048
 
     composite_norms: bool = False
     """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
@@ -83,6 +88,42 @@ def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> lis
     return [*indices, partial * width * FP32]
 
 
+def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:
+    """Return what aten::sum allocates beside its result to add up the rows of a matrix, as a bias's gradient needs.
+
+    setReduceConfig in aten/native/cuda/Reduce.cuh: a thread adds up four columns; where each would have 256 rows or more,
+    several blocks share an output, and leave partial sums in fp32 and a counter each in global memory.
+    """
+    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
+    most_threads = _REDUCE_THREADS // vector
+    across, down = _last_power(columns // vector, most_threads), _last_power(rows, most_threads)
+    height = min(down, most_threads // min(across, _WARP))
+    width = min(across, most_threads // height)
+    if rows < min(height * 16, _MOST_VALUES):
+        return []
+    values, grid = -(-rows // height), -(-(columns // vector) // width)
+    wanted = kernels.num_multiprocessors * (kernels.threads_per_multiprocessor // (width * height))
+    if values < _MOST_VALUES or grid > wanted:
+        return []
+    shared = max(min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    if shared <= 1:
+        return []
+    return [FP32 * columns * shared * width * vector, FP32 * grid]
+
+
+_REDUCE_THREADS, _WARP = 512, 32
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+"""That a thread is given."""
+
+
+def _last_power(number: int, most: int) -> int:
+    """Return the largest power of two that is not above a number, nor above ``most``, a power of two itself."""
+    power = most
+    while power > 1 and power > number:
+        power //= 2
+    return power
+
+
 def cublas_workspace(gpu: str | None) -> int:
     """Return cuBLAS's workspace of one thread and stream (aten/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
 
@@ -97,6 +138,9 @@ def cublas_workspace(gpu: str | None) -> int:
     return 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
+CUBLASLT_WORKSPACE_BYTES = 1024 * 1024
+"""aten/cuda/CublasHandlePool.cpp, parseCUDABlasLtWorkspaceSize: for products with a bias (gemm_and_bias)."""
+
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
 
 
@@ -108,8 +152,17 @@ def prefers_cudnn(gpu: Gpu) -> bool:
     return gpu.compute_capability in (9.0, 10.0)
 
 
-def kernels_on(kernels: Kernels, gpu: str | None) -> Kernels:
-    """Return the kernels with the cuBLAS workspace of a GPU of the catalogue."""
+def kernels_on(kernels: Kernels, gpu: Gpu | None) -> Kernels:
+    """Return the kernels as they are on a GPU of the catalogue."""
     if gpu is None or not kernels.cublas_workspace_bytes:
         return kernels
-    return replace(kernels, cublas_workspace_bytes=cublas_workspace(gpu))
+    return replace(
+        kernels,
+        cublas_workspace_bytes=cublas_workspace(gpu.name),
+        num_multiprocessors=gpu.num_multiprocessors or kernels.num_multiprocessors,
+        threads_per_multiprocessor=_THREADS.get(gpu.compute_capability or 0.0, kernels.threads_per_multiprocessor),
+    )
+
+
+_THREADS = {7.5: 1024, 8.6: 1536, 8.7: 1536, 8.9: 1536, 12.0: 1536}
+"""By compute capability, where not 2048 (CUDA C++ Programming Guide, technical specifications)."""

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace
+from fsdp_bench.predict.kernels import (
+    CUBLASLT_WORKSPACE_BYTES,
+    FP32,
+    Kernels,
+    embedding_backward_workspace,
+    sum_over_rows_workspace,
+)
 from fsdp_bench.predict.tape import Backward, Gradients, Node, Tape, Tensor
 
 Saved = Any
@@ -44,6 +50,7 @@ class Operators:
         """autocast's cache of weights."""
         self._workspaces: dict[bool, Tensor] = {}
         """cuBLAS's, of the thread that runs forward and of autograd's."""
+        self._lt_workspaces: dict[bool, Tensor] = {}
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -250,6 +257,10 @@ class Operators:
             dw = weight_gradient()
             del opened
             db = self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS)
+            if not self.kernels.observed:
+                inside = sum_over_rows_workspace(rows, out_features, self.kernels)
+                _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
+                del _workspace
             self.timeline.run("aten::sum", (rows + 1) * out_features * itemsize, itemsize)
             return db, dx, dw
 
@@ -262,22 +273,31 @@ class Operators:
             self.timeline.product("nt", rows, out_features, in_features, itemsize)
             out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
             self._make_workspace(self.tape.in_backward)
+            if bias is not None:
+                self._make_lt_workspace(self.tape.in_backward)
             return out
 
         out = self.saved_output(product)
         out.node = node
         return out
 
-    def make_workspaces(self) -> None:
+    def make_workspaces(self, has_biases: bool, recomputes: bool) -> None:
         """Have what the first step's products leave behind."""
         for in_backward in (False, True):
             self._make_workspace(in_backward)
+            if has_biases and (recomputes or not in_backward):
+                self._make_lt_workspace(in_backward)
 
     def _make_workspace(self, in_backward: bool) -> None:
         """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays."""
         size = self.kernels.cublas_workspace_bytes
         if size and in_backward not in self._workspaces:
             self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
+
+    def _make_lt_workspace(self, in_backward: bool) -> None:
+        """getCUDABlasLtWorkspace: the same for cuBLASLt, which runs products with a bias."""
+        if self.kernels.cublas_workspace_bytes and in_backward not in self._lt_workspaces:
+            self._lt_workspaces[in_backward] = self.temporary(CUBLASLT_WORKSPACE_BYTES, 1, "getCUDABlasLtWorkspace")
 
     def end_autocast(self, in_one_block: bool = False) -> None:
         """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""

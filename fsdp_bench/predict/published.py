@@ -429,7 +429,7 @@ def predict_case(plan: Plan) -> Prediction:
     return Prediction(reading, live.peak_phase, events[live.phases[live.peak_phase].event].label)
 
 
-_REDUCER_LABELS = ("bucket", "_broadcast_coalesced")
+_REDUCER_LABELS = ("initialize_buckets", "rebuild_buckets", "_broadcast_coalesced")
 """ddp.py: what DistributedDataParallel allocates beside the model."""
 
 

@@ -5,7 +5,7 @@ A module's forward holds what its twin in train/ holds, and for as long: who rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fsdp_bench.predict.attention import Heads, attention, merge_heads, split_heads
@@ -34,10 +34,11 @@ class Weight:
         self.seen: Parameter = None  # type: ignore[assignment]  # a wrapper sets it before the first forward
 
 
-def materialize(tape: Tape, weight: Weight, itemsize: int) -> Storage:
-    """Allocate a whole weight and fill it."""
-    whole = tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS)
-    fill(tape, weight)
+def materialize(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[Storage]:
+    """Allocate whole weights, of a module or of a model, then fill them."""
+    whole = [tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS) for weight in weights]
+    for weight in weights:
+        fill(tape, weight)
     return whole
 
 

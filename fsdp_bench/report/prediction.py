@@ -42,7 +42,7 @@ class Question:
     @property
     def kernel_set(self) -> Kernels:
         """The operators with the cuBLAS workspace of the card, as ``estimate`` takes it."""
-        return kernels_on(KERNELS[self.kernels], self.gpu.name if self.gpu else None)
+        return kernels_on(KERNELS[self.kernels], self.gpu)
 
     @property
     def impossible(self) -> str | None:

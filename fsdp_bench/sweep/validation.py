@@ -141,7 +141,7 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
 
 def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
-    kernels = kernels_on(CUDA, gpu.name if gpu else None)
+    kernels = kernels_on(CUDA, gpu)
     predicted = predict_memory(record.model, record.setup, kernels)
     card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     reading = read_allocator(record.model, record.setup, kernels, card)

@@ -88,7 +88,7 @@ def test_a_trial_on_a_gpu_is_compared_in_what_is_reserved_and_in_whether_it_fits
     """With the card's own workspace for matrix products; what NVML shows beyond is the context, and no error."""
     gpu = gpu_by_product_name("NVIDIA H200")
     assert gpu is not None
-    kernels = kernels_on(CUDA, gpu.name)
+    kernels = kernels_on(CUDA, gpu)
     predicted, allocator = predict_memory(MODEL, SETUP, kernels), read_allocator(MODEL, SETUP, kernels, None)
     memory = reading(
         predicted.phases,
