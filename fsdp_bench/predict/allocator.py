@@ -27,7 +27,6 @@ from fsdp_bench.predict.events import Event
 from fsdp_bench.predict.heap import (
     NUM_RETRIES,
     PEAK_ACTIVE,
-    PEAK_ALLOCATED,
     PEAK_RESERVED,
     Heap,
     fresh_heap,
@@ -58,7 +57,9 @@ class AllocatorReading:
     """What torch.cuda.memory_stats() would say after the events, or when they ran out of memory."""
 
     peak_allocated_bytes: int
-    """allocated_bytes.all.peak: blocks in use, with what rounding adds."""
+    """allocated_bytes.all.peak: blocks in use, with what rounding adds, and what was not worth to be split off."""
+    phases: dict[str, int]
+    """The same by phase: label of the last MARK."""
     peak_active_bytes: int
     """active_bytes.all.peak: and blocks whose release is deferred."""
     peak_reserved_bytes: int
@@ -104,14 +105,18 @@ def replay(
     while True:
         fresh = fresh_heap(card_bytes, *options, capacity, program.num_tensors, program.num_events)
         heap: Heap = fresh.tolist() if run is malloc.run else fresh  # Python reads a list faster
-        at = array("q", [0] * malloc.PLACES)
+        at = array("q", [0] * (malloc.PLACES + num_parts))
         run(heap, code, num_parts, at)
         if at[STATUS] != TOO_MANY_BLOCKS:
             break
         capacity *= 2
     full = at[FIRST_FULL_PART]
+    phases: dict[str, int] = {}
+    for part, peak in zip(program.parts, at[malloc.PLACES :], strict=False):
+        phases[part.phase] = max(peak, phases.get(part.phase, 0))
     return AllocatorReading(
-        peak_allocated_bytes=heap[PEAK_ALLOCATED],
+        peak_allocated_bytes=max(phases.values()),
+        phases=phases,
         peak_active_bytes=heap[PEAK_ACTIVE],
         peak_reserved_bytes=heap[PEAK_RESERVED],
         num_alloc_retries=heap[NUM_RETRIES],

@@ -210,7 +210,8 @@ KIND, TENSOR, STRIDE, NUM_BYTES, STREAM, BEGIN, END, FIRST_TURN, TURN_STEP, TURN
 
 PART, TURN, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
 PLACES = 5
-"""Where a program ends, what it ends with, and the part in which the first retry came, or -1."""
+"""Where a program ends, what it ends with, and the part in which the first retry came, or -1. Behind them for each part
+the most that was allocated in it."""
 
 RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
@@ -221,9 +222,11 @@ def run(heap: Heap, code: Code, num_parts: int, at: MutableSequence[int]) -> Non
     at[FIRST_FULL_PART] = -1
     for part in range(num_parts):
         at[PART] = part
+        heap[PEAK_ALLOCATED] = heap[ALLOCATED]
         for turn in range(code[TURNS][part]):
             at[TURN] = code[FIRST_TURN][part] + code[TURN_STEP][part] * turn
             run_turn(heap, code, at)
+            at[PLACES + part] = heap[PEAK_ALLOCATED]
             if heap[NUM_RETRIES] > 0 and at[FIRST_FULL_PART] < 0:
                 at[FIRST_FULL_PART] = part
             if at[STATUS] != RUNNING:

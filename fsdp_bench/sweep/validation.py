@@ -142,7 +142,6 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
 def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
     kernels = kernels_on(CUDA, gpu)
-    predicted = predict_memory(record.model, record.setup, kernels)
     card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     reading = read_allocator(record.model, record.setup, kernels, card)
     fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
@@ -152,7 +151,7 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
     reserved = memory.peak_reserved_bytes
     return Comparison(
         label=label,
-        phases=_phases(predicted.phases, memory.phases),
+        phases=_phases(reading.phases, memory.phases),
         reserved=Bytes(predicted_bytes=reading.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
         fit=fit,
         outside_bytes=_outside(record, memory),

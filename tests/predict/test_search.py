@@ -227,7 +227,7 @@ class Curve:
 
     def needed(self, reserved: int, steps: int | None = None) -> AllocatorReading:
         self.num_replays += 1
-        return AllocatorReading(reserved, reserved, reserved, 0, None, None)
+        return AllocatorReading(reserved, {}, reserved, reserved, 0, None, None)
 
     def on_card(self, reserved: int, _size: int) -> AllocatorReading:
         return self.needed(reserved)
