@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.conftest import run_command
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
 
+ALONE = "emulate = true\nattention = 'flash'"
+"""Neither NCCL nor cuDNN, which the hollow card has not (tests/hollow_card)."""
+
 GRID = """
 world_size = 1
 api = ["fsdp1", "fsdp2"]
@@ -23,6 +27,7 @@ checkpointing = ["none", "selective", "full"]
 """
 
 
+@pytest.mark.skipif("libhollow_card" in os.environ.get("LD_PRELOAD", ""), reason="the hollow card has no NCCL")
 @pytest.mark.parametrize("launcher", ["fork", "torchrun"])
 def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
     launcher: str, write_sweep: Callable[..., Path], tmp_path: Path
@@ -46,7 +51,7 @@ def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
 def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffected(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    file = write_sweep("micro_batch_size = [65536, 1]", "device = 'cuda'\nmemory_limit = '256MiB'")
+    file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
     done = run_command("sweep", file, "--results", tmp_path, "--no-charts", timeout=600)
     assert done.returncode == 0, done.stderr
     records = [read_record(p.read_bytes(), p.name) for p in tmp_path.glob("*/tiny/trials/*.json")]
@@ -61,7 +66,7 @@ def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffe
 def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_memory(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    file = write_sweep("api = 'fsdp2'", "device = 'cuda'")
+    file = write_sweep("api = 'fsdp2'", f"device = 'cuda'\n{ALONE}")
     file.write_text(file.read_text() + "\n[frontier]\ndial = 'micro_batch_size'\n")
     done = run_command("sweep", file, "--results", tmp_path, "--gpu-memory", "256MiB", timeout=600)
     assert done.returncode == 0, done.stderr
@@ -80,7 +85,7 @@ def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Recording begins with the process: the snapshot has the parameters' allocations, and where they came from."""
-    file = write_sweep("micro_batch_size = [65536, 1]", "device = 'cuda'\nmemory_limit = '256MiB'")
+    file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
     words = ("sweep", file, "--results", tmp_path, "--no-charts", "--memory-snapshot")
     assert run_command(*words, timeout=600).returncode == 0
     outcomes = {}
@@ -102,7 +107,7 @@ def test_trials_that_share_a_process_find_what_trials_alone_find(
     """Peaks of every phase, reserved, retries: the CUDA context and cuBLAS are shared, and change none."""
     readings: dict[str, dict[str, object]] = {}
     for launcher in ("fork", "resident"):
-        run = f"device = 'cuda'\nlauncher = '{launcher}'\nemulate = true\ncommunication_steps = 0"
+        run = f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 0\n{ALONE}"
         file = write_sweep(GRID.replace("world_size = 1", "world_size = 8"), run)
         done = run_command("sweep", file, "--results", tmp_path / launcher, "--no-charts", timeout=600)
         assert done.returncode == 0, done.stderr

@@ -1,0 +1,77 @@
+"""Predictions against PyTorch's own CUDA allocator, on drawn setups. Skipped but under card.py: see ``make hollow``.
+
+The bounds are those that issue 6 sets for a real card.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.predict.estimate import read_allocator
+from fsdp_bench.predict.kernels import CUDA, kernels_on
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.record import Outcome, RankReport, RunPlan, TrialSpec
+from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from fsdp_bench.sweep.launchers import ForkServer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif("libhollow_card" not in os.environ.get("LD_PRELOAD", ""), reason="no hollow card: make hollow"),
+]
+
+CELLS = [
+    cell
+    for cell in draw_cells(int(os.environ.get("FSDP_BENCH_TEST_CELLS", "100")), seed=4, device="cuda")
+    if not cell.setup.precision.needs_grad_scaler  # an overflow is decided by values, and there are none
+]
+PLAN = RunPlan(warmup_steps=2, steps=3, communication_steps=0, attention="flash", emulate=True)
+
+
+def measured(cells: list[Cell], folder: Path) -> Iterator[RankReport]:
+    """Train every cell as rank 0 of its world; one process after another takes the trials."""
+    server = ForkServer(folder / "server.log", resident=True)
+    try:
+        for number, cell in enumerate(cells):
+            scratch = folder / str(number)
+            scratch.mkdir()
+            spec = TrialSpec(id=str(number), model=cell.model, setup=cell.setup, run=PLAN, device="cuda")
+            (scratch / "trial.json").write_bytes(to_json(spec))
+            launched = server.start(scratch / "trial.json", scratch, 1, may_share=True)
+            while not launched.finished:
+                launched.wait(1.0)
+            yield from_json((scratch / "rank-0.json").read_bytes(), RankReport)
+    finally:
+        server.close()
+
+
+@pytest.mark.timeout(1800)
+def test_pytorchs_allocator_holds_what_is_predicted(tmp_path: Path) -> None:
+    kernels = kernels_on(CUDA, gpu_by_product_name(os.environ["HOLLOW_CARD_NAME"]))
+    errors: dict[str, list[float]] = {"peak": [], "reserved": []}
+    for cell, report in zip(CELLS, measured(CELLS, tmp_path), strict=True):
+        assert report.outcome is Outcome.OK, (cell.label, report.failure)
+        memory, predicted = report.memory, read_allocator(cell.model, cell.setup, kernels, None)
+        assert memory is not None
+        found = {**memory.phases, "peak": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes}
+        told = {
+            **predicted.phases,
+            "peak": predicted.peak_allocated_bytes,
+            "reserved": predicted.peak_reserved_bytes,
+        }
+        for name, value in found.items():
+            assert value
+            errors.setdefault(name, []).append(told[name] / value - 1)
+            if abs(told[name] / value - 1) > 0.03:
+                print(f"{told[name] / value - 1:+.2%} {name}: {told[name]} for {value}: {cell.label}")
+    for name, relative in errors.items():
+        sizes = sorted(map(abs, relative))
+        print(f"{name}: equal in {sizes.count(0)} of {len(sizes)}, median {median(sizes):.3%}, worst {sizes[-1]:.3%}")
+    assert median(map(abs, errors["peak"])) <= 0.01
+    assert max(map(abs, errors["peak"])) <= 0.03
+    assert median(map(abs, errors["reserved"])) <= 0.05
