@@ -30,7 +30,7 @@ hollow: .venv-hollow/installed
 
 .venv-hollow/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-hollow
-	$(HOLLOW) -m pip install --quiet "torch===2.11.0" "nvidia-cuda-crt==13.0.*"
+	$(HOLLOW) -m pip install --quiet "torch===2.13.0" "nvidia-cuda-crt==13.0.*"
 	$(HOLLOW) -m pip install --quiet --editable '.[train,dev]'
 	touch $@
 

@@ -1,8 +1,9 @@
 """Which implementations of operators run, and what CUDA's allocate inside of themselves.
 
-The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13). Those of PyTorch's own host
-code were compared with it on a card without silicon (tests/hollow_card), none with a card yet. Not modelled, because small or not documented: partial sums of norms' weight gradients, the workspace
-of memory-efficient attention's backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
+The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13). What its own host code
+allocates was compared with it on a card without silicon (tests/hollow_card); kernels have run on none. Not modelled,
+because small or not documented: partial sums of norms' weight gradients, the workspace of memory-efficient attention's
+backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> lis
 def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:
     """Return what aten::sum allocates beside its result to add up the rows of a matrix, as a bias's gradient needs.
 
-    setReduceConfig in aten/native/cuda/Reduce.cuh: a thread adds up four columns; where each would have 256 rows or more,
-    several blocks share an output, and leave partial sums in fp32 and a counter each in global memory.
+    setReduceConfig in aten/native/cuda/Reduce.cuh: a thread adds up four columns; where each would have 256 rows or
+    more, several blocks share an output, and leave partial sums in fp32 and a counter each in global memory.
     """
     vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
     most_threads = _REDUCE_THREADS // vector
@@ -137,9 +138,6 @@ def cublas_workspace(gpu: str | None) -> int:
         return 1024 * 32 * 1024
     return 4096 * 1024 * 2 + 16 * 1024 * 8
 
-
-CUBLASLT_WORKSPACE_BYTES = 1024 * 1024
-"""aten/cuda/CublasHandlePool.cpp, parseCUDABlasLtWorkspaceSize: for products with a bias (gemm_and_bias)."""
 
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from fsdp_bench.predict.events import Category
 from fsdp_bench.predict.kernels import (
-    CUBLASLT_WORKSPACE_BYTES,
     FP32,
     Kernels,
     embedding_backward_workspace,
@@ -50,7 +49,6 @@ class Operators:
         """autocast's cache of weights."""
         self._workspaces: dict[bool, Tensor] = {}
         """cuBLAS's, of the thread that runs forward and of autograd's."""
-        self._lt_workspaces: dict[bool, Tensor] = {}
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -273,31 +271,25 @@ class Operators:
             self.timeline.product("nt", rows, out_features, in_features, itemsize)
             out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
             self._make_workspace(self.tape.in_backward)
-            if bias is not None:
-                self._make_lt_workspace(self.tape.in_backward)
             return out
 
         out = self.saved_output(product)
         out.node = node
         return out
 
-    def make_workspaces(self, has_biases: bool, recomputes: bool) -> None:
+    def make_workspaces(self) -> None:
         """Have what the first step's products leave behind."""
         for in_backward in (False, True):
             self._make_workspace(in_backward)
-            if has_biases and (recomputes or not in_backward):
-                self._make_lt_workspace(in_backward)
 
     def _make_workspace(self, in_backward: bool) -> None:
-        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays."""
+        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays.
+
+        cuBLASLt, which runs products with a bias, shares it; torch 2.11 has 1 MiB more for that.
+        """
         size = self.kernels.cublas_workspace_bytes
         if size and in_backward not in self._workspaces:
             self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
-
-    def _make_lt_workspace(self, in_backward: bool) -> None:
-        """getCUDABlasLtWorkspace: the same for cuBLASLt, which runs products with a bias."""
-        if self.kernels.cublas_workspace_bytes and in_backward not in self._lt_workspaces:
-            self._lt_workspaces[in_backward] = self.temporary(CUBLASLT_WORKSPACE_BYTES, 1, "getCUDABlasLtWorkspace")
 
     def end_autocast(self, in_one_block: bool = False) -> None:
         """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""

@@ -28,7 +28,7 @@ from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.timeline import Timeline
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 CUDA_BLOCK_BYTES = 512
@@ -92,10 +92,8 @@ class Simulation:
 
     def warm_up(self) -> None:
         """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
-        tape = self.tape
         self._begin_first_forward()
-        recomputes = self.setup.checkpointing is not Checkpointing.NONE
-        self.op.make_workspaces(has_biases=self.shape.family is Family.GPT2, recomputes=recomputes)
+        self.op.make_workspaces()
         self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None:
             self._make_zero_scalar()

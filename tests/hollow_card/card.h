@@ -16,6 +16,7 @@ int memory_release(void *address);         /* 0: no such address */
 int memory_holds(const void *address);   /* whether the card, not the host, has it */
 size_t memory_total(void);
 size_t memory_used(void);
+int memory_is_used(void); /* by this process */
 
 void *pinned_allocate(size_t num_bytes);
 void pinned_register(void *address, size_t num_bytes);

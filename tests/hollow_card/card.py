@@ -1,10 +1,10 @@
 """Run a command with a GPU that is none: ``python tests/hollow_card/card.py COMMAND ...`` beside a CUDA build of torch.
 
-PyTorch's CUDA code runs, all of it: the caching allocator, operators' host code, FSDP's streams. Only NVIDIA's libraries
-are others: memory is handed out and counted, events follow each other, and kernels do nothing. So what PyTorch
-allocates is what it would allocate on a card, while nothing is computed and no time is told. Not there: NCCL, cuDNN,
-cuBLASLt's choice of algorithms, torch.compile. Values that the host reads from the card decide nothing, but for an
-overflow in fp16, which may then be seen where none is.
+PyTorch's CUDA code runs, all of it: the caching allocator, operators' host code, FSDP's streams. Only NVIDIA's
+libraries are others: memory is handed out and counted, events follow each other, and kernels do nothing. So what
+PyTorch allocates is what it would allocate on a card, while nothing is computed and no time is told. Not there: NCCL,
+cuDNN, cuBLASLt's choice of algorithms, torch.compile. Values that the host reads from the card decide nothing, but for
+an overflow in fp16, which may then be seen where none is.
 
 The environment says which card: HOLLOW_CARD_NAME, HOLLOW_CARD_BYTES, HOLLOW_CONTEXT_BYTES, HOLLOW_CAPABILITY,
 HOLLOW_MULTIPROCESSORS (an H200), and HOLLOW_HOST how far ahead of it the host is (order.c).

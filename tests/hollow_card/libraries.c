@@ -128,6 +128,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory) {
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct nvml_process *processes) {
     (void)device;
+    if (!memory_is_used()) return *count = 0, 0;
     if (*count < 1) return *count = 1, 7; /* NVML_ERROR_INSUFFICIENT_SIZE */
     *count = 1;
     *processes = (struct nvml_process){(unsigned)getpid(), memory_used(), 0, 0};

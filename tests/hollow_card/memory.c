@@ -37,6 +37,8 @@ size_t memory_total(void) { return from_environment("HOLLOW_CARD_BYTES", (size_t
 
 size_t memory_used(void) { return used + from_environment("HOLLOW_CONTEXT_BYTES", 0); }
 
+int memory_is_used(void) { return used > 0; }
+
 static void insert(struct ranges *ranges, char *begin, size_t size, int has_pages) {
     if (ranges->count == SLOTS) abort();
     ranges->slots[ranges->count++] = (struct range){begin, size, has_pages};
