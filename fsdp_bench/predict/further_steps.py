@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from fsdp_bench.predict.events import Event, Kind
 
-_MAKES = (Kind.ALLOCATE, Kind.RECORD_EVENT)
+_ALLOCATE, _FREE, _RECORD_EVENT, _HOST_WAIT = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_EVENT, Kind.HOST_WAIT
+_MAKES = {Kind.ALLOCATE, Kind.RECORD_EVENT}
 """What gives a name."""
 _new = tuple.__new__
 
@@ -21,33 +22,48 @@ def repeat(events: Sequence[Event], begin: int, times: int) -> list[Event] | Non
     None where that step does not leave behind what it found: then it is not like the ones that follow it.
     """
     step = events[begin:]
-    handed_on = _handed_on(events[:begin], step)
+    handed_on = _handed_on(events, begin)
     if handed_on is None:
         return None
-    made = [event.number for event in step if event.kind in _MAKES]
-    unused = 1 + max((event.number for event in events), default=0)
+    made = [event[1] for event in step if event[0] in _MAKES]
+    unused = 1 + max([event[1] for event in events], default=0)
+    rest = [event[2:] for event in step]
     further: list[Event] = []
     names: dict[int, int] = {}
     for _ in range(times):
         found = {old: names.get(new, new) for old, new in handed_on.items()}
         names = found | dict(zip(made, range(unused, unused + len(made)), strict=True))
         unused += len(made)
-        further += [_new(Event, (event[0], names.get(event[1], event[1]), *event[2:])) for event in step]
+        name = names.get
+        further += [
+            _new(Event, (event[0], name(event[1], event[1]), *others)) for event, others in zip(step, rest, strict=True)
+        ]
     return further
 
 
-def _handed_on(before: Sequence[Event], step: Sequence[Event]) -> dict[int, int] | None:
+def _handed_on(events: Sequence[Event], begin: int) -> dict[int, int] | None:
     """Map what a step found and used up to what it left in its place; None where that is not as much."""
-    freed = {event.number for event in step if event.kind is Kind.FREE}
-    found = {e.number: e.label for e in before if e.kind is Kind.ALLOCATE and e.number in freed}
-    left = {e.number: e.label for e in step if e.kind is Kind.ALLOCATE and e.number not in freed}
-    queued, queued_after = _queue(before), _queue([*before, *step])
-    if list(found.values()) != list(left.values()) or len(queued) != len(queued_after):
+    labels: tuple[dict[int, str], dict[int, str]] = {}, {}  # of what is alive: made before the step, and in it
+    queue: dict[int, None] = {}  # what was recorded and not waited for, in its order
+    used_up: set[int] = set()
+    queued: list[int] = []
+    alive = labels[0]
+    for index, event in enumerate(events):
+        if index == begin:
+            alive, queued = labels[1], list(queue)
+        kind, number = event[0], event[1]
+        if kind == _ALLOCATE:
+            alive[number] = event[5]
+        elif kind == _FREE:
+            if number in alive:
+                del alive[number]
+            else:
+                used_up.add(number)
+        elif kind == _RECORD_EVENT:
+            queue[number] = None
+        elif kind == _HOST_WAIT:
+            del queue[number]
+    found = [number for number in labels[0] if number in used_up]
+    if [labels[0][number] for number in found] != list(labels[1].values()) or len(queued) != len(queue):
         return None
-    return dict(zip([*found, *queued], [*left, *queued_after], strict=True))
-
-
-def _queue(events: Sequence[Event]) -> list[int]:
-    """Return the events that were recorded and not waited for, in their order."""
-    waited = {event.number for event in events if event.kind is Kind.HOST_WAIT}
-    return [e.number for e in events if e.kind is Kind.RECORD_EVENT and e.number not in waited]
+    return dict(zip([*found, *queued], [*labels[1], *queue], strict=True))

@@ -83,6 +83,10 @@ class Instructions:
     num_blocks: int
     num_events: int
     """That are recorded."""
+    num_repeated: int = 0
+    """Instructions of a step that is there several times, at the end."""
+    repetitions: int = 0
+    """How often besides the first."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +156,16 @@ def plain(events: Iterable[Event]) -> Program:
     return Program(replace(columns, num_bytes=array("q", columns.num_bytes)), 0)
 
 
-def alike(events: Sequence[Event]) -> Instructions | None:
-    """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike."""
+def alike(events: Sequence[Event], others: Sequence[Event] = ()) -> Instructions | None:
+    """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike.
+
+    ``others`` is a repetition of what they do, which is known to be alike when they are.
+    """
     cuts = _cut(events)
-    return None if isinstance(cuts, int) or not _repeats(cuts) else _columns(cuts)
+    if isinstance(cuts, int) or not _repeats(cuts):
+        return None
+    whole = _cut([*events, *others]) if others else cuts
+    return None if isinstance(whole, int) else _columns(whole)
 
 
 def _cut(events: Iterable[Event], is_plain: bool = False) -> _Cuts | int:

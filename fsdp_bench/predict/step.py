@@ -12,7 +12,7 @@ from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.predict.ddp import Ddp
-from fsdp_bench.predict.events import Category, Event, Stream
+from fsdp_bench.predict.events import Category, Event, Kind, Stream
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
 from fsdp_bench.predict.further_steps import repeat
@@ -325,35 +325,49 @@ def first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_f
     if extra > 0:
         instructions, sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
         if instructions is not None:
-            return Program(replace(instructions, num_bytes=array("q", sizes)), extra)
+            num_bytes = array("q", sizes)
+            num_bytes += num_bytes[len(num_bytes) - instructions.num_repeated :] * instructions.repetitions
+            return Program(replace(instructions, num_bytes=num_bytes), extra)
     return program.plain(events_of_first_steps(shape, setup, kernels))
 
 
 def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[program.Instructions | None, Sequence[int]]:
-    """Return what a model's blocks do in these steps, and sizes; None where blocks differ."""
+    """Return what a model's blocks do in these steps, and sizes; None where blocks differ.
+
+    Sizes are told once of the step that is repeated.
+    """
     simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
-    found = program.alike(_first_steps(simulation)) if simulation.is_stretchable else None
-    return found, () if found is None else found.num_bytes
+    if not simulation.is_stretchable:
+        return None, ()
+    simulated, others, repetitions = _first_steps(simulation)
+    found = program.alike(simulated, others)
+    if found is None:
+        return None, ()
+    num_written = sum(event[0] != Kind.MARK for event in others)
+    found = replace(found, num_repeated=num_written // max(repetitions, 1), repetitions=repetitions)
+    return found, found.num_bytes[: len(found.num_bytes) - num_written]
 
 
 def events_of_first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
     """Return the same with every block simulated."""
-    return _first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers))
+    simulated, others, _repetitions = _first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers))
+    return simulated + others
 
 
-def _first_steps(simulation: Simulation) -> list[Event]:
-    """Simulate steps until one is as those that follow it, which is the second or the third; write out the others."""
+def _first_steps(simulation: Simulation) -> tuple[list[Event], list[Event], int]:
+    """Simulate steps until one is as those that follow it, which is the second or the third; write out the others.
+
+    Returns what was simulated, what was written out, and how many steps that is.
+    """
     simulation.load()
     simulation.step()
-    for done in range(2, STEPS):
+    for done in range(2, STEPS + 1):
         begin = len(simulation.tape.events)
         simulation.step()
-        events = simulation.tape.events
-        others = repeat(events, begin, STEPS - done)
+        others = repeat(simulation.tape.events, begin, STEPS - done)
         if others is not None:
-            return _events(simulation.tape) + others
-    simulation.step()
-    return _events(simulation.tape)
+            break
+    return _events(simulation.tape), others or [], STEPS - done
 
 
 def _events(tape: Tape) -> list[Event]:
