@@ -191,7 +191,7 @@ def test_of_several_setups_one_that_fits_is_enough() -> None:
     "words",
     [
         (*LLAMA, "--strategy", "ddp"),
-        (*LLAMA, "--strategy", "zero2"),
+        (*LLAMA, "--strategy", "zero2", "--batch", "4"),
         (*LLAMA, "--nodes", "4", "--seq", "32768", "--precision", "bf16-mixed"),
         ("--model", "Llama-3.1-70B", "--server", "p5.48xlarge", "--nodes", "2", "--seq", "8192", "--batch", "2"),
     ],
