@@ -1,4 +1,4 @@
-"""From which stream's pool things come, and what is allocated once: what PyTorch's own allocator showed (hollow_card)."""
+"""From which stream's pool things come, and what is allocated once: as PyTorch's own allocator shows (hollow_card)."""
 
 from __future__ import annotations
 
