@@ -69,8 +69,10 @@ def test_a_shared_process_changes_no_number(tmp_path: Path) -> None:
 
 def test_a_trial_that_runs_out_of_memory_ends_the_process_and_nothing_else(tmp_path: Path) -> None:
     """The next trial gets a fresh process."""
-    grid = 'api = "fsdp1"\nstrategy = "NO_SHARD"\nworld_size = 2\nmicro_batch_size = [1, 512, 2, 4]\n'
-    records = sweep(tmp_path / "shared", "resident", grid, run='memory_limit = "64 MiB"')
+    batches = [1, 512, 2, 4]  # two may start in one second, which is all that a record tells
+    grid = f'api = "fsdp1"\nstrategy = "NO_SHARD"\nworld_size = 2\nmicro_batch_size = {batches}\n'
+    found = sweep(tmp_path / "shared", "resident", grid, run='memory_limit = "64 MiB"')
+    records = sorted(found, key=lambda record: batches.index(record.setup.micro_batch_size))
     assert [record.outcome for record in records] == [Outcome.OK, Outcome.OOM_HOST, Outcome.OK, Outcome.OK]
     assert [place(record)[1] for record in records] == [1, 2, 1, 2]
 

@@ -66,7 +66,7 @@ def alone(device_type: str) -> dict[str, list[torch.Tensor]]:
     assert work.wait()
     gather(torch.empty(0), torch.empty(0))
     output, shard = torch.empty(6), torch.tensor([5.0, 7.0])
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         gather(output, shard)
     copies = sum(event.name == "aten::copy_" for event in profiled.events() or ())
     return {"scattered": [part], "gathered": [whole, in_place], "copies": [torch.tensor(copies)]}
