@@ -139,7 +139,7 @@ int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, struct n
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) { return (void)id, *device = handle, 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, 0; }
-int nvmlDeviceGetGpuFabricInfoV(void) { return NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void) { return 0; } /* in no fabric: the answer is left as it is, zeros */
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }
 int nvmlSystemGetDriverVersion(char *version, unsigned length) { return strncpy(version, "none", length), 0; }
