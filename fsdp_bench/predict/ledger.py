@@ -10,12 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdp_bench.predict.events import Category
-from fsdp_bench.predict.kernels import (
-    FP32,
-    Kernels,
-    embedding_backward_workspace,
-    sum_over_rows_workspace,
-)
+from fsdp_bench.predict.kernels import FP32, Kernels, embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.predict.tape import Backward, Gradients, Node, Tape, Tensor
 
 Saved = Any
@@ -254,13 +249,7 @@ class Operators:
                 return dx, dw
             dw = weight_gradient()
             del opened
-            db = self.tape.tensor(out_features, itemsize, "aten::sum", Category.GRADIENTS)
-            if not self.kernels.observed:
-                inside = sum_over_rows_workspace(rows, out_features, self.kernels)
-                _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
-                del _workspace
-            self.timeline.run("aten::sum", (rows + 1) * out_features * itemsize, itemsize)
-            return db, dx, dw
+            return self._sum_over_rows(rows, out_features, itemsize), dx, dw
 
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
@@ -275,6 +264,14 @@ class Operators:
 
         out = self.saved_output(product)
         out.node = node
+        return out
+
+    def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
+        """aten::sum of a bias's gradient."""
+        out = self.tape.tensor(columns, itemsize, "aten::sum", Category.GRADIENTS)
+        inside = [] if self.kernels.observed else sum_over_rows_workspace(rows, columns, self.kernels)
+        _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
+        self.timeline.run("aten::sum", (rows + 1) * columns * itemsize, itemsize)
         return out
 
     def make_workspaces(self) -> None:

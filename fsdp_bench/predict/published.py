@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 
 import msgspec
@@ -22,7 +22,7 @@ from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.estimate import estimate
 from fsdp_bench.predict.events import Event, Kind
-from fsdp_bench.predict.kernels import CUDA, cublas_workspace
+from fsdp_bench.predict.kernels import CUDA, kernels_on
 from fsdp_bench.predict.memory import replay
 from fsdp_bench.predict.published_terms import ADAMW_NOT_STATED, Term, terms_of
 from fsdp_bench.predict.step import events_of_first_steps
@@ -421,7 +421,7 @@ def predict_case(plan: Plan) -> Prediction:
     if plan.has_reducer:
         whole = estimate(plan.model, plan.setup, plan.gpu)
         return Prediction(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
-    kernels = replace(CUDA, cublas_workspace_bytes=cublas_workspace(plan.gpu.name if plan.gpu else None))
+    kernels = kernels_on(CUDA, plan.gpu)
     events = without_reducer(events_of_first_steps(plan.model, plan.setup, kernels))
     live = replay(events)
     card = plan.gpu.usable_memory_bytes if plan.gpu else None

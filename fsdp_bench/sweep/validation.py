@@ -149,10 +149,11 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
     if memory is None or record.outcome is not Outcome.OK:
         return Comparison(label=label, fit=fit)
     reserved = memory.peak_reserved_bytes
+    whole = reading if reading.out_of_memory is None else read_allocator(record.model, record.setup, kernels, None)
     return Comparison(
         label=label,
-        phases=_phases(reading.phases, memory.phases),
-        reserved=Bytes(predicted_bytes=reading.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
+        phases=_phases(whole.phases, memory.phases),
+        reserved=Bytes(predicted_bytes=whole.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
         fit=fit,
         outside_bytes=_outside(record, memory),
     )

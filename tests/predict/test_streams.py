@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdp_bench.predict.events import Event, Kind, Stream
 from fsdp_bench.predict.kernels import CUDA, sum_over_rows_workspace
 from fsdp_bench.predict.step import events_of_first_steps
+from fsdp_bench.predict.tape import Tape, Tensor, is_last_reference
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.predict.test_step import shape
 
@@ -72,5 +75,24 @@ def test_each_thread_makes_its_workspace_with_its_first_product() -> None:
     ],
 )
 def test_a_sum_over_rows_takes_what_pytorch_asks_its_allocator_for(rows: int, columns: int, found: list[int]) -> None:
-    """Read from torch 2.11's and 2.13's memory history for 132 multiprocessors (make hollow)."""
-    assert sum_over_rows_workspace(rows, columns, CUDA) == found
+    """Read from torch's memory history on a card of 132 multiprocessors (make hollow; test_sums.py draws others)."""
+    assert sum_over_rows_workspace(rows, columns, replace(CUDA, num_multiprocessors=132)) == found
+
+
+def test_only_what_nobody_else_holds_is_added_to_in_place() -> None:
+    """Counted as Engine._add does; a new Python may count differently."""
+
+    def asked(buffer: list[Tensor]) -> bool:
+        first = buffer[0]
+        return is_last_reference(first)
+
+    tape = Tape()
+    alone = [tape.tensor(4, 4, "gradient")]
+    assert asked(alone)
+    also = alone[0]
+    assert not asked(alone)
+    del also
+    assert asked(alone)
+    detached = alone[0].detach()
+    assert not asked(alone)
+    assert not asked([detached])
