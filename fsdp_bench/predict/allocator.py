@@ -31,7 +31,16 @@ from fsdp_bench.predict.heap import (
     Heap,
     fresh_heap,
 )
-from fsdp_bench.predict.malloc import FIRST_FULL_PART, INSTRUCTION, OUT_OF_MEMORY, PART, STATUS, TOO_MANY_BLOCKS, TURN
+from fsdp_bench.predict.malloc import (
+    ENDED,
+    FIRST_FULL_PART,
+    INSTRUCTION,
+    OUT_OF_MEMORY,
+    PART,
+    STATUS,
+    TOO_MANY_BLOCKS,
+    TURN,
+)
 from fsdp_bench.predict.program import Program, plain
 
 CAPACITY = 2048
@@ -75,17 +84,8 @@ Run = Callable[..., None]
 """malloc.run, or what compiled.py makes of it."""
 
 
-def replay(
-    events: Program | Iterable[Event],
-    card_bytes: int | None = None,
-    expandable_segments: bool = False,
-    *,
-    host_runs_ahead: bool = True,
-    streams_keep_pace: bool = False,
-    steps: int | None = None,
-    run: Run = malloc.run,
-) -> AllocatorReading:
-    """Run events, or a program of them, through a fresh allocator, until they end or the card is full.
+class Replay:
+    """Events, or a program of them, that run through a fresh allocator, step by step.
 
     The first step fills the cache; for a steady state pass the events of several.
 
@@ -95,34 +95,87 @@ def replay(
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         host_runs_ahead: see the module.
         streams_keep_pace: see the module.
-        steps: after how many to stop; None for all.
         run: malloc.run, compiled or not.
     """
-    program = events if isinstance(events, Program) else plain(events)
-    options = expandable_segments, host_runs_ahead, streams_keep_pace
-    code, capacity = program.code(), CAPACITY
-    num_parts = len(program.parts) if steps is None else program.num_parts(steps)
-    while True:
-        fresh = fresh_heap(card_bytes, *options, capacity, program.num_tensors, program.num_events)
-        heap: Heap = fresh.tolist() if run is malloc.run else fresh  # Python reads a list faster
-        at = array("q", [0] * (malloc.PLACES + num_parts))
-        run(heap, code, num_parts, at)
-        if at[STATUS] != TOO_MANY_BLOCKS:
-            break
-        capacity *= 2
-    full = at[FIRST_FULL_PART]
-    phases: dict[str, int] = {}
-    for part, peak in zip(program.parts, at[malloc.PLACES :], strict=False):
-        phases[part.phase] = max(peak, phases.get(part.phase, 0))
-    return AllocatorReading(
-        peak_allocated_bytes=max(phases.values()),
-        phases=phases,
-        peak_active_bytes=heap[PEAK_ACTIVE],
-        peak_reserved_bytes=heap[PEAK_RESERVED],
-        num_alloc_retries=heap[NUM_RETRIES],
-        out_of_memory=_failed(program, at) if at[STATUS] == OUT_OF_MEMORY else None,
-        full_in_phase=program.parts[full].phase if full >= 0 else None,
-    )
+
+    def __init__(
+        self,
+        events: Program | Iterable[Event],
+        card_bytes: int | None = None,
+        expandable_segments: bool = False,
+        *,
+        host_runs_ahead: bool = True,
+        streams_keep_pace: bool = False,
+        run: Run = malloc.run,
+    ) -> None:
+        self._program = events if isinstance(events, Program) else plain(events)
+        self._card = card_bytes, expandable_segments, host_runs_ahead, streams_keep_pace
+        self._run = run
+        self._code, self._handed_over = self._program.code(), self._program.handed_over()
+        self._begin(CAPACITY)
+
+    def until(self, step: int | None = None) -> AllocatorReading:
+        """Go on to the end of a step, counted from 1, or of the last one; to where the card is full at most."""
+        end = len(self._program.steps) if step is None else step
+        self._go_on(end)
+        while self._at[STATUS] == TOO_MANY_BLOCKS:
+            self._begin(2 * self._capacity)
+            self._go_on(end)
+        return self._reading()
+
+    def _begin(self, capacity: int) -> None:
+        program = self._program
+        fresh = fresh_heap(*self._card, capacity, program.num_tensors, program.num_events)
+        self._heap: Heap = fresh.tolist() if self._run is malloc.run else fresh  # Python reads a list faster
+        self._at = array("q", [0] * (malloc.PLACES + len(program.parts)))
+        self._at[FIRST_FULL_PART], self._at[STATUS] = -1, ENDED
+        self._capacity, self._done = capacity, 0
+
+    def _go_on(self, end: int) -> None:
+        steps = self._program.steps[:end]
+        first_further = len(self._program.steps) - self._program.further_steps
+        while self._done < len(steps) and self._at[STATUS] == ENDED:
+            if self._done >= first_further:
+                malloc.hand_over(self._heap, self._handed_over)
+            parts = steps[self._done]
+            self._run(self._heap, self._code, parts.start, parts.stop, self._at)
+            self._done += 1
+
+    def _reading(self) -> AllocatorReading:
+        program, heap, at = self._program, self._heap, self._at
+        full = at[FIRST_FULL_PART]
+        phases: dict[str, int] = {}
+        for part, peak in zip(program.parts, at[malloc.PLACES :], strict=True):
+            phases[part.phase] = max(peak, phases.get(part.phase, 0))
+        return AllocatorReading(
+            peak_allocated_bytes=max(phases.values()),
+            phases=phases,
+            peak_active_bytes=heap[PEAK_ACTIVE],
+            peak_reserved_bytes=heap[PEAK_RESERVED],
+            num_alloc_retries=heap[NUM_RETRIES],
+            out_of_memory=_failed(program, at) if at[STATUS] == OUT_OF_MEMORY else None,
+            full_in_phase=program.parts[full].phase if full >= 0 else None,
+        )
+
+
+def replay(
+    events: Program | Iterable[Event],
+    card_bytes: int | None = None,
+    expandable_segments: bool = False,
+    *,
+    host_runs_ahead: bool = True,
+    streams_keep_pace: bool = False,
+    run: Run = malloc.run,
+) -> AllocatorReading:
+    """Run events, or a program of them, through a fresh allocator, until they end or the card is full; see Replay."""
+    return Replay(
+        events,
+        card_bytes,
+        expandable_segments,
+        host_runs_ahead=host_runs_ahead,
+        streams_keep_pace=streams_keep_pace,
+        run=run,
+    ).until()
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.predict.allocator import AllocatorReading
-from fsdp_bench.predict.allocator import replay as replay_allocator
+from fsdp_bench.predict.allocator import AllocatorReading, Replay
 from fsdp_bench.predict.communicators import communicators_of
 from fsdp_bench.predict.compiled import compiled_run
 from fsdp_bench.predict.dials import Step
@@ -101,18 +100,12 @@ class Judge:
         """Return what the caching allocator goes through in the first steps."""
         return first_steps(step.model, step.setup, self._kernels(step), others_follow=True)
 
-    def needed(self, program: Program, steps: int | None = None) -> AllocatorReading:
-        """Return what would be reserved on a card without limit: it fits where that is no more."""
-        return self._replay(program, None, steps)
+    def replay(self, program: Program, card_bytes: int | None = None) -> Replay:
+        """Return an allocator that it can go through: on a card with retries, or on one without limit.
 
-    def on_card(self, program: Program, card_bytes: int) -> AllocatorReading:
-        """Return how the caching allocator does on a card, with retries."""
-        return self._replay(program, card_bytes)
-
-    def _replay(self, program: Program, card_bytes: int | None, steps: int | None = None) -> AllocatorReading:
-        return replay_allocator(
-            program, card_bytes, self.expandable_segments, streams_keep_pace=True, steps=steps, run=compiled_run()
-        )
+        A step fits where no more is reserved without limit than there is.
+        """
+        return Replay(program, card_bytes, self.expandable_segments, streams_keep_pace=True, run=compiled_run())
 
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
         """Return everything that is predicted of a step, with the allocator's reading where it is known already."""

@@ -20,7 +20,8 @@ MODULES = (heap, segments, malloc)
 
 _NAME = "run"
 _POINTER = ctypes.c_void_p
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, ctypes.c_int64, _POINTER)
+_INTEGER = ctypes.c_int64
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER)
 """malloc.run behind the two arguments that numba puts before a function's own: where it leaves a result, and where an
 exception (CPUCallConv in numba/core/callconv.py)."""
 
@@ -31,7 +32,7 @@ def compile_run() -> bytes:
 
     pointer_to: Any = types.CPointer
     integers = pointer_to(int64)
-    compiled: Any = cfunc(void(integers, pointer_to(integers), int64, integers))(_linked()["run"])
+    compiled: Any = cfunc(void(integers, pointer_to(integers), int64, int64, integers))(_linked()["run"])
     module = llvm.parse_assembly(compiled.inspect_llvm())
     for function in module.functions:
         if not function.is_declaration:
@@ -62,7 +63,8 @@ def _linked() -> dict[str, FunctionType]:
 
 
 def _functions(module: ModuleType) -> list[FunctionType]:
-    own = (value for value in vars(module).values() if isinstance(value, FunctionType) and value is not heap.fresh_heap)
+    in_python = heap.fresh_heap, malloc.hand_over
+    own = (value for value in vars(module).values() if isinstance(value, FunctionType) and value not in in_python)
     return [function for function in own if function.__module__ == module.__name__]
 
 
@@ -75,11 +77,13 @@ class MachineCode:
         self._engine.finalize_object()
         self._call = _CALL(self._engine.get_function_address(_NAME))
 
-    def __call__(self, heap: array[int], code: Sequence[array[int]], num_parts: int, at: array[int]) -> None:
+    def __call__(
+        self, heap: array[int], code: Sequence[array[int]], first_part: int, last_part: int, at: array[int]
+    ) -> None:
         """Replay; see malloc.run."""
         columns, result = array("q", map(_address, code)), array("q", [0, 0])
         places = _address(result), _address(result) + result.itemsize
-        self._call(*places, _address(heap), _address(columns), num_parts, _address(at))
+        self._call(*places, _address(heap), _address(columns), first_part, last_part, _address(at))
         if at[malloc.STATUS] == malloc.RUNNING:  # it raised
             raise KeyError("a tensor that is not alive")
 

@@ -5,7 +5,7 @@ Follows DeviceCachingAllocator (segments.py says which); docstrings name its fun
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from typing import NamedTuple
 
 from fsdp_bench.predict.heap import (
@@ -211,22 +211,28 @@ KIND, TENSOR, STRIDE, NUM_BYTES, STREAM, BEGIN, END, FIRST_TURN, TURN_STEP, TURN
 PART, TURN, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
 PLACES = 5
 """Where a program ends, what it ends with, and the part in which the first retry came, or -1. Behind them for each part
-the most that was allocated in it."""
+the most that was allocated in it, in any of its runs."""
 
 RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
 
-def run(heap: Heap, code: Code, num_parts: int, at: MutableSequence[int]) -> None:
-    """Run a program: until it ends, the card is full, or the heap has no room for more blocks."""
+def hand_over(heap: Heap, pairs: Iterable[tuple[int, int]]) -> None:
+    """Give the memory that a step left in tensors to those that it found and used up, so that it can run again."""
+    blocks_of = heap[BLOCKS_OF]
+    for found, left in pairs:
+        heap[blocks_of + found], heap[blocks_of + left] = heap[blocks_of + left], 0
+
+
+def run(heap: Heap, code: Code, first_part: int, last_part: int, at: MutableSequence[int]) -> None:
+    """Run a program from a part up to another: until the card is full, or the heap has no room for more blocks."""
     at[STATUS] = RUNNING
-    at[FIRST_FULL_PART] = -1
-    for part in range(num_parts):
+    for part in range(first_part, last_part):
         at[PART] = part
         heap[PEAK_ALLOCATED] = heap[ALLOCATED]
         for turn in range(code[TURNS][part]):
             at[TURN] = code[FIRST_TURN][part] + code[TURN_STEP][part] * turn
             run_turn(heap, code, at)
-            at[PLACES + part] = heap[PEAK_ALLOCATED]
+            at[PLACES + part] = max(heap[PEAK_ALLOCATED], at[PLACES + part])
             if heap[NUM_RETRIES] > 0 and at[FIRST_FULL_PART] < 0:
                 at[FIRST_FULL_PART] = part
             if at[STATUS] != RUNNING:
@@ -237,25 +243,27 @@ def run(heap: Heap, code: Code, num_parts: int, at: MutableSequence[int]) -> Non
 def run_turn(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
     """Run one turn of a part."""
     turn, part = at[TURN], at[PART]
+    kinds, tensors, strides = code[KIND], code[TENSOR], code[STRIDE]
+    sizes, streams = code[NUM_BYTES], code[STREAM]
     for index in range(code[BEGIN][part], code[END][part]):
-        kind = code[KIND][index]
-        tensor = code[TENSOR][index] + turn * code[STRIDE][index]
+        kind = kinds[index]
+        tensor = tensors[index] + turn * strides[index]
         if kind == 0:
             if num_blocks(heap) > heap[MOST_BLOCKS]:
                 at[STATUS] = TOO_MANY_BLOCKS
                 return
-            if not allocate(heap, tensor, code[NUM_BYTES][index], code[STREAM][index]):
+            if not allocate(heap, tensor, sizes[index], streams[index]):
                 at[STATUS], at[INSTRUCTION] = OUT_OF_MEMORY, index
                 return
         elif kind == 1:
             free(heap, tensor)
         elif kind == 2:
-            record_stream(heap, tensor, code[STREAM][index])
+            record_stream(heap, tensor, streams[index])
         elif kind == 3:
-            record_event(heap, heap[NUM_RECORDED], code[STREAM][index])
+            record_event(heap, heap[NUM_RECORDED], streams[index])
             heap[NUM_RECORDED] += 1
         elif kind == 4:
             host_wait(heap, heap[NUM_WAITED])
             heap[NUM_WAITED] += 1
         else:
-            synchronize(heap, code[STREAM][index])
+            synchronize(heap, streams[index])

@@ -42,6 +42,10 @@ _ALLOCATE, _RECORD_EVENT, _HOST_WAIT, _MARK = Kind.ALLOCATE, Kind.RECORD_EVENT, 
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
+Pairs = Iterable[tuple[int, int]]
+"""Of tensors."""
+
+
 class Part(NamedTuple):
     """Consecutive instructions of one phase, of one block or of none."""
 
@@ -55,12 +59,23 @@ class Part(NamedTuple):
     end: int
 
 
+class Handover(NamedTuple):
+    """A tensor that a step uses up, and the one that it leaves in its place."""
+
+    block: int
+    """Whose they are, in turn 0; -1 outside of blocks."""
+    found: int
+    left: int
+
+
 class _Cuts(NamedTuple):
     """Events without marks, their parts, and the name of each one's tensor."""
 
     events: list[Event]
     parts: list[Part]
     names: list[int]
+    hands_over: list[Handover]
+    """What the last step does, by names."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +98,20 @@ class Instructions:
     num_blocks: int
     num_events: int
     """That are recorded."""
-    num_repeated: int = 0
-    """Instructions of a step that is there several times, at the end."""
-    repetitions: int = 0
-    """How often besides the first."""
+    step_ends: list[int]
+    """Behind the last part of each step."""
+    hands_over: list[Handover]
+    """What the last step uses up and leaves, by numbers."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions and for how many blocks, besides those that were simulated, they stand."""
+    """Instructions, and for how many blocks and steps, besides those that were simulated, they stand."""
 
     instructions: Instructions
     extra_blocks: int
+    further_steps: int = 0
+    """Like the last one, behind it."""
 
     @property
     def parts(self) -> list[Part]:
@@ -110,21 +127,35 @@ class Program:
     @property
     def num_events(self) -> int:
         """No fewer than are recorded."""
-        return (1 + self.extra_blocks) * self.instructions.num_events
+        return (1 + self.extra_blocks) * (1 + self.further_steps) * self.instructions.num_events
 
-    def num_parts(self, steps: int) -> int:
-        """Return how many parts there are to the end of a step; all of them where there are no more steps."""
-        phases = [part.phase for part in self.parts]
-        ends = [at for at, (phase, after) in enumerate(pairwise(phases), 1) if phase == LAST_PHASE != after]
-        return ends[steps - 1] if steps <= len(ends) else len(phases)
+    @property
+    def steps(self) -> list[range]:
+        """The parts of each step, those of loading with the first one's.
+
+        Before each of the further ones, what the one before left takes the place of what it finds.
+        """
+        simulated = [range(begin, end) for begin, end in pairwise([0, *self.instructions.step_ends])]
+        return simulated + simulated[-1:] * self.further_steps
 
     def turns(self, part: Part) -> range:
         """Return the turns in which a part runs: its tensors' numbers grow by ``turn * stride``."""
+        return self._turns_of(part.block)[:: -1 if part.goes_down else 1]
+
+    def _turns_of(self, block: int) -> range:
         extra = self.extra_blocks
-        if part.block == REPEATED_BLOCK:
-            return range(extra + 1)[:: -1 if part.goes_down else 1]
-        is_before = 0 <= part.block < REPEATED_BLOCK
-        return range(1) if is_before else range(extra, extra + 1)
+        if block == REPEATED_BLOCK:
+            return range(extra + 1)
+        return range(1) if 0 <= block < REPEATED_BLOCK else range(extra, extra + 1)
+
+    def handed_over(self) -> list[tuple[int, int]]:
+        """Return the numbers of what the last step uses up, each with that of what it leaves, in all blocks."""
+        each = self.instructions.num_each
+        return [
+            (found + turn * each, left + turn * each) if block >= 0 else (found, left)
+            for block, found, left in self.instructions.hands_over
+            for turn in self._turns_of(block)
+        ]
 
     def code(self) -> Code:
         """Return what the allocator runs."""
@@ -143,32 +174,28 @@ class Program:
         )
 
 
-def plain(events: Iterable[Event]) -> Program:
-    """Return events as a program in which everything runs once.
+def plain(events: Iterable[Event], handed_on: Pairs = (), further_steps: int = 0) -> Program:
+    """Return events as a program in which every block runs once, and the last step that often again.
+
+    ``handed_on``: what it uses up and what it leaves, from further_steps.py.
 
     Raises:
         ValueError: when events are not waited for in the order in which they are recorded.
     """
-    cuts = _cut(events, is_plain=True)
+    cuts = _cut(events, handed_on, is_plain=True)
     if isinstance(cuts, int):
         raise ValueError(f"event {cuts} is waited for out of turn; a program waits in the order of recording")
     columns = _columns(cuts)
-    return Program(replace(columns, num_bytes=array("q", columns.num_bytes)), 0)
+    return Program(replace(columns, num_bytes=array("q", columns.num_bytes)), 0, further_steps)
 
 
-def alike(events: Sequence[Event], others: Sequence[Event] = ()) -> Instructions | None:
-    """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike.
-
-    ``others`` is a repetition of what they do, which is known to be alike when they are.
-    """
-    cuts = _cut(events)
-    if isinstance(cuts, int) or not _repeats(cuts):
-        return None
-    whole = _cut([*events, *others]) if others else cuts
-    return None if isinstance(whole, int) else _columns(whole)
+def alike(events: Sequence[Event], handed_on: Pairs = ()) -> Instructions | None:
+    """Return what SIMULATED_BLOCKS blocks do, to be repeated; None where the blocks are not alike."""
+    cuts = _cut(events, handed_on)
+    return None if isinstance(cuts, int) or not _repeats(cuts) else _columns(cuts)
 
 
-def _cut(events: Iterable[Event], is_plain: bool = False) -> _Cuts | int:
+def _cut(events: Iterable[Event], handed_on: Pairs, is_plain: bool = False) -> _Cuts | int:
     """Cut at the marks and name tensors; returns the number of an event that is waited for out of turn.
 
     Events are waited for in the order in which they are recorded: FSDP1's _FreeEventQueue is the only one that waits.
@@ -203,7 +230,8 @@ def _cut(events: Iterable[Event], is_plain: bool = False) -> _Cuts | int:
                 return event[1]
         kept.append(event)
     parts.append(passes.part(begin, len(kept)))
-    return _Cuts(kept, parts, names)
+    hands_over = [Handover(known[found] // BLOCK - 1, known[found], known[left]) for found, left in handed_on]
+    return _Cuts(kept, parts, names, hands_over)
 
 
 class _Passes:
@@ -260,7 +288,15 @@ def _repeats(cuts: _Cuts) -> bool:
         if part.block in done:
             done[part.block].append(_relative(cuts, part))
     ours, next_ones = done.values()
-    return ours == next_ones
+    return ours == next_ones and _hands_over_alike(cuts)
+
+
+def _hands_over_alike(cuts: _Cuts) -> bool:
+    """Whether each block leaves as much as it finds, and the repeated one and the next one the same."""
+    relative = [Handover(block, found % BLOCK, left % BLOCK) for block, found, left in cuts.hands_over]
+    ours = [each._replace(block=REPEATED_BLOCK + 1) for each in relative if each.block == REPEATED_BLOCK]
+    next_ones = [each for each in relative if each.block == REPEATED_BLOCK + 1]
+    return ours == next_ones and all(found // BLOCK == left // BLOCK for _, found, left in cuts.hands_over)
 
 
 def _relative(cuts: _Cuts, part: Part) -> list[tuple[object, ...]]:
@@ -297,4 +333,12 @@ def _columns(cuts: _Cuts) -> Instructions:
         num_each=each,
         num_blocks=1 + max((part.block for part in cuts.parts), default=0),
         num_events=sum(event[0] == _RECORD_EVENT for event in cuts.events),
+        step_ends=_step_ends(cuts.parts),
+        hands_over=[Handover(block, number[found], number[left]) for block, found, left in cuts.hands_over],
     )
+
+
+def _step_ends(parts: Sequence[Part]) -> list[int]:
+    phases = [part.phase for part in parts]
+    ends = [at for at, (phase, after) in enumerate(pairwise(phases), 1) if phase == LAST_PHASE != after]
+    return [*ends, len(parts)]

@@ -12,10 +12,10 @@ from fsdp_bench.predict import optimizer, program
 from fsdp_bench.predict.checkpoint import checkpointed
 from fsdp_bench.predict.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.predict.ddp import Ddp
-from fsdp_bench.predict.events import Category, Event, Kind, Stream
+from fsdp_bench.predict.events import Category, Event, Stream
 from fsdp_bench.predict.fsdp1 import Fsdp1
 from fsdp_bench.predict.fsdp2 import Fsdp2
-from fsdp_bench.predict.further_steps import repeat
+from fsdp_bench.predict.further_steps import handed_on
 from fsdp_bench.predict.kernels import FP32, INT64, Kernels
 from fsdp_bench.predict.ledger import Operators
 from fsdp_bench.predict.loss import loss
@@ -148,6 +148,7 @@ class Simulation:
         tape.mark("optimizer")
         self.optimizer_step()
         del total, given
+        self.end = len(tape.events)
         tape.mark(BETWEEN_STEPS)
         tape.synchronize_device()  # who trains looks at the loss; train/worker.py times the step
 
@@ -323,51 +324,49 @@ def first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_f
     """
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        instructions, sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
+        (instructions, further), sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
         if instructions is not None:
-            num_bytes = array("q", sizes)
-            num_bytes += num_bytes[len(num_bytes) - instructions.num_repeated :] * instructions.repetitions
-            return Program(replace(instructions, num_bytes=num_bytes), extra)
-    return program.plain(events_of_first_steps(shape, setup, kernels))
+            return Program(replace(instructions, num_bytes=array("q", sizes)), extra, further)
+    return program.plain(*_first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
 
 
-def _alike(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[program.Instructions | None, Sequence[int]]:
-    """Return what a model's blocks do in these steps, and sizes; None where blocks differ.
+def _alike(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels
+) -> tuple[tuple[program.Instructions | None, int], Sequence[int]]:
+    """Return what a model's blocks do in these steps, how often the last one is repeated, and sizes.
 
-    Sizes are told once of the step that is repeated.
+    No instructions where blocks differ.
     """
     simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
     if not simulation.is_stretchable:
-        return None, ()
-    simulated, others, repetitions = _first_steps(simulation)
-    found = program.alike(simulated, others)
-    if found is None:
-        return None, ()
-    num_written = sum(event[0] != Kind.MARK for event in others)
-    found = replace(found, num_repeated=num_written // max(repetitions, 1), repetitions=repetitions)
-    return found, found.num_bytes[: len(found.num_bytes) - num_written]
+        return (None, 0), ()
+    events, pairs, further = _first_steps(simulation)
+    found = program.alike(events, pairs)
+    return (found, further), () if found is None else found.num_bytes
 
 
-def events_of_first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
-    """Return the same with every block simulated."""
-    simulated, others, _repetitions = _first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers))
-    return simulated + others
+def _first_steps(simulation: Simulation) -> tuple[list[Event], program.Pairs, int]:
+    """Simulate steps until one is as those that follow it, which is the second or the third.
 
-
-def _first_steps(simulation: Simulation) -> tuple[list[Event], list[Event], int]:
-    """Simulate steps until one is as those that follow it, which is the second or the third; write out the others.
-
-    Returns what was simulated, what was written out, and how many steps that is.
+    Returns what was simulated, what that step hands on (further_steps.py), and how many follow it.
     """
     simulation.load()
     simulation.step()
-    for done in range(2, STEPS + 1):
-        begin = len(simulation.tape.events)
+    pairs, done = None, 1
+    while pairs is None and done < STEPS:
+        begin = simulation.end
         simulation.step()
-        others = repeat(simulation.tape.events, begin, STEPS - done)
-        if others is not None:
-            break
-    return _events(simulation.tape), others or [], STEPS - done
+        pairs, done = handed_on(simulation.tape.events[: simulation.end], begin), done + 1
+    return _events(simulation.tape)[: simulation.end], pairs or (), STEPS - done
+
+
+def events_of_first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
+    """Return the same with every block and every step simulated."""
+    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    simulation.load()
+    for _ in range(STEPS):
+        simulation.step()
+    return _events(simulation.tape)[: simulation.end]
 
 
 def _events(tape: Tape) -> list[Event]:

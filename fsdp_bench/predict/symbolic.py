@@ -176,7 +176,7 @@ class Trace(Generic[T]):
         key = tuple(dimensions[name] for name in self._read)
         if key not in self._found:
             values = self._expressions.values(list(dimensions.values()))
-            self._found[key] = None if values is None else array("q", map(values.__getitem__, self._places))
+            self._found[key] = None if values is None else array("q", [values[place] for place in self._places])
         return self._found[key]
 
 

@@ -61,7 +61,7 @@ def test_the_search_finds_the_last_step_below_the_first_failure(number: int) -> 
     for gib in CARDS_GIB:
         card_bytes = int(gib * 2**30)
         while len(needed) < len(dial) and max(needed, default=0) <= card_bytes:
-            needed.append(judge.needed(judge.program(dial[len(needed)])).peak_reserved_bytes)
+            needed.append(judge.replay(judge.program(dial[len(needed)])).until().peak_reserved_bytes)
         first_failure = next((index for index, size in enumerate(needed) if size > card_bytes), len(dial))
         card = replace(GPU, usable_memory_bytes=card_bytes)
         found = reach(model_dial(family, setup, card), judge)

@@ -27,7 +27,11 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
     tensors: dict[int, int] = {}
     recorded: deque[int] = deque()
     count, code = 0, program.code()
-    for part in program.parts:
+    first_further = len(program.steps) - program.further_steps
+    for number, index in ((number, index) for number, parts in enumerate(program.steps) for index in parts):
+        part = program.parts[index]
+        if number >= first_further and index == program.steps[number].start:
+            tensors |= {found: tensors[left] for found, left in program.handed_over()}
         for turn in program.turns(part):
             for index in range(part.begin, part.end):
                 kind, num_bytes, stream = code.kind[index], code.num_bytes[index], code.stream[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -198,6 +199,17 @@ class Curve:
 
     budget_bytes = None
 
+    @dataclass
+    class Replay:
+        """Reserves the same at first and later."""
+
+        curve: Curve
+        reserved: int
+
+        def until(self, _step: int | None = None) -> AllocatorReading:
+            self.curve.num_replays += 1
+            return AllocatorReading(self.reserved, {}, self.reserved, self.reserved, 0, None, None)
+
     def __init__(self, reserved: Sequence[int], size: int) -> None:
         self.reserved, self.size = reserved, size
         self.num_replays = 0
@@ -225,12 +237,8 @@ class Curve:
     def program(self, step: Step) -> int:
         return self.reserved[step.model.num_hidden_layers - 1]
 
-    def needed(self, reserved: int, steps: int | None = None) -> AllocatorReading:
-        self.num_replays += 1
-        return AllocatorReading(reserved, {}, reserved, reserved, 0, None, None)
-
-    def on_card(self, reserved: int, _size: int) -> AllocatorReading:
-        return self.needed(reserved)
+    def replay(self, reserved: int, _card_bytes: int | None = None) -> Curve.Replay:
+        return self.Replay(self, reserved)
 
     def estimate(self, *_: object) -> None:
         """Nothing more is known of a made-up step."""
