@@ -214,7 +214,7 @@ def allocator_room(gpu: Gpu | None, communicators: Communicators) -> int | None:
 def read_allocator(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after the first steps on a card of a size, or on one without limit."""
+    """Return what the caching allocator would show after the first steps, on a card of a size or without limit."""
     steps = first_steps(shape, setup, kernels)
     return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
 

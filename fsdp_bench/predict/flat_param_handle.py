@@ -46,6 +46,9 @@ class FlatParamHandle:
         self.forward_copy: Storage | None = None
         self.backward_copy: Storage | None = None
         """NO_SHARD with offload: see _use_whole."""
+        self.loaded: Storage | None = None
+        """NO_SHARD with offload, without use_orig_params: of what was moved to the host the module still has its views
+        on the device, until the first forward gives it others."""
         self.moved_shard: Storage | None = None
         """With offload: the copy on the device that the original parameters are views of."""
         self.saved_grad_shard: Tensor | None = None
@@ -70,6 +73,8 @@ class FlatParamHandle:
         del paddings
         if not self.wrapper.is_sharded:
             whole.clear()
+            if self.wrapper.offload and not self.wrapper.setup.use_orig_params:
+                self.loaded = flat
             return [] if self.wrapper.offload else [flat]
         shard = tape.storage(self.layout.shard_numel * itemsize, "aten::clone", category)
         del flat
@@ -134,16 +139,23 @@ class FlatParamHandle:
     def _use_whole(self, moved: Storage | None) -> None:
         """Without sharding: what was moved or cast is what computes.
 
-        With offload and without a cast nothing frees the copies: forward's stays until the next forward's, as does
-        backward's with use_orig_params.
+        With offload and without a cast nothing frees the copies but what takes their place: forward's stays until the
+        next forward's. With use_orig_params the views of forward's are given backward's memory (_use_unsharded_views),
+        which then stays until the next forward; forward's is gone once no product holds a t() of it.
         """
+        uses_orig_params = self.wrapper.setup.use_orig_params
         if not self.wrapper.keeps_copies:
             self.full_param = moved
         elif self.wrapper.engine.is_running:
             self.backward_copy = moved
+            if uses_orig_params:
+                self.forward_copy = None
         else:
             self.forward_copy = moved
             self.backward_copy = None
+        if self.wrapper.keeps_copies and uses_orig_params:
+            for seen in self.seen:
+                seen.storage = moved
 
     def _pre_unshard(self) -> Storage | None:
         """FlatParamHandle.pre_unshard: the shard on the device, in the compute dtype; None where it is there already.
@@ -228,6 +240,7 @@ class FlatParamHandle:
         the concatenation and all of _post_backward_hook run there: flat gradients are of that stream's pool, and what
         gathers waits for the products that compute them.
         """
+        self.loaded = None
         if not self.tape.grad_enabled:
             return
         numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings

@@ -95,9 +95,11 @@ class Fsdp1:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
         if self.keeps_copies:
             for handle in self._by_block():
-                handle.forward_copy = handle._pre_unshard()
+                copy, handle.loaded = handle._pre_unshard(), None
                 if self.setup.use_orig_params:
-                    handle.backward_copy = handle._pre_unshard()
+                    handle.backward_copy = copy
+                else:
+                    handle.forward_copy = copy
         if self.setup.use_orig_params and not self.offload:
             for handle in self._by_block():
                 numel = handle.layout.shard_numel

@@ -216,6 +216,7 @@ class Operators:
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
 
+        Of the weight its t() is saved, a view that stays with its memory when the weight is given another.
         What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
         recomputation that needs nothing else ends without it. Both gradients are views (of _unsafe_view and of t),
         which is why nothing is ever added to them in place.
@@ -254,7 +255,7 @@ class Operators:
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
         if self.tape.grad_enabled:
-            node = Node(self.tape, backward, inputs, [x, weight])
+            node = Node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
 
         def product() -> Tensor:
             self.timeline.product("nt", rows, out_features, in_features, itemsize)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,11 +172,23 @@ def _all_reduce_with_future(original: Any) -> Any:
     return all_reduce
 
 
+def _view_that_knows(original: Any) -> Any:
+    def view(tensor: Any, *shape: Any) -> Any:
+        found = original(tensor, *shape)
+        found.viewed = weakref.ref(tensor)
+        return found
+
+    return view
+
+
 def _data_with_device(original: Any) -> Any:
     def assign(tensor: Any, value: Any) -> None:
         original.__set__(tensor, value)
         if isinstance(value, FakeTensor):
             tensor.fake_device = value.fake_device
+            viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
+            if viewed is not None:
+                assign(viewed, value.detach().reshape(viewed.shape))
 
     return property(original.__get__, assign)
 
@@ -269,6 +282,14 @@ WORKAROUNDS = (
         marker="data",
         why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
         replace=_data_with_device,
+        only_accelerator=True,
+    ),
+    Workaround(
+        symbol="torch._subclasses.fake_tensor:FakeTensor.view",
+        marker="view",
+        why="a view of a fake tensor holds what it is a view of, for its reverse view function (ADInplaceOrView makes "
+        "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
+        replace=_view_that_knows,
         only_accelerator=True,
     ),
     Workaround(

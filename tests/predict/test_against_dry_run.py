@@ -7,9 +7,11 @@ import os
 import pytest
 
 from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
-from fsdp_bench.sweep.drawn_cells import draw_cells
+from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
+from tests.predict.test_step import shape
 
 CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "20"))
 """`make validate` draws more."""
@@ -33,6 +35,28 @@ def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet,
     assert summary.peak.num_equal >= 0.95 * summary.num_compared, worst
     assert summary.num_equal >= 0.95 * summary.num_compared, worst
     assert max(spread.worst for spread in summary.phases.values()) <= 0.005, worst
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+@pytest.mark.parametrize("checkpointing", list(Checkpointing))
+def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
+    use_orig_params: bool, checkpointing: Checkpointing
+) -> None:
+    """FSDP1 without sharding, with offload, in the dtype that is stored: nothing frees them but their successors."""
+    setup = TrainSetup(
+        strategy=ShardingStrategy.NO_SHARD,
+        world_size=2,
+        sequence_length=64,
+        precision=Precision.parse("fp32"),
+        offload=Offload.PARAMS,
+        checkpointing=checkpointing,
+        use_orig_params=use_orig_params,
+    )
+    model = shape(num_hidden_layers=4, hidden_size=128, num_attention_heads=4)
+    ((_, answer),) = dry_runs([DryRunSpec(model=model, setup=setup, kernels="cuda")])
+    compared = compare_with_dry_run(Cell(model=model, setup=setup), answer, "cuda")
+    assert compared.error is None
+    assert compared.is_equal, compared.phases
 
 
 def test_the_drawn_cells_cover_what_the_model_claims() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, UserModule
@@ -271,3 +273,29 @@ def test_every_workaround_is_taken_back() -> None:
     with applied(accelerator=True):
         assert torch.distributed.all_reduce is not before[0]
     assert (torch.distributed.all_reduce, torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass) == before
+
+
+def _alive_while_memory_is_replaced() -> list[int]:
+    """Do with a parameter what FlatParamHandle does under NO_SHARD with offload and use_orig_params; count storages."""
+    flat = torch.nn.Parameter(torch.zeros(8))
+    views = [part.view(-1) for part in torch.split(flat, [4, 4])]
+    made, alive = [weakref.ref(flat.untyped_storage())], []
+    for _ in range(2):
+        flat.data = torch.zeros(8)
+        made.append(weakref.ref(flat.untyped_storage()))
+        alive.append(sum(storage() is not None for storage in made))
+        for view, part in zip(views, torch.split(flat, [4, 4]), strict=True):
+            view.data = part
+        del view, part
+        alive.append(sum(storage() is not None for storage in made))
+    return alive
+
+
+def test_memory_that_views_are_given_takes_the_place_of_what_they_had() -> None:
+    real = _alive_while_memory_is_replaced()
+    with FakeTensorMode():
+        without = _alive_while_memory_is_replaced()
+    with applied(accelerator=True), FakeTensorMode():
+        fake = _alive_while_memory_is_replaced()
+    assert fake == real == [2, 1, 2, 1]
+    assert without != real  # else torch needs no working around any more
