@@ -148,9 +148,11 @@ class Fsdp1:
             self.tape.timeline.copy(name, num_bytes, stream)
 
     def offload_gradient(self, numel: int, stream: Stream) -> None:
-        """_offload_grad."""
+        """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
         if self.offload:
             self.copy("to_host", numel * self.sizes.store, stream)
+            if not self.is_sharded:
+                self.tape.synchronize(stream)
 
     def record_stream(self, storage: Storage, stream: Stream) -> None:
         """_no_dispatch_record_stream."""
