@@ -74,6 +74,8 @@ class Simulation:
         """The optimizer's; None before its first step."""
         self.scaler: Scaler | None = None
         self.zero_scalar: Storage | None = None
+        self.end = 0
+        """Events up to the end of the last step's optimizer."""
 
     def load(self) -> None:
         """Build and wrap the model."""

@@ -263,8 +263,8 @@ def _batches(this: Rank, num_steps: int) -> Iterator[list[torch.Tensor]]:
 
 def _timed_step(training: Training, data: Iterator[list[torch.Tensor]]) -> float:
     """Run one step; return its seconds."""
-    training.meter.phase("forward")  # loading, or the last step's optimizer, ends here: tokens are this step's
     micro_batches = next(data)
+    training.meter.phase("forward")  # the last step's optimizer ends here: tokens that move to the device are this one's
     _synchronize(training.device)
     begin = time.perf_counter()
     loss = train_step(training, micro_batches)
@@ -292,6 +292,7 @@ def _measure_with_communication(this: Rank) -> None:
     this.enter("load")
     this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
     training = _prepare(this, this.meter)
+    this.meter.phase("forward")  # loading ends here: the first tokens are the step's
     data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
     timed_step = partial(_timed_step, training, data)
     this.enter("warmup")
