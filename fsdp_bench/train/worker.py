@@ -264,7 +264,7 @@ def _batches(this: Rank, num_steps: int) -> Iterator[list[torch.Tensor]]:
 def _timed_step(training: Training, data: Iterator[list[torch.Tensor]]) -> float:
     """Run one step; return its seconds."""
     micro_batches = next(data)
-    training.meter.phase("forward")  # the last step's optimizer ends here: tokens that move to the device are this one's
+    training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
     _synchronize(training.device)
     begin = time.perf_counter()
     loss = train_step(training, micro_batches)
