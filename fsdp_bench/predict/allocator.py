@@ -21,6 +21,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fsdp_bench.predict import malloc
 from fsdp_bench.predict.events import Event
@@ -158,24 +159,12 @@ class Replay:
         )
 
 
-def replay(
-    events: Program | Iterable[Event],
-    card_bytes: int | None = None,
-    expandable_segments: bool = False,
-    *,
-    host_runs_ahead: bool = True,
-    streams_keep_pace: bool = False,
-    run: Run = malloc.run,
-) -> AllocatorReading:
-    """Run events, or a program of them, through a fresh allocator, until they end or the card is full; see Replay."""
-    return Replay(
-        events,
-        card_bytes,
-        expandable_segments,
-        host_runs_ahead=host_runs_ahead,
-        streams_keep_pace=streams_keep_pace,
-        run=run,
-    ).until()
+def replay(events: Program | Iterable[Event], *card: Any, **assumed: Any) -> AllocatorReading:
+    """Run events, or a program of them, through a fresh allocator, until they end or the card is full.
+
+    Arguments are those of Replay.
+    """
+    return Replay(events, *card, **assumed).until()
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:

@@ -230,25 +230,19 @@ class Operators:
         rows, itemsize = x.numel // in_features, x.itemsize
         needs_dx, needs_db = x.node is not None, bias is not None  # no tensor: the graph would hold it
 
-        def weight_gradient() -> Tensor:
-            dw = self.tape.tensor(in_features * out_features, itemsize, "aten::mm", Category.GRADIENTS)
-            dw.is_view = True
-            self._make_workspace(in_backward=True)
-            return dw
+        dw_like, dx_like = (in_features * out_features, itemsize, Category.GRADIENTS), (rows * in_features, itemsize)
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
             self.timeline.product("tn", out_features, in_features, rows, itemsize)
-            dw = None if needs_db else weight_gradient()  # mat2's before self's; for addmm after mat1's
+            dw = None if needs_db else self._gradient(*dw_like)  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
-                dx = self.temporary(rows * in_features, itemsize, "aten::mm")
-                dx.is_view = True
-                self._make_workspace(in_backward=True)
+                dx = self._gradient(*dx_like)
                 self.timeline.product("nn", rows, in_features, out_features, itemsize)
             if not needs_db:
                 return dx, dw
-            dw = weight_gradient()
+            dw = self._gradient(*dw_like)
             del opened
             return self._sum_over_rows(rows, out_features, itemsize), dx, dw
 
@@ -265,6 +259,13 @@ class Operators:
 
         out = self.saved_output(product)
         out.node = node
+        return out
+
+    def _gradient(self, numel: int, itemsize: int, category: Category = Category.TEMPORARY) -> Tensor:
+        """A product in backward, seen through a view."""
+        out = self.tape.tensor(numel, itemsize, "aten::mm", category)
+        out.is_view = True
+        self._make_workspace(in_backward=True)
         return out
 
     def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
