@@ -155,6 +155,15 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
         raise SpecError(f"{place}{error}") from None
 
 
+def read(hint: Any, value: Any, field: str) -> Any:
+    """Read one value as a field of that type hint would be: ``read(Count, 8.0, "nodes")`` is 8.
+
+    Raises:
+        SpecError: naming the field, the value and what is allowed.
+    """
+    return _item_reader(hint)(value, field)
+
+
 def reader_of(hint: Any) -> Reader:
     """Return what reads a value of a type hint.
 

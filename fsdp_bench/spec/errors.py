@@ -46,10 +46,10 @@ class WrapError(FsdpBenchError, ValueError):
     """A combination of wrapping options that cannot work, with the reason."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``" (did you mean 'x'?)"`` for the closest known word in any case, or an empty string."""
     words = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], words, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], words, n=1, cutoff=cutoff)
     return f" (did you mean {words[close[0]]!r}?)" if close else ""
 
 
