@@ -9,19 +9,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.machine import torch_version
-
-
-def require_torch() -> None:
-    """Refuse to begin what cannot run.
-
-    Raises:
-        MachineError: when torch is not installed.
-    """
-    if torch_version() is None:
-        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
 def interrupt_on_sigterm() -> None:
@@ -48,6 +36,13 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("left"),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def introduce(console: Console, notes: Sequence[str], line: str) -> None:
+    """Print notes, and then what is going to happen."""
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+    console.print(line, highlight=False, markup=False)
 
 
 def ending(record: TrialRecord) -> str:
