@@ -65,10 +65,9 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # a number of too many digits, or what a foreign class raises
-        return f"a {type(value).__name__} that cannot be printed"
+        return f"a value of type {type(value).__name__}"
     if len(text) <= LONGEST_VALUE and text.isprintable():
         return text
-    kind = type(value)
-    if kind is str:
+    if type(value) is str:
         return f"{text[: LONGEST_VALUE - 4]}...'"
-    return f"a {kind.__name__} of {kind.__module__}" if kind.__module__ != "builtins" else f"a {kind.__name__}"
+    return f"a value of type {type(value).__name__}"
