@@ -169,7 +169,7 @@ def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
     assert msgspec.structs.asdict(plan)["device"] == "cpu"
 
 
-@pytest.mark.parametrize("name", ["quick.toml", "gpu.toml"])
+@pytest.mark.parametrize("name", ["quick.toml", "cpu.toml", "gpu.toml"])
 def test_the_shipped_sweeps_resolve_on_eight_gpus(name: str) -> None:
     plan = read_sweep(Path(__file__).parents[2] / "sweeps" / name, machine(GPUS))
     assert any(trial.skip_reason is None for trial in plan.trials)
