@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -59,21 +60,22 @@ def cli() -> None:
     """
 
 
-def _misused(error: click.UsageError) -> int:
+def _misused(error: click.UsageError, words: Sequence[str]) -> int:
     """Say what is wrong with the words; nothing is where there are none, and the message is the help."""
-    if len(sys.argv) == 1:
+    if not words:
         print(error.format_message())
         return 0
     print(f"fsdp-bench: {error.format_message()}", file=sys.stderr)
     return 2
 
 
-def main() -> NoReturn:
-    """Run the command line and exit."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; ``argv`` is what stands behind the program's name, default this process's."""
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(words, prog_name="fsdp-bench", standalone_mode=False)
     except click.UsageError as error:
-        code = _misused(error)
+        code = _misused(error, words)
     except (FsdpBenchError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"fsdp-bench: {message}", file=sys.stderr)
