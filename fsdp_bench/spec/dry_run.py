@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -26,7 +27,7 @@ CATEGORIES = (
 """What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
 
 
-class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user's own model: a function that returns it together with a batch."""
 
     function: str
@@ -37,7 +38,7 @@ class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where ``pkg`` is looked for first."""
 
 
-class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
@@ -51,7 +52,7 @@ class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     trace: str | None = None
     """A file for every change of the live bytes in the measured step, with the operator that made it."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if (self.model is None) == (self.module is None):
             raise SpecError("a dry run needs a model's shape or a user's module, and not both")
 

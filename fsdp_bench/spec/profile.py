@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
@@ -33,14 +35,10 @@ CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
 takes several times as long as the copy alone, or as a cast."""
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SpecError(f"seconds: {self.seconds} is not allowed; a positive number")
+    seconds: Positive
 
 
 class MatmulTime(Timed, frozen=True, kw_only=True):
@@ -101,7 +99,7 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
     message_bytes: int
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the ranks report: everything but what a prediction of the probe has to be taken from."""
 
     num_ranks: int
@@ -121,7 +119,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     collective: tuple[CollectiveTime, ...] = ()
 
 
-class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What so many ranks measured at once on this machine: on a CPU they share its cores."""
 
     num_ranks: int
@@ -152,22 +150,19 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine's calibration."""
 
     schema_version: int = SCHEMA_VERSION
     machine: str
-    device: str
-    """``cuda`` or ``cpu``."""
+    device: Literal["cuda", "cpu"]
     device_name: str
     measured_on: str
     """The day."""
     versions: dict[str, str]
     ranks: tuple[RankProfile, ...]
 
-    def __post_init__(self) -> None:
-        if self.device not in ("cuda", "cpu"):
-            raise not_allowed("device", self.device, ("cuda", "cpu"))
+    def _check(self) -> None:
         if not self.ranks:
             raise SpecError("ranks: none; a calibration holds at least one number of ranks")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
-
+from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.codec import from_words
 from fsdp_bench.spec.errors import SpecError, nearest
 
 FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
 """Short names, as on the command line."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=Checked)
 
 
 def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
