@@ -14,6 +14,7 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.hardware import Gpu, Server
+from fsdp_bench.spec.text import quoted
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -108,7 +109,7 @@ def load_user_catalog(path: Path | None) -> Catalog:
         try:
             catalog.gpu(entry.gpu)
         except SpecError as error:
-            raise SpecError(f"{path}: [[server]] {entry.name!r}: {error}") from None
+            raise SpecError(f"{path}: [[server]] {quoted(entry.name)}: {error}") from None
     return catalog
 
 
@@ -160,10 +161,10 @@ def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
             return entry
     containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
     if len(containing) > 1:
-        raise SpecError(f"{kind}: {name!r} is not in the catalogue alone; one of {', '.join(containing)}")
+        raise SpecError(f"{kind}: {quoted(name)} is not in the catalogue alone; one of {', '.join(containing)}")
     begun = [str(getattr(entry, "name")) for entry in entries if folded.startswith(f"{names_of(entry)[0]}-")]  # noqa: B009
     spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
     meant = containing or sorted(begun, key=len)[-1:]
     close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
     close = close or f"; `fsdp-bench {'models' if kind == 'model' else 'servers'}` lists what is there"
-    raise SpecError(f"{kind}: {name!r} is not in the catalogue{close}")
+    raise SpecError(f"{kind}: {quoted(name)} is not in the catalogue{close}")

@@ -16,6 +16,7 @@ import msgspec
 
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import format_count
 
 
@@ -35,6 +36,10 @@ class Family(StrEnum):
 
 LARGEST_DIMENSION = 2**24
 """Of a model: sizes that no model has, so few that a tensor's bytes are a 64-bit number."""
+
+
+LONGEST_NAME = 200
+"""Characters of a model's name, which tables, charts and the names of their files repeat."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +62,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > LONGEST_NAME:
+            raise SpecError(f"name: {quoted(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:

@@ -48,6 +48,12 @@ class Outcome(StrEnum):
         return self in (Outcome.OOM_GPU, Outcome.OOM_HOST)
 
 
+MOST_STEPS = 10**6
+LONGEST_TIMEOUT_SECONDS = 1e6
+"""Of one trial: eleven days."""
+MOST_THREADS = 4096
+
+
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run and measured.
 
@@ -84,15 +90,22 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for field, least in least_steps.items():
             if (value := getattr(self, field)) < least:
                 raise SpecError(f"{field}: {value} is not allowed; {least} or more")
-        if self.timeout_seconds <= 0:
-            raise SpecError(f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number")
+            if value > MOST_STEPS:
+                raise SpecError(f"{field}: {value} is not allowed; up to {MOST_STEPS}")
+        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
+            raise SpecError(
+                f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number, up to"
+                f" {LONGEST_TIMEOUT_SECONDS:.0f}"
+            )
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise SpecError(f"memory_limit_bytes: {self.memory_limit_bytes} is not allowed; 1 or more")
         if self.emulate and self.backend is not None:
             raise SpecError(f"backend: {self.backend!r} is not allowed with emulate = true; nobody is there")
         for field in ("communication_steps", "steps_without_communication"):
             if self.emulate and getattr(self, field):
                 raise SpecError(f"{field}: {getattr(self, field)} is not allowed with emulate = true; nobody is there")
-        if self.threads_per_rank is not None and self.threads_per_rank < 1:
-            raise SpecError(f"threads_per_rank: {self.threads_per_rank} is not allowed; 1 or more")
+        if self.threads_per_rank is not None and not 1 <= self.threads_per_rank <= MOST_THREADS:
+            raise SpecError(f"threads_per_rank: {self.threads_per_rank} is not allowed; 1 to {MOST_THREADS}")
 
 
 class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
