@@ -26,6 +26,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
+from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
@@ -54,7 +55,7 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     setups, hardware = _setups(words, catalog)
     if len(setups) > 1:
         several = next(name for name in _LISTS if len(_values(name, getattr(words, name))) > 1)
-        raise SpecError(f"{several}: {getattr(words, several)!r} is several values; one is allowed here")
+        raise SpecError(f"{several}: {quoted(getattr(words, several))} is several values; one is allowed here")
     (setup,) = setups
     if (reason := impossible(setup, "cuda")) is not None:
         raise SpecError(reason)

@@ -7,6 +7,8 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_bench.report import terminal
+from fsdp_bench.report.terminal import add_row
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.flat import most_of_any_rank
@@ -24,17 +26,14 @@ DISAGREEMENT = 0.1
 def print_table(records: list[TrialRecord], console: Console) -> None:
     """Print one row a trial that ran, what was skipped in a line, and what the columns mean."""
     ran = [record for record in records if record.outcome is not Outcome.SKIPPED]
-    wide = console.width >= 150 or not console.is_terminal
     table = Table(title=_title(ran), title_justify="left", header_style="bold", box=None, padding=(0, 1))
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in COLUMNS[:8] else "right", no_wrap=True)
     for record in ran:
-        table.add_row(*_row(record))
-    if not wide or not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 210), no_color=not console.is_terminal)
-    console.print(table)
+        add_row(table, _row(record))
+    terminal.print_table(table, console, 210)
     for line in _footnotes(records, ran):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        terminal.note(console, line)
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,15 @@ from fsdp_bench.spec.setup import Precision
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Checked)
+
+
+_NOT_PLAIN = re.compile(r"[^\x00-\x7e]")
+
+
+def _escape(found: re.Match[str]) -> str:
+    """Return a character as JSON escapes it: one or two UTF-16 units."""
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
 def _encode_other(value: object) -> object:
@@ -29,8 +39,14 @@ def _decode_other(kind: type, value: object) -> object:
 
 
 def to_json(value: object) -> bytes:
-    """Encode as indented JSON with a final newline; sets and unknown types are refused."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode_other), indent=1) + b"\n"
+    """Encode as indented JSON in ASCII, as json.dumps does, with a final newline; unknown types are refused.
+
+    Whatever names are in it, every terminal and encoding can show it, and none obeys it.
+    """
+    data = msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode_other), indent=1) + b"\n"
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _NOT_PLAIN.sub(_escape, data.decode()).encode()
 
 
 def from_json(data: bytes, kind: type[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ import msgspec
 
 from fsdp_bench.spec.checked import Checked, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
+from fsdp_bench.spec.documents import read_document
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -137,6 +139,16 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     optimizer: tuple[OptimizerTime, ...] = ()
     collective: tuple[CollectiveTime, ...] = ()
 
+    def __post_init__(self) -> None:
+        for field in ("num_ranks", "threads_per_rank"):
+            if getattr(self, field) < 1:
+                raise SpecError(f"{field}: {getattr(self, field)} is not allowed; 1 or more")
+        for field, value in (("launch_seconds", self.launch_seconds), *self.hook_seconds.items()):
+            if not 0 <= value < math.inf:
+                raise SpecError(f"{field}: {value} is not allowed; 0 or more")
+        if self.context_bytes is not None and self.context_bytes < 0:
+            raise SpecError(f"context_bytes: {self.context_bytes} is not allowed; 0 or more")
+
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
         """What of the host came out as nothing, and is left out of predictions: no measurement says that it is free.
@@ -188,14 +200,15 @@ def read_profile(path: Path) -> Profile:
         SpecError: for a file that cannot be read, is no TOML, or is of another shape or a newer version.
     """
     try:
-        content = msgspec.toml.decode(path.read_bytes())
-        if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) > SCHEMA_VERSION:
-            newer = content["schema_version"]
-            raise SpecError(f"{path}: calibration of version {newer}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+        content = read_document(path, "TOML")
+    except SpecError as error:
+        raise SpecError(f"{error}; `fsdp-bench calibrate` writes such a file") from None
+    version = content.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise SpecError(f"{path}: calibration of version {version}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+    try:
         return from_builtins(content, Profile)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; `fsdp-bench calibrate` writes such a file") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except msgspec.ValidationError as error:
         raise SpecError(f"{path}: no calibration: {error}; `fsdp-bench calibrate` writes one") from None
 
 

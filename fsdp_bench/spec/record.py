@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fsdp_bench.spec.checked import Checked, Count, Positive
+from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -50,6 +50,12 @@ class Outcome(StrEnum):
         return self in (Outcome.OOM_GPU, Outcome.OOM_HOST)
 
 
+MOST_STEPS = 10**6
+MOST_THREADS = 4096
+LONGEST_TIMEOUT_SECONDS = 1e6
+"""Of one trial: eleven days."""
+
+
 class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run and measured.
 
@@ -57,19 +63,19 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         SpecError: for a plan that would measure nothing.
     """
 
-    warmup_steps: Annotated[int, Meta(ge=2)] = 2
+    warmup_steps: Annotated[int, Meta(ge=2, le=MOST_STEPS)] = 2
     """Steps before the measured ones. On a CPU the peak of live tensors is tracked in these, where it costs time.
     Adam's states appear in the first step, and FSDP2's first step counts DTensor's sharding propagation."""
-    steps: Count = 3
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 3
     """Measured steps: each one's seconds are stored."""
-    communication_steps: Annotated[int, Meta(ge=0)] = 1
+    communication_steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 1
     """Steps under the profiler, after the measured ones, for communication time. 0 leaves it unknown."""
-    steps_without_communication: Annotated[int, Meta(ge=0)] = 0
+    steps_without_communication: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
     """Steps in a world whose collectives end at once, after everything else; 0 leaves what they take unknown."""
-    timeout_seconds: Positive = 300.0
+    timeout_seconds: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT_SECONDS)] = 300.0
     memory_limit_bytes: Count | None = None
     """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
-    threads_per_rank: Count | None = None
+    threads_per_rank: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
     """CPU threads of one rank's operators; by default the cores divided by the ranks."""
     backend: Literal["gloo"] | None = None
     """The process group's, where it is not NCCL on GPUs and gloo on a CPU. Over gloo several ranks can share a GPU, as

@@ -8,6 +8,9 @@ from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.record import TrialRecord
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With which a spreadsheet's formulas begin (OWASP, CSV Injection)."""
+
 
 def flat_row(record: TrialRecord) -> dict[str, Any]:
     """Return the row: identity, model, setup, outcome, the worst memory of all ranks and the medians of time.
@@ -134,4 +137,12 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
         "limited_by_phase": failure.phase if failure else None,
         "trials": len(cell.trials),
         "most_trials": cell.most_trials,
+    }
+
+
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it is written to a CSV file: text that a spreadsheet would run as a formula begins with ``'``."""
+    return {
+        column: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        for column, value in row.items()
     }

@@ -135,7 +135,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
         ("[run]\nmemory_limit='2 parsecs'\n[grid]\nmodel='tiny'", ["memory_limit", "GiB"]),
         ("[run]\ndevice='tpu'\n[grid]\nmodel='tiny'", ["device", "'tpu'", "auto, cpu, cuda"]),
         ("[run]\nname='../x'\n[grid]\nmodel='tiny'", ["name", "'../x'"]),
-        ("[grid]\nmodel='tiny'\nmodel='tiny'", ["not valid TOML", "line"]),
+        ("[grid]\nmodel='tiny'\nmodel='tiny'", ["is not TOML", "line"]),
         ("grid = 3", ["grid", "must be a table"]),
         ("", ["grid is empty"]),
     ],
