@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
+from fsdp_bench.cli.sweeping import ending, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.frontier_text import print_frontier
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
@@ -59,7 +59,6 @@ def search(
 ) -> int:
     """Search the plan's cells, print the table and draw the charts; frontier.json and charts are of the whole."""
     require_torch()
-    interrupt_on_sigterm()
     console = Console(stderr=True)
     store.open()
     try:

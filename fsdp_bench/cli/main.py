@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from fsdp_bench import __version__
+from fsdp_bench.cli.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest
 
 VERBS = {
@@ -71,7 +72,8 @@ def _misused(error: click.UsageError) -> int:
 def main() -> NoReturn:
     """Run the command line and exit."""
     try:
-        code = cli.main(standalone_mode=False)
+        with raised_once():
+            code = cli.main(standalone_mode=False)
     except click.UsageError as error:
         code = _misused(error)
     except (FsdpBenchError, click.ClickException) as error:

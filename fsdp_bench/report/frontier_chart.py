@@ -14,7 +14,7 @@ from fsdp_bench.report.max_size_chart import MEASURED, MOST_BARS, NONE_FITS, UNK
 from fsdp_bench.report.max_size_chart import draw as draw_picture
 from fsdp_bench.report.max_size_words import WORDS
 from fsdp_bench.report.prediction_text import common_line
-from fsdp_bench.report.slides import ORDER
+from fsdp_bench.report.slides import ORDER, file_word
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -32,10 +32,13 @@ def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
         OSError: when a file cannot be written.
     """
     searched = [cell for cell in record.cells if cell.status != "skipped"]
-    paths = []
+    paths: list[Path] = []
     for name, cells in _slides(searched):
         if any(cell.measured is not None and cell.measured.fits for cell in cells):
-            path = folder / f"max-size{name}.png"
+            stem = "-".join(filter(None, ["max-size", file_word(name)]))
+            path = folder / f"{stem}.png"
+            if path in paths:  # names that differ in characters that a file's name does not have
+                path = folder / f"{stem}-{len(paths) + 1}.png"
             draw_picture(picture(record, cells), path)
             paths.append(path)
     return paths

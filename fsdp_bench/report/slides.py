@@ -122,7 +122,7 @@ def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
     for members in _comparable(measured):
         for values, part in split(members):
             device = (members[0].device,) if kinds > 1 else ()
-            name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join((*device, *values))).strip("-")
+            name = file_word("-".join((*device, *values)))
             names[name] += 1
             number = (str(names[name]),) if names[name] > 1 else ()
             suffix = "".join(f"-{word}" for word in (name, *number) if word)
@@ -265,6 +265,11 @@ def _plan(record: TrialRecord) -> Hashable:
 def torch_version(record: TrialRecord) -> str | None:
     """Return the torch that the ranks ran; None where no rank got far enough to say."""
     return next((rank.environment["torch"] for rank in record.ranks if "torch" in rank.environment), None)
+
+
+def file_word(text: str) -> str:
+    """Return a text as a part of a file's name: at most 150 letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:150].strip("-")
 
 
 def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> Slide:
