@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
+from fsdp_bench.cli.sweeping import ending, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.frontier_text import print_frontier
 from fsdp_bench.report.terminal import describe, new_console, note, print_line
 from fsdp_bench.spec.frontier import FrontierRecord
@@ -60,7 +60,6 @@ def search(
 ) -> int:
     """Search the plan's cells, print the table and draw the charts; frontier.json and charts are of the whole."""
     require_torch()
-    interrupt_on_sigterm()
     console = new_console(error=True)
     store.open()
     try:

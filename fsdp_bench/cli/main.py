@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
+from fsdp_bench.cli.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest
 from fsdp_bench.spec.text import quoted, shortened
 
@@ -113,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(words: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        return cli.main(list(words), prog_name="fsdp-bench", standalone_mode=False) or 0, None
+        with raised_once():
+            return cli.main(list(words), prog_name="fsdp-bench", standalone_mode=False) or 0, None
     except click.UsageError as error:
         if words:
             return 2, error.format_message()

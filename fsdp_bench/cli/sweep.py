@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from fsdp_bench.cli.forgiving import prints_if_it_can
 from fsdp_bench.cli.frontier import list_searches, search
 from fsdp_bench.cli.options import Count
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
+from fsdp_bench.cli.sweeping import ending, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, note, print_line
 from fsdp_bench.spec.errors import SpecError
@@ -21,7 +22,7 @@ from fsdp_bench.sweep.grid import trials_of
 from fsdp_bench.sweep.machine import Machine, probe_machine
 from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
 from fsdp_bench.sweep.selection import check_words, select, select_part, select_searches
-from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.store import Store, check_folder_name
 from fsdp_bench.sweep.sweep_file import SweepFile, read_file, require_gpu
 from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
 
@@ -59,6 +60,7 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
     help="Record every allocation on the GPU from the start; keep it at the end and where memory runs out.",
 )
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
+@prints_if_it_can
 def command(
     file: Path,
     results: Path,
@@ -83,6 +85,8 @@ def command(
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     read = read_file(file, machine, limit, emulate_world)
     check_words(only, part)
+    if machine_name is not None:
+        check_folder_name(machine_name, "--machine")
     store = Store(results / (machine_name or machine.name) / read.name)
     outcomes = frozenset(map(Outcome, retry))
     _check_kept(read, trace, snapshot)
@@ -128,7 +132,6 @@ def _sweep(
 ) -> int:
     """Run the chosen trials of a file without [frontier]."""
     require_torch()
-    interrupt_on_sigterm()
     store.open()
     try:
         return _run_and_tell(whole, plan, store, machine, retry, no_charts)

@@ -1,18 +1,18 @@
-"""What both kinds of sweep share at the terminal."""
+"""What the verbs that run or read trials share at the terminal."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from types import FrameType
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsdp_bench.report.terminal import note
+from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.sweep.store import read_records
 
 
 def require_torch() -> None:
@@ -25,13 +25,17 @@ def require_torch() -> None:
         raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
-def interrupt_on_sigterm() -> None:
-    """Treat SIGTERM as an interrupt at the keyboard."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def read_all_but_broken(folder: Path) -> list[TrialRecord]:
+    """Read the records below a folder; each broken one is left out, with one line on standard error.
 
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    Raises:
+        ResultsError, SpecError: as ``read_records``.
+    """
+    notes: list[str] = []
+    records = read_records(folder, notes)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
+    return records
 
 
 def needing_gpu_line(needs: Sequence[str]) -> str:
