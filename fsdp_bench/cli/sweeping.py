@@ -9,20 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fsdp_bench.report.terminal import note, print_line
-from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.store import read_records
-
-
-def require_torch() -> None:
-    """Refuse to begin what cannot run.
-
-    Raises:
-        MachineError: when torch is not installed.
-    """
-    if torch_version() is None:
-        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
@@ -53,6 +41,13 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("left"),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def introduce(console: Console, notes: Sequence[str], line: str) -> None:
+    """Print notes, and then what is going to happen."""
+    for text in notes:
+        note(console, f"note: {text}", "yellow")
+    note(console, line)
 
 
 def ending(record: TrialRecord) -> str:
