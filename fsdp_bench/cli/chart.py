@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.sweep.store import machine_description, read_frontier_of, read_records, sweep_folders
 
@@ -33,7 +34,7 @@ def command(results: Path, out: Path | None) -> int:
     except OSError as error:
         raise ResultsError(f"{folder}: pictures cannot be written: {error.strerror}") from None
     for path in paths:
-        print(path)
+        print_line(path)
     if not paths:
         raise ResultsError(f"{results}: no trial here ended ok, so there is nothing to draw")
     return 0

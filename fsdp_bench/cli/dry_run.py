@@ -13,9 +13,11 @@ from typing import Any
 import click
 import msgspec
 
+from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.facts import columns
 from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
-from fsdp_bench.cli.setups import Hardware, read_setup, read_setups
+from fsdp_bench.cli.setups import read_setup, read_setups
+from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.dry_run import DryRunReading, DryRunSpec, UserModule
 from fsdp_bench.spec.errors import SpecError
@@ -53,12 +55,11 @@ def command(
     try:
         reading = reading_of(answer)
     except DryRunError as error:
-        print(f"fsdp-bench: the dry run failed: {error}", file=sys.stderr)
-        return 1
+        raise DryRunError(f"the dry run failed: {error}") from None
     if as_json:
         sys.stdout.write(to_json(document(spec, hardware, reading)).decode())
     else:
-        print(_text(spec, reading))
+        print_lines(_text(spec, reading))
     return 0
 
 
@@ -86,7 +87,7 @@ def _patience(spec: DryRunSpec) -> Iterator[None]:
     """Say on standard error what takes so long, once."""
     what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
     line = f"running three steps of {what} as rank 0 of {spec.setup.world_size} ..."
-    timer = threading.Timer(PATIENCE_SECONDS, lambda: print(line, file=sys.stderr))
+    timer = threading.Timer(PATIENCE_SECONDS, lambda: print_line(line, error=True))
     timer.daemon = True
     timer.start()
     try:

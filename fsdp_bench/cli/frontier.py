@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.frontier_text import print_frontier
+from fsdp_bench.report.terminal import describe, new_console, note, print_line
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.finding import Finding
@@ -25,7 +26,7 @@ def list_searches(plan: FrontierPlan, store: Store) -> None:
     findings = recall(plan, store.peek_all())
     for number, finding in enumerate(findings, 1):
         emulated = " emulated" if plan.run.emulate else ""
-        print(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
+        print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
     print(
@@ -33,7 +34,7 @@ def list_searches(plan: FrontierPlan, store: Store) -> None:
         f" {len(findings) - len(searched)} skipped"
     )
     if plan.needing_gpu:
-        print(needing_gpu_line(plan.needing_gpu))
+        print_line(needing_gpu_line(plan.needing_gpu))
 
 
 def _known(finding: Finding, lacks_gpu: bool) -> str:
@@ -60,16 +61,16 @@ def search(
     """Search the plan's cells, print the table and draw the charts; frontier.json and charts are of the whole."""
     require_torch()
     interrupt_on_sigterm()
-    console = Console(stderr=True)
+    console = new_console(error=True)
     store.open()
     try:
         records, notes = store.read_all()
         findings = recall(plan, records)
-        for note in notes + set_aside(findings, store, retry):
-            console.print(f"note: {note}", style="yellow", highlight=False)
+        for text in notes + set_aside(findings, store, retry):
+            note(console, f"note: {text}", "yellow")
         store.write_machine(machine)
         store.write("sweep.toml", resolved_searches(whole, machine).encode())
-        console.print(_introduction(plan, machine, findings, store), highlight=False)
+        note(console, _introduction(plan, machine, findings, store))
         try:
             _run(plan, findings, store, machine, console)
         except KeyboardInterrupt:
@@ -78,7 +79,7 @@ def search(
             return 130
         finally:
             _write(whole, store, machine)
-        print_frontier(_record(plan, findings, machine), Console())
+        print_frontier(_record(plan, findings, machine), new_console())
         if not no_charts:
             _draw(_record(whole, recall(whole, store.peek_all()), machine), store)
     finally:
@@ -90,7 +91,7 @@ def _draw(record: FrontierRecord, store: Store) -> None:
     from fsdp_bench.report.frontier_chart import draw_frontier
 
     for path in draw_frontier(record, store.folder):
-        print(f"chart: {path}")
+        print_line(f"chart: {path}")
 
 
 def _num_found(findings: Sequence[Finding]) -> int:
@@ -124,7 +125,7 @@ def _run(plan: FrontierPlan, findings: Sequence[Finding], store: Store, machine:
 
         def observe(finding: Finding, trial: Trial, record: TrialRecord | None) -> None:
             if record is None:
-                progress.update(task, description=f"trial {len(finding.records) + 1}: {trial.label}")
+                describe(progress, task, f"trial {len(finding.records) + 1}: {trial.label}")
                 return
             number = f"[{findings.index(finding) + 1}/{len(findings)}]"
             if not console.is_terminal:

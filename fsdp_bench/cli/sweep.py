@@ -12,6 +12,7 @@ from fsdp_bench.cli.frontier import list_searches, search
 from fsdp_bench.cli.options import Count
 from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, needing_gpu_line, progress_bar, require_torch, say
 from fsdp_bench.report.tables import print_table
+from fsdp_bench.report.terminal import describe, new_console, note, print_line
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.units import parse_bytes
@@ -139,16 +140,16 @@ def _run_and_tell(
     whole: SweepPlan, plan: SweepPlan, store: Store, machine: Machine, retry: frozenset[Outcome], no_charts: bool
 ) -> int:
     """Run what is pending of a plan, which is a part of the whole; print the table, draw the charts."""
-    console, kept = Console(stderr=True), _kept(plan, store)
+    console, kept = new_console(error=True), _kept(plan, store)
     state = survey(plan, store, retry)
     state.notes += [
         f"{len(state.records)} trials are recorded already and get no {what}" for what in kept if state.records
     ]
-    for note in state.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
+    for text in state.notes:
+        note(console, f"note: {text}", "yellow")
     store.write_machine(machine)
     store.write("sweep.toml", resolved_text(whole, machine).encode())
-    console.print(_introduction(plan, machine, state, store), highlight=False)
+    note(console, _introduction(plan, machine, state, store))
     try:
         _run(plan, store, machine, state, console)
     except KeyboardInterrupt:
@@ -159,9 +160,9 @@ def _run_and_tell(
         everything = _recorded(whole, survey(whole, store))
         store.write_table(everything)
     records = _recorded(plan, state)
-    print_table(records, Console())
+    print_table(records, new_console())
     for what, where in kept.items():
-        print(f"{what}s: {where}")
+        print_line(f"{what}s: {where}")
     if not no_charts:
         _draw(everything, store, machine)
     failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
@@ -196,7 +197,7 @@ def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, con
 
         def observe(trial: Trial, record: TrialRecord | None) -> None:
             if record is None:
-                progress.update(task, description=trial.label)
+                describe(progress, task, trial.label)
                 return
             progress.advance(task)
             if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
@@ -213,15 +214,15 @@ def _list(plan: SweepPlan, store: Store) -> None:
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print(f"{number:4d}  {trial.spec.id}  {label}  {status}")
+        print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
     print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
-        print(needing_gpu_line(plan.needing_gpu))
+        print_line(needing_gpu_line(plan.needing_gpu))
 
 
 def _draw(records: list[TrialRecord], store: Store, machine: Machine) -> None:
     from fsdp_bench.report.charts import draw_all
 
     for path in draw_all(records, store.folder, machine.describe()):
-        print(f"chart: {path}")
+        print_line(f"chart: {path}")

@@ -9,6 +9,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fsdp_bench.report.terminal import note
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.machine import torch_version
@@ -41,7 +42,7 @@ def needing_gpu_line(needs: Sequence[str]) -> str:
 def progress_bar(console: Console) -> Progress:
     """Return a bar with the time left; silent where there is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -58,4 +59,4 @@ def ending(record: TrialRecord) -> str:
 
 def say(progress: Progress, text: str) -> None:
     """Print a line above the bar, as it is."""
-    progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    note(progress.console, text)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
@@ -33,14 +37,10 @@ CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
 takes several times as long as the copy alone, or as a cast."""
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SpecError(f"seconds: {self.seconds} is not allowed; a positive number")
+    seconds: Positive
 
 
 class MatmulTime(Timed, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
     message_bytes: int
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the ranks report: everything but what a prediction of the probe has to be taken from."""
 
     num_ranks: int
@@ -121,7 +121,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     collective: tuple[CollectiveTime, ...] = ()
 
 
-class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What so many ranks measured at once on this machine: on a CPU they share its cores."""
 
     num_ranks: int
@@ -139,6 +139,16 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     optimizer: tuple[OptimizerTime, ...] = ()
     collective: tuple[CollectiveTime, ...] = ()
 
+    def __post_init__(self) -> None:
+        for field in ("num_ranks", "threads_per_rank"):
+            if getattr(self, field) < 1:
+                raise SpecError(f"{field}: {getattr(self, field)} is not allowed; 1 or more")
+        for field, value in (("launch_seconds", self.launch_seconds), *self.hook_seconds.items()):
+            if not 0 <= value < math.inf:
+                raise SpecError(f"{field}: {value} is not allowed; 0 or more")
+        if self.context_bytes is not None and self.context_bytes < 0:
+            raise SpecError(f"context_bytes: {self.context_bytes} is not allowed; 0 or more")
+
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
         """What of the host came out as nothing, and is left out of predictions: no measurement says that it is free.
@@ -152,22 +162,19 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine's calibration."""
 
     schema_version: int = SCHEMA_VERSION
     machine: str
-    device: str
-    """``cuda`` or ``cpu``."""
+    device: Literal["cuda", "cpu"]
     device_name: str
     measured_on: str
     """The day."""
     versions: dict[str, str]
     ranks: tuple[RankProfile, ...]
 
-    def __post_init__(self) -> None:
-        if self.device not in ("cuda", "cpu"):
-            raise not_allowed("device", self.device, ("cuda", "cpu"))
+    def _check(self) -> None:
         if not self.ranks:
             raise SpecError("ranks: none; a calibration holds at least one number of ranks")
 
@@ -193,14 +200,15 @@ def read_profile(path: Path) -> Profile:
         SpecError: for a file that cannot be read, is no TOML, or is of another shape or a newer version.
     """
     try:
-        content = msgspec.toml.decode(path.read_bytes())
-        if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) > SCHEMA_VERSION:
-            newer = content["schema_version"]
-            raise SpecError(f"{path}: calibration of version {newer}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+        content = read_document(path, "TOML")
+    except SpecError as error:
+        raise SpecError(f"{error}; `fsdp-bench calibrate` writes such a file") from None
+    version = content.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise SpecError(f"{path}: calibration of version {version}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+    try:
         return from_builtins(content, Profile)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; `fsdp-bench calibrate` writes such a file") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except msgspec.ValidationError as error:
         raise SpecError(f"{path}: no calibration: {error}; `fsdp-bench calibrate` writes one") from None
 
 

@@ -26,6 +26,8 @@ from fsdp_bench.sweep.machine import torch_version
 class DryRunError(FsdpBenchError):
     """A dry run ended with an error that is not the user's; the message is one line."""
 
+    exit_code = 1
+
 
 def dry_run(shape: ModelShape, setup: TrainSetup, kernels: KernelSet = "cuda") -> DryRunReading:
     """Run one setup dry, in a process of its own.

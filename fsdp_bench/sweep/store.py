@@ -31,7 +31,7 @@ from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.record import TrialRecord, read_record
-from fsdp_bench.sweep.flat import flat_row, frontier_row
+from fsdp_bench.sweep.flat import csv_row, flat_row, frontier_row
 from fsdp_bench.sweep.machine import Machine
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Store:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["id"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(csv_row, rows))
         self.write(name, text.getvalue().encode())
 
 
