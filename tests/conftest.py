@@ -13,6 +13,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fsdp_bench.cli.main import main
 
@@ -25,6 +26,14 @@ num_attention_heads = 2
 intermediate_size = 64
 vocab_size = 128
 """
+
+EXAMPLES = int(os.environ.get("FSDP_BENCH_TEST_EXAMPLES", "12"))
+"""How often a property is tried whose every example simulates whole steps; `make validate` tries more."""
+
+simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 TERMINAL = {"COLUMNS": "80", "LINES": "25"}
 """What a process prints to a pipe does not depend on the terminal that the tests are started from."""

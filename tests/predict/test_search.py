@@ -246,7 +246,7 @@ class Curve:
     limit = estimate
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(10, 40), st.floats(-0.03, 0.03)), min_size=3, max_size=60),
     st.integers(900, 12_000),
