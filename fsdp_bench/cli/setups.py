@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import click
+
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
@@ -36,6 +38,9 @@ POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
+
+USUAL_GPUS_PER_NODE = 8
+"""Of nodes that nobody describes: of the catalogue's servers most have as many."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,
@@ -178,9 +183,10 @@ def _place(words: SetupWords, catalog: Catalog) -> _Place:
 def _counts(words: SetupWords, available: int | None) -> tuple[int | None, int, int]:
     """Return nodes, GPUs on each, and GPUs in total, for servers of ``available`` GPUs or for unknown ones."""
     if words.world_size is None:
-        if words.gpus_per_node is None and available is None and (words.nodes or 1) > 1:
-            raise SpecError("nodes: without --server, --gpus-per-node is needed too")
         nodes, each = words.nodes or 1, words.gpus_per_node or available or 1
+        if words.gpus_per_node is None and available is None and nodes > 1:
+            each = USUAL_GPUS_PER_NODE
+            click.echo(f"fsdp-bench: {each} GPUs on each node are assumed; --gpus-per-node says how many", err=True)
         return nodes, each, nodes * each
     world = words.world_size
     if words.gpus_per_node is None and available is None:

@@ -69,12 +69,6 @@ class Remedy:
     prediction: Prediction
 
 
-def dominant(prediction: Prediction) -> str:
-    """Return the category that holds the most at the peak."""
-    breakdown = prediction.estimate.memory.breakdown_bytes
-    return max(breakdown, key=lambda category: breakdown[category])
-
-
 def remedies(prediction: Prediction) -> list[Remedy]:
     """Return at most MOST changes that fit, by what dominates; where none does alone, several together; else the best.
 

@@ -8,7 +8,7 @@ import msgspec
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
 """Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
@@ -26,6 +26,10 @@ CATEGORIES = (
 """What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
 
 
+SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}
+"""Arguments that a user's function may take, by TrainSetup's names, and their options: the size of its batch."""
+
+
 class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user's own model: a function that returns it together with a batch."""
 
@@ -35,13 +39,15 @@ class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``pkg.mod:Class``: the class of the model's blocks."""
     folder: str = "."
     """Where ``pkg`` is looked for first."""
+    arguments: dict[str, int] = {}
+    """What the user asked for of SIZES: passed to the function, which must take it."""
 
 
 class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
-        SpecError: when it names no model, or two.
+        SpecError: when it names no model, or two, or a module to wrap by blocks of which nobody says what they are.
     """
 
     setup: TrainSetup
@@ -54,6 +60,10 @@ class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if (self.model is None) == (self.module is None):
             raise SpecError("a dry run needs a model's shape or a user's module, and not both")
+        if self.module is not None and self.module.block is None and self.setup.wrap is Wrap.BLOCK:
+            raise SpecError(
+                "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
+            )
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +102,8 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """How long this dry run took, without the import of torch."""
     device: Literal["fake"] = "fake"
+    arguments: dict[str, int] = {}
+    """Of a user's module: the SIZES that its function was called with; what it does not take is not known."""
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from fsdp_bench.spec.record import TrialRecord
 def flat_row(record: TrialRecord) -> dict[str, Any]:
     """Return the row: identity, model, setup, outcome, the worst memory of all ranks and the medians of time.
 
-    ``loss`` is the setup's cross-entropy (plain, chunked, compiled); ``final_loss`` is the number that training reached.
+    ``loss`` is the setup's cross-entropy (plain, chunked, compiled); ``final_loss`` is the number at the end.
     """
     return {
         "id": record.id,

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +26,7 @@ from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Api, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, TrainSetup, impossible
 from fsdp_bench.train.breakdown import Owners
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.fake_tracker import Step
@@ -35,7 +36,7 @@ from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
-from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
+from fsdp_bench.train.user_module import load_user_module, logits_of, loss_of, module_step
 
 WARM_STEPS = 2
 """Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
@@ -56,8 +57,8 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)
         load_bytes = world.tracker.peak_bytes
-        owners = Owners(world.tracker, training)
-        _watch_logits(training, owners)
+        owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
+        _watch_logits(training, owners, subject.logits_of)
         first = world.tracker.record(lambda: subject.step(training))
         for _ in range(WARM_STEPS - 1):
             subject.step(training)
@@ -78,6 +79,7 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
             kernels=spec.kernels,
             torch=str(torch.__version__),
             seconds=time.perf_counter() - begin,
+            arguments=subject.arguments,
         )
 
 
@@ -94,6 +96,10 @@ class _Subject:
     block: type[nn.Module] | None
     loss_function: Callable[[Any, Any], torch.Tensor]
     step: Callable[[Training], object]
+    logits_of: Callable[[Any], Any]
+    """Finds the logits in what the loss function is given."""
+    arguments: dict[str, int]
+    """Sizes that a user's function was called with."""
 
 
 def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
@@ -101,16 +107,15 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     dtype = DTYPES[setup.precision.store]
     with torch.device(world.home_of(setup)):
         if spec.module is not None:
-            user = load_user_module(spec.module, dtype, world.home_of(setup))
-            if user.block is None and setup.wrap is Wrap.BLOCK:
-                raise SpecError(
-                    "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
-                )
+            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
             count = setup.gradient_accumulation_steps
-            return _Subject(user.model, user.block, loss_of, lambda made: module_step(made, [user.batch] * count))
+            step = partial(module_step, batches=[user.batch] * count)
+            return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
         assert spec.model is not None
         bare = build_fake(spec.model, dtype)
-        return _Subject(bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step)
+        return _Subject(
+            bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step, lambda given: given, {}
+        )
 
 
 def _refuse(spec: DryRunSpec) -> None:
@@ -148,12 +153,13 @@ def build_fake(shape: ModelShape, dtype: torch.dtype) -> Transformer:
         torch.set_default_dtype(default)
 
 
-def _watch_logits(training: Training, owners: Owners) -> None:
+def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:
     compute_loss = training.loss_function
 
     def watched(logits: Any, targets: Any) -> torch.Tensor:
-        if isinstance(logits, torch.Tensor):
-            owners.note_logits(logits)
+        found = find(logits)
+        if isinstance(found, torch.Tensor):
+            owners.note_logits(found)
         return compute_loss(logits, targets)
 
     training.loss_function = watched
