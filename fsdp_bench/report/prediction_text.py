@@ -69,9 +69,14 @@ def remedy_line(remedy: Remedy) -> str:
     found, switch = remedy.prediction, f"{remedy.switch}:"
     if found.fits:
         reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
-        return f"{switch} fits, reserved {reserved} (predicted)"
+        return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
     open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
+
+
+def _speed(prediction: Prediction) -> str:
+    tokens = prediction.speed.tokens_per_second_per_gpu
+    return "" if tokens is None else f", {tokens:,.0f} tokens/s per GPU"
 
 
 def _asked(prediction: Prediction) -> list[str]:
