@@ -181,7 +181,11 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication in one profiled step of one rank."""
+    """Communication in one profiled step of one rank.
+
+    Raises:
+        SpecError: for a step that took no time.
+    """
 
     step_seconds: float
     """Duration of the profiled step, which the profiler slows down."""
@@ -190,6 +194,10 @@ class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
     exposed_seconds: float
     """Time during which a collective ran and no compute did."""
     collectives: tuple[CollectiveReading, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_seconds < math.inf:
+            raise SpecError(f"step_seconds: {self.step_seconds} is not allowed; a positive number, and finite")
 
 
 class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
