@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from fsdp_bench.cli.main import main
 
 TINY_MODEL = """
 [models.tiny]
@@ -19,6 +25,12 @@ num_attention_heads = 2
 intermediate_size = 64
 vocab_size = 128
 """
+
+TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
+"""What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
+not expected shows its traceback in a failing test."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0", "steps_without_communication": "0"}
 
@@ -43,6 +55,43 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fsdp_bench.cli.main", *map(str, words)]
 
 
-def run_command(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench to its end."""
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd)
+def run_process(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench to its end as a real process, where the process itself is what is tested."""
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env={**os.environ, **TERMINAL}
+    )
+
+
+def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench to its end inside this process, and return what a process would.
+
+    An error that the command line does not expect ends with exit code 1 and its traceback on standard error.
+    """
+    arguments = [str(word) for word in words]
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        _unchanged_process(cwd or Path.cwd()),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(arguments)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+@contextmanager
+def _unchanged_process(cwd: Path) -> Iterator[None]:
+    """Give the command the terminal of a pipe and a working directory; take back what a verb changes of a process."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    with pytest.MonkeyPatch.context() as patch, chdir(cwd):
+        for name, value in TERMINAL.items():
+            patch.setenv(name, value)
+        before = dict(os.environ)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            assert dict(os.environ) == before, "a verb changed the environment"

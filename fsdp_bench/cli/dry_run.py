@@ -13,9 +13,10 @@ from typing import Any
 import click
 import msgspec
 
+from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.facts import columns
 from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
-from fsdp_bench.cli.setups import Hardware, read_setup, read_setups
+from fsdp_bench.cli.setups import read_setup, read_setups
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.dry_run import DryRunReading, DryRunSpec, UserModule

@@ -11,6 +11,7 @@ from fsdp_bench.report import terminal
 from fsdp_bench.report.terminal import add_row
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.sweep.flat import most_of_any_rank
 
 COLUMNS = (
     "model", "world", "strategy", "api", "precision", "checkpointing", "offload", "outcome",
@@ -85,7 +86,7 @@ def _row(record: TrialRecord) -> list[str]:
         record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries",
         _bytes(memory.peak_allocated_bytes if memory else None),
         memory.peak_phase if memory else "unknown",
-        _bytes(memory.peak_reserved_bytes if memory else None),
+        _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
         _seconds(record.step_seconds),
         f"{record.tokens_per_second_per_gpu:,.0f}" if record.tokens_per_second_per_gpu else "unknown",
         f"{record.mfu:.1%}" if record.mfu is not None else "unknown",

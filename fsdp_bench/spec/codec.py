@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked, build
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
-from fsdp_bench.spec.text import quoted
 
 T = TypeVar("T")
-S = TypeVar("S", bound=msgspec.Struct)
+C = TypeVar("C", bound=Checked)
 
 
 _NOT_PLAIN = re.compile(r"[^\x00-\x7e]")
@@ -35,7 +34,7 @@ def _encode_other(value: object) -> object:
 
 def _decode_other(kind: type, value: object) -> object:
     if kind is Precision:
-        return Precision.parse(str(value))
+        return Precision.parse(value)  # type: ignore[arg-type]  # which refuses what is no text
     raise NotImplementedError(f"cannot read {kind.__name__}")
 
 
@@ -51,12 +50,15 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Decode strictly.
+    """Decode JSON; a Checked type reads words in any case and whole numbers as its constructor does.
 
     Raises:
         msgspec.DecodeError: for broken JSON (msgspec.ValidationError for JSON of another shape).
     """
-    return msgspec.json.decode(data, type=kind, dec_hook=_decode_other)
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_decode_other)
+    except msgspec.ValidationError as error:
+        return _read_otherwise(msgspec.json.decode(data), kind, error)
 
 
 def to_builtins(value: object) -> Any:
@@ -65,32 +67,38 @@ def to_builtins(value: object) -> Any:
 
 
 def from_builtins(value: object, kind: type[T]) -> T:
-    """Turn dictionaries, lists, strings and numbers into a spec value, strictly."""
-    return msgspec.convert(value, type=kind, dec_hook=_decode_other)
+    """Turn dictionaries, lists, strings and numbers into a spec value, as ``from_json``.
+
+    Raises:
+        msgspec.ValidationError: for values of another shape; caused by a SpecError where the type is Checked.
+    """
+    try:
+        return msgspec.convert(value, type=kind, dec_hook=_decode_other)
+    except msgspec.ValidationError as error:
+        return _read_otherwise(value, kind, error)
 
 
-def from_words(fields: dict[str, Any], kind: type[S]) -> S:
+def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError) -> T:
+    """Read what msgspec refused as the constructor of a Checked type would, which knows more spellings and says more.
+
+    Raises:
+        msgspec.ValidationError: caused by the constructor's SpecError; for other types the one that there was.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Checked) and isinstance(value, dict)):
+        raise error from error.__cause__
+    try:
+        return build(kind, value)
+    except SpecError as reason:
+        raise msgspec.ValidationError(str(reason)) from reason
+
+
+def from_words(fields: dict[str, Any], kind: type[C]) -> C:
     """Turn what a user wrote into a spec type.
-
-    Words are read before msgspec sees them: it knows their vocabulary, but neither the aliases nor the nearest word.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
     """
-    read = dict(fields)
-    for field in msgspec.structs.fields(kind):
-        if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
-            read[field.name] = field.type(read[field.name])
-    try:
-        return from_builtins(read, kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise error.__cause__ from None
-        message, _, path = str(error).partition(" - at `$")
-        name = path.strip(".`")
-        raise SpecError(
-            f"{name}: {quoted(fields[name])} is not allowed: {message}" if name in fields else message
-        ) from None
+    return build(kind, fields)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
 from fsdp_bench.sweep import runner
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
-from tests.conftest import run_command
+from tests.conftest import run_command, run_process
 from tests.sweep.test_grid import machine
 
 RunSweep = Callable[..., list[TrialRecord]]
@@ -90,7 +90,7 @@ def test_results_go_to_a_relative_folder_as_they_do_by_default(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = write_sweep("world_size = 2", "timeout_seconds = 30")
-    done = run_command("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
+    done = run_process("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "results" / "m" / "tiny" / "trials").glob("*.json")
     assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
