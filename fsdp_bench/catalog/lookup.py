@@ -13,12 +13,11 @@ from typing import NamedTuple
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.spec.checked import Count, read
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import ShardingStrategy
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import parse_count
 
 Hardware = Cluster | Gpu | None
@@ -96,7 +95,7 @@ def model(
 
 def _text(field: str, name: object) -> str:
     if not isinstance(name, str):
-        raise SpecError(f"{field}: {quoted(name)} is not allowed; a name of the catalogue")
+        raise SpecError(f"{field}: {shown(name)} is not allowed; a name of the catalogue")
     return name
 
 

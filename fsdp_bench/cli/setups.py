@@ -14,7 +14,7 @@ from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
 from fsdp_bench.spec.codec import from_words
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
@@ -28,7 +28,6 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
@@ -60,7 +59,7 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     setups, hardware = _setups(words, catalog)
     if len(setups) > 1:
         several = next(name for name in _LISTS if len(_values(name, getattr(words, name))) > 1)
-        raise SpecError(f"{several}: {quoted(getattr(words, several))} is several values; one is allowed here")
+        raise SpecError(f"{several}: {shown(getattr(words, several))} is several values; one is allowed here")
     (setup,) = setups
     if (reason := impossible(setup, "cuda")) is not None:
         raise SpecError(reason)

@@ -22,7 +22,7 @@ from fsdp_bench.predict.speed import Speed, speed
 from fsdp_bench.predict.usable_memory import sized, without_context
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.profile import Profile, read_profile
@@ -39,7 +39,6 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 P = TypeVar("P", bound=Estimate | Reach)
@@ -256,7 +255,7 @@ def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Place:
     if isinstance(hardware, Gpu):
         return Place(hardware, None, world_size or 1, world_size or 1)
     if not isinstance(hardware, Cluster):
-        raise SpecError(f"hardware: {quoted(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
+        raise SpecError(f"hardware: {shown(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
     if world_size not in (None, hardware.world_size):
         raise SpecError(f"world_size: {world_size} is not the cluster's {hardware.world_size} GPUs")
     return Place(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)

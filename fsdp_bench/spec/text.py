@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-MOST_CHARACTERS = 80
-"""Of a value that a message repeats."""
-
 
 def printable(text: str) -> str:
     r"""Return text as one line without control characters: what a terminal would obey is shown as an escape, ``\x1b``.
@@ -25,16 +22,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return text of several lines, each of them printable."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def quoted(value: object, most: int = MOST_CHARACTERS) -> str:
-    """Return a value as a message repeats it: its ``repr``, cut to so many characters, with the length of the whole."""
-    try:
-        text = repr(value)
-    except Exception:  # an integer of more than 4300 digits, lists of lists of lists, what a foreign class raises
-        return f"a {type(value).__name__} that cannot be printed"
-    text = printable(text)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def in_file_name(text: str, most: int = 120) -> str:

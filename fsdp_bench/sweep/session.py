@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import read
-from fsdp_bench.spec.errors import MachineError, SpecError, not_allowed
+from fsdp_bench.spec.errors import MachineError, SpecError, not_allowed, shown
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.finding import Finding
 from fsdp_bench.sweep.flat import flat_row
@@ -295,7 +294,7 @@ def open_session(
     """
     if not isinstance(file, str | Path) or not isinstance(results, str | Path):
         wrong = results if isinstance(file, str | Path) else file
-        raise SpecError(f"{'file' if wrong is file else 'results'}: {quoted(wrong)} is not allowed; a path")
+        raise SpecError(f"{'file' if wrong is file else 'results'}: {shown(wrong)} is not allowed; a path")
     machine = probe_machine()
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     world = read(Annotated[int, Meta(ge=1, le=MOST_EMULATED_RANKS)] | None, emulate_world, "emulate-world")
