@@ -163,7 +163,7 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: 
 
 
 def _added(kind: str, prediction: Prediction, plan: Plan, terms: tuple[Term, ...]) -> int | None:
-    """Return what the terms add to the peak, where that can be told.
+    """Return what the terms add to the peak, where their sizes are known.
 
     They are sizes of what is alive when the loss's backward begins. So they add up for a peak of live bytes that lies
     there, and neither for reserved memory, nor for compiled code, nor when a term has no known size.

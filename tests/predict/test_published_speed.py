@@ -153,4 +153,3 @@ def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:
 
     text = (Path(fsdp_bench.catalog.__path__[0]) / "published.csv").read_text(encoding="utf-8")
     assert "../" not in text
-    assert "shared/" not in text
