@@ -136,16 +136,20 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
 
 def _published(as_json: bool) -> int:
     from fsdp_bench.predict.published import compare_published
+    from fsdp_bench.predict.published_fits import compare_fits
     from fsdp_bench.predict.published_speed import compare_speed
     from fsdp_bench.report.published import format_published
+    from fsdp_bench.report.published_fits import format_fits
     from fsdp_bench.report.published_speed import format_speed
 
-    rows, (speeds, summary) = compare_published(), compare_speed()
+    rows, fits, (speeds, summary) = compare_published(), compare_fits(), compare_speed()
     if as_json:
         throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
-        sys.stdout.write(to_json({"memory": to_builtins(rows), "throughput": throughput}).decode())
+        document = {"memory": to_builtins(rows), "fits": to_builtins(fits), "throughput": throughput}
+        sys.stdout.write(to_json(document).decode())
     else:
-        print_lines(f"{format_published(rows)}\n\n{format_speed(speeds, summary)}")
+        texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
+        print_lines("\n\n".join(texts))
     return 0
 
 
