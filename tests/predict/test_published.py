@@ -121,11 +121,13 @@ def test_blanking_the_measured_columns_changes_no_prediction(rows: list[Publishe
         blanked = {**row, **dict.fromkeys(MEASURED_COLUMNS, "")}
         return {**blanked, "peak_mem_gib": "1.0", "second_mem_gib": "1.0"}  # any number, so that there is a comparison
 
-    after = compare_published(read_cases([forged(row) for row in packaged_rows()]))
-    predicted = {(row.case, row.kind): (row.predicted_bytes, row.with_terms_bytes) for row in after}
-    for row in rows:
-        if row.predicted_bytes is not None:
-            assert predicted[row.case, row.kind] == (row.predicted_bytes, row.with_terms_bytes)
+    some = ("pr165_FSDP1_full_eager", "litgpt_tinyllama_fsdp_eager", "tune_ladder_4")
+    after = compare_published(read_cases([forged(row) for row in packaged_rows() if row["id"] in some]))
+    before = {(row.case, row.kind): (row.predicted_bytes, row.with_terms_bytes) for row in rows}
+    assert len(after) == 4
+    for row in after:
+        assert row.predicted_bytes is not None
+        assert (row.predicted_bytes, row.with_terms_bytes) == before[row.case, row.kind]
 
 
 def test_the_inputs_of_a_prediction_have_no_measured_field() -> None:
