@@ -175,7 +175,6 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--params 7B --gpu H100-SXM-80GB", "did you mean 'H100-SXM'"),
         ("--params 7B --gpu A100-SXM-81GB", "did you mean 'a100-sxm-80gb'"),
         ("--params 7B --world-size 8 --nodes 2", "--world-size and --nodes each say how many GPUs; keep one"),
-        ("--params 7B --nodes 2", "nodes: without --server, --gpus-per-node is needed too"),
         ("--params 7B --server p5.48xlarge --world-size 12", "world-size: 12 is not allowed; a multiple of the 8 GPUs"),
         ("--params 7B --server p5.48xlarge --gpus-per-node 9", "gpus-per-node: 9 is not allowed; p5.48xlarge has 8"),
         ("--params 7B --strategy nope", "strategy: 'nope' is not allowed; one of FULL_SHARD,"),
