@@ -65,7 +65,8 @@ class Judge:
                 f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB,"
                 " in Python usable_memory_bytes of the Gpu"
             )
-        return allocator_room(gpu, communicators_of(step.setup, _cluster(step)), self.headroom_bytes) or 0
+        room = allocator_room(gpu, communicators_of(step.setup, _cluster(step)), self.headroom_bytes)
+        return room or 1  # a search divides by it; nothing is as small
 
     def live_bytes(self, step: Step) -> int:
         """Return the peak of live bytes, in a millisecond or two. What is reserved is never less."""
