@@ -30,8 +30,10 @@ def in_file_name(text: str, most: int = 120) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return one printable line of at most about so many characters: the middle of a longer one is left out."""
+    """Return one printable line of at most so many characters; the middle of a longer one is left out."""
     line = printable(text)
     if len(line) <= most:
         return line
-    return f"{line[: most * 2 // 3]} ... ({len(line)} characters) ... {line[-(most // 3) :]}"
+    cut = f" ... ({len(line)} characters) ... "
+    kept = most - len(cut)
+    return f"{line[: kept * 2 // 3]}{cut}{line[-(kept // 3) :]}"
