@@ -7,26 +7,17 @@ blocks are given back, and it succeeds) goes on, slower: that is an answer of it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 
 import msgspec
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.communicators import communicators_of
-from fsdp_bench.predict.estimate import estimate
+from fsdp_bench.predict.estimate import Verdict, estimate
 from fsdp_bench.predict.published import predict_case
 from fsdp_bench.predict.published_cases import CaseInputs, PublishedCase, read_cases
 from fsdp_bench.predict.published_hardware import cluster_of
 from fsdp_bench.predict.published_plans import Plan, Unpredictable, plan_case
 from fsdp_bench.spec.errors import SpecError
-
-
-class Fit(StrEnum):
-    """What the replayed allocator comes to."""
-
-    FITS = "fits"
-    RETRIES = "runs with retries"
-    OUT_OF_MEMORY = "does not fit"
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +29,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the published code was compiled; predictions are for eager."""
     ran: bool
     """False: it was published as out of memory."""
-    predicted: Fit | None = None
+    predicted: Verdict | None = None
     reserved_bytes: int | None = None
     """Predicted peak; of the card's memory where retries keep it there."""
     card_bytes: int | None = None
@@ -82,8 +73,8 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
     return estimate(plan.model, plan.setup, cluster, plan.kernels, headroom_bytes=taken.low if taken else 0).allocator
 
 
-def fit_of(reading: AllocatorReading) -> Fit:
+def fit_of(reading: AllocatorReading) -> Verdict:
     """Return what a replay on a card came to."""
     if reading.out_of_memory is not None:
-        return Fit.OUT_OF_MEMORY
-    return Fit.RETRIES if reading.num_alloc_retries else Fit.FITS
+        return Verdict.DOES_NOT_FIT
+    return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS
