@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -29,7 +28,7 @@ def list_searches(plan: FrontierPlan, store: Store) -> None:
         print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
-    print(
+    print_line(
         f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
         f" {len(findings) - len(searched)} skipped"
     )
@@ -75,7 +74,7 @@ def search(
             _run(plan, findings, store, machine, console)
         except KeyboardInterrupt:
             done = f"{_num_found(findings)} of {len(findings)} cells are done"
-            print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+            print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
             return 130
         finally:
             _write(whole, store, machine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -154,7 +153,7 @@ def _run_and_tell(
         _run(plan, store, machine, state, console)
     except KeyboardInterrupt:
         done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
     finally:
         everything = _recorded(whole, survey(whole, store))
@@ -216,7 +215,7 @@ def _list(plan: SweepPlan, store: Store) -> None:
             status = f"skipped: {trial.skip_reason}"
         print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    print_line(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
         print_line(needing_gpu_line(plan.needing_gpu))
 
