@@ -11,8 +11,9 @@ from fsdp_bench.predict.events import Category
 from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
 from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, scale_axis, text_width, write
 from fsdp_bench.report.prediction import Prediction, Question
-from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields, verdict
+from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
+from fsdp_bench.report.verdict_text import verdict
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB, MIB, format_gib
 
