@@ -37,8 +37,9 @@ simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_chec
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
-TERMINAL = {"COLUMNS": "80", "LINES": "25"}
-"""What a process prints to a pipe does not depend on the terminal that the tests are started from."""
+TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
+"""What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
+not expected shows its traceback in a failing test."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
@@ -88,7 +89,7 @@ def run_process(*words: object, timeout: float = 240, cwd: Path | None = None) -
 def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run fsdp-bench to its end inside this process, and return what a process would.
 
-    An exception that the command line does not catch is raised here, where a process would print its traceback.
+    An error that the command line does not expect ends with exit code 1 and its traceback on standard error.
     """
     arguments = [str(word) for word in words]
     output, errors = io.StringIO(), io.StringIO()

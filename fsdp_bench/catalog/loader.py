@@ -13,9 +13,8 @@ import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
-from fsdp_bench.spec.text import quoted
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -73,12 +72,12 @@ class Catalog:
         meant = _meant(name, self.gpus())
         if len(meant) > 1:
             *others, last = (entry.name for entry in meant)
-            raise SpecError(f"gpu: {quoted(name)} could be {', '.join(others)} or {last}; name one")
+            raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
         if meant:
             return meant[0]
         if alike := [entry.name for entry in self.gpus() if _words(name) & _chip(entry)]:
             close = nearest(name, alike, cutoff=0.8) or f"; of that kind there are {', '.join(alike)}"
-            raise SpecError(f"gpu: {quoted(name)} is not in the catalogue{close}")
+            raise SpecError(f"gpu: {shown(name)} is not in the catalogue{close}")
         return _named("gpu", name, self.gpus())
 
     def server(self, name: str) -> Server:
@@ -119,7 +118,7 @@ def load_user_catalog(path: Path | None) -> Catalog:
         try:
             catalog.gpu(entry.gpu)
         except SpecError as error:
-            raise SpecError(f"{path}: [[server]] {quoted(entry.name)}: {error}") from None
+            raise SpecError(f"{path}: [[server]] {shown(entry.name)}: {error}") from None
     return catalog
 
 
@@ -220,10 +219,10 @@ def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
         return spelt[0]
     containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
     if len(containing) > 1:
-        raise SpecError(f"{kind}: {quoted(name)} is not in the catalogue alone; one of {', '.join(containing)}")
+        raise SpecError(f"{kind}: {shown(name)} is not in the catalogue alone; one of {', '.join(containing)}")
     begun = [str(getattr(entry, "name")) for entry in entries if folded.startswith(f"{names_of(entry)[0]}-")]  # noqa: B009
     spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
     meant = containing or sorted(begun, key=len)[-1:]
     close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
     close = close or f"; `fsdp-bench {'models' if kind == 'model' else 'servers'}` lists what is there"
-    raise SpecError(f"{kind}: {quoted(name)} is not in the catalogue{close}")
+    raise SpecError(f"{kind}: {shown(name)} is not in the catalogue{close}")

@@ -11,9 +11,8 @@ import msgspec
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.documents import read_document
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
-from fsdp_bench.spec.text import quoted
 
 TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry}
 
@@ -60,9 +59,9 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
     for entry in read:
         for name in names_of(entry):
             if not name.isprintable():
-                raise SpecError(f"{where}: the name {quoted(name)} is not allowed; printable characters")
+                raise SpecError(f"{where}: the name {shown(name)} is not allowed; printable characters")
             if name in seen:
-                raise SpecError(f"{where}: the name {quoted(name)} is taken twice")
+                raise SpecError(f"{where}: the name {shown(name)} is taken twice")
             seen.add(name)
     return read
 
@@ -82,7 +81,7 @@ def explain(error: ValueError) -> str:
 
 def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
     if isinstance(entry.get("name"), str):
-        where = f"{where.rsplit(' number', 1)[0]} {quoted(entry['name'])}"
+        where = f"{where.rsplit(' number', 1)[0]} {shown(entry['name'])}"
     try:
         _check_words(entry, kind, "")
         return from_builtins(entry, kind)
@@ -96,7 +95,7 @@ def _check_words(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -
     for key, value in table.items():
         if key not in fields:
             allowed = f"one of {', '.join(fields)}{nearest(key, fields)}"
-            raise SpecError(f"the key {quoted(path + key)} is not allowed; {allowed}")
+            raise SpecError(f"the key {shown(path + key)} is not allowed; {allowed}")
         if key in _NESTED and isinstance(value, dict):
             _check_words(value, _NESTED[key], f"{path}{key}.")
     if kind in (Interconnect, Network) and "kind" in table:

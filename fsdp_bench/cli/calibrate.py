@@ -10,9 +10,8 @@ import click
 
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.profile import Profile, write_profile
-from fsdp_bench.spec.text import quoted
 
 
 @click.command("calibrate")
@@ -35,9 +34,10 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     The file that it writes makes predictions precise: predict --calibration FILE.
     Nothing else should run meanwhile.
     """
-    from fsdp_bench.cli.sweeping import progress_bar, require_torch
+    from fsdp_bench.cli.sweeping import progress_bar
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
+    from fsdp_bench.sweep.session import require_torch
 
     machine = probe_machine()
     require_torch()
@@ -75,9 +75,9 @@ def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
     try:
         counts = tuple(int(word) for word in words.split(","))
     except ValueError:
-        raise SpecError(f"ranks: {quoted(words)} is not allowed; {allowed}") from None
+        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}") from None
     if any(not 1 <= count <= (num_gpus or 64) for count in counts):
-        raise SpecError(f"ranks: {quoted(words)} is not allowed; {allowed}")
+        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}")
     return counts
 
 

@@ -15,8 +15,9 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
-from fsdp_bench.spec.errors import FsdpBenchError, nearest
-from fsdp_bench.spec.text import quoted, shortened
+from fsdp_bench.cli.interrupts import raised_once
+from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
+from fsdp_bench.spec.text import shortened
 
 VERBS = {
     "sweep": "Run a sweep; the same command resumes it.",
@@ -50,7 +51,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one verb."""
         if cmd_name not in VERBS:
-            raise click.UsageError(f"no verb {quoted(cmd_name)}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
+            raise click.UsageError(f"no verb {shown(cmd_name)}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
         command = importlib.import_module(f"fsdp_bench.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
@@ -113,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(words: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        return cli.main(list(words), prog_name="fsdp-bench", standalone_mode=False) or 0, None
+        with raised_once():
+            return cli.main(list(words), prog_name="fsdp-bench", standalone_mode=False) or 0, None
     except click.UsageError as error:
         if words:
             return 2, error.format_message()
@@ -138,7 +140,7 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return _explain_os_error(error)
     if isinstance(error, UnicodeEncodeError):
-        return f"{quoted(error.object)} is not text: its characters cannot be written as {error.encoding}"
+        return f"{shown(error.object)} is not text: its characters cannot be written as {error.encoding}"
     if isinstance(error, UnicodeDecodeError):
         return f"what was read is not text: byte {error.start} is not {error.encoding}"
     if isinstance(error, MemoryError):

@@ -12,9 +12,8 @@ from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import format_gib
 
 _SERVER_HEADER = ("server", "provider", "GPUs", "inside, per GPU", "between nodes, per node", "host memory", "CPUs")
@@ -45,7 +44,7 @@ def _find(catalog: Catalog, name: str) -> Server | Gpu:
     entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
     if name.lower() not in entries:
         close = nearest(name.lower(), entries) or "; `fsdp-bench servers` lists them"
-        raise SpecError(f"name: {quoted(name)} is neither a server nor a GPU of the catalogue{close}")
+        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}")
     return entries[name.lower()]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fsdp_bench.report import terminal
 from fsdp_bench.report.conclusion import conclusion
 from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.text import printable
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.flat import most_of_any_rank
 
@@ -92,7 +93,7 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
     terminal.print_table(table, console, width)
     ending = [conclusion(ran)] if ran else []
     for text in [*_left_out_lines(left_out), *_footnotes(records, ran), *ending]:
-        for line in textwrap.wrap(terminal.printable(text), width, break_on_hyphens=False):
+        for line in textwrap.wrap(printable(text), width, break_on_hyphens=False):
             terminal.note(console, line)
 
 

@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from fsdp_bench.spec.errors import SpecError, nearest, not_allowed
-from fsdp_bench.spec.text import quoted
+from fsdp_bench.spec.errors import SpecError, nearest, not_allowed, shown
 
 MOST = 2**62
 """The largest whole number that is read anywhere: no count is near it, and files keep 64 bits."""
@@ -61,14 +60,14 @@ class Word(StrEnum):
         allowed = [*(member.value for member in cls), *cls.aliases()]
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise not_allowed(cls.field(), value, allowed)
-        text = value if isinstance(value, str) else quoted(value)
+        text = value if isinstance(value, str) else shown(value)
         folded = text.strip().lower().replace("_", "-")
         target = cls.aliases().get(folded, folded).lower().replace("_", "-")
         for member in cls:
             if member.value.lower().replace("_", "-") == target:
                 return member
         if (meaning := cls.unsupported().get(folded)) is not None:
-            raise SpecError(f"{cls.field()}: {quoted(value)} ({meaning}) is not supported; one of {', '.join(allowed)}")
+            raise SpecError(f"{cls.field()}: {shown(value)} ({meaning}) is not supported; one of {', '.join(allowed)}")
         raise not_allowed(cls.field(), value, allowed)
 
 
@@ -146,7 +145,7 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
     for name in fields:
         if name not in known:
             hint = nearest(str(name), known) or f"; one of {', '.join(known)}"
-            raise SpecError(f"{place}unknown field {quoted(name)}{hint}")
+            raise SpecError(f"{place}unknown field {shown(name)}{hint}")
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in fields:
             raise SpecError(f"{place}has no `{field.name}`")
@@ -234,7 +233,7 @@ def _out_of_range(field: str, value: float, hint: Any) -> SpecError:
         words = "a positive number"
     else:
         words = f"{low} or more" if abs(low) <= MOST else "a finite number"
-    return SpecError(f"{field}: {quoted(value)} is not allowed; {words}{', or leave it out' if arms != [hint] else ''}")
+    return SpecError(f"{field}: {shown(value)} is not allowed; {words}{', or leave it out' if arms != [hint] else ''}")
 
 
 def _item_reader(hint: Any) -> Reader:
@@ -270,30 +269,30 @@ def _read_int(value: Any, field: str) -> int:
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; a whole number")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a whole number")
     return int(number)
 
 
 def _read_float(value: Any, field: str) -> float:
     number = _plain(value)
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; a number")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a number")
     try:
         return float(number)
     except OverflowError:
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; a smaller number") from None
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a smaller number") from None
 
 
 def _read_bool(value: Any, field: str) -> bool:
     flag = _plain(value)
     if not isinstance(flag, bool):
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; true or false")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; true or false")
     return flag
 
 
 def _read_str(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; a text")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a text")
     return value if type(value) is str else str(value)
 
 
@@ -329,7 +328,7 @@ def _literal(allowed: tuple[Any, ...]) -> Reader:
 def _sequence(read_item: Reader) -> Reader:
     def read(value: Any, field: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
-            raise SpecError(f"{field}: {quoted(value)} is not allowed; a list")
+            raise SpecError(f"{field}: {shown(value)} is not allowed; a list")
         items = tuple(read_item(item, f"{field}[{index}]") for index, item in enumerate(value))
         same = isinstance(value, tuple) and all(old is new for old, new in zip(value, items, strict=True))
         return value if same else items  # type: ignore[return-value]  # a tuple, when it is the same
@@ -340,7 +339,7 @@ def _sequence(read_item: Reader) -> Reader:
 def _mapping(read_item: Reader) -> Reader:
     def read(value: Any, field: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise SpecError(f"{field}: {quoted(value)} is not allowed; a table")
+            raise SpecError(f"{field}: {shown(value)} is not allowed; a table")
         return {_read_str(key, field): read_item(item, f"{field}.{key}") for key, item in value.items()}
 
     return read
@@ -357,6 +356,6 @@ def _instance(kind: type) -> Reader:
             return build(kind, value, f"{field}.")
         if parse is not None:
             return parse(value)
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; a {kind.__name__}")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a {kind.__name__}")
 
     return read

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.text import quoted
+from fsdp_bench.spec.errors import SpecError, shown
 
 DEEPEST = 32
 """Levels of tables and lists within each other; no file of ours needs more than four."""
@@ -80,4 +79,4 @@ def _check(value: Any, place: str, depth: int) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{place}: {value} is not allowed; a finite number")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise SpecError(f"{place}: {quoted(value)} is not allowed; up to {LARGEST_INTEGER}")
+        raise SpecError(f"{place}: {shown(value)} is not allowed; up to {LARGEST_INTEGER}")

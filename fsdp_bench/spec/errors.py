@@ -14,7 +14,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from fsdp_bench.spec.text import MOST_CHARACTERS, quoted
+from fsdp_bench.spec.text import printable
+
+LONGEST_VALUE = 80
+"""Characters of a value that a message shows."""
 
 
 class FsdpBenchError(Exception):
@@ -51,12 +54,21 @@ class WrapError(FsdpBenchError, ValueError):
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``" (did you mean 'x'?)"`` for the closest known word in any case, or an empty string."""
     words = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(word.strip().lower()[:MOST_CHARACTERS], words, n=1, cutoff=cutoff)
-    return f" (did you mean {quoted(words[close[0]])}?)" if close else ""
+    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], words, n=1, cutoff=cutoff)
+    return f" (did you mean {words[close[0]]!r}?)" if close else ""
 
 
 def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
     """Build the error for a value outside a closed vocabulary: the field, the value, what is allowed."""
     words = list(allowed)
-    hint = nearest(value if isinstance(value, str) else quoted(value), words)
-    return SpecError(f"{field}: {quoted(value)} is not allowed; one of {', '.join(words)}{hint}")
+    close = nearest(value, words) if isinstance(value, str) else ""
+    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(words)}{close}")
+
+
+def shown(value: object) -> str:
+    """Return a value as messages print it: its repr on one line, cut where it is long, with the length of the whole."""
+    try:
+        text = printable(repr(value))
+    except Exception:  # a number of too many digits, or what a foreign class raises
+        return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"

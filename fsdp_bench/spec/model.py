@@ -15,9 +15,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Word
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Checkpointing
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import format_count
 
 
@@ -58,7 +57,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def _check(self) -> None:
         if not self.name.isprintable() or len(self.name) > LONGEST_NAME:
-            raise SpecError(f"name: {quoted(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
+            raise SpecError(f"name: {shown(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
         if self.hidden_size % self.num_attention_heads:
             raise SpecError(
                 f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"

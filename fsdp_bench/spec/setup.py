@@ -8,8 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive, Word
-from fsdp_bench.spec.errors import SpecError, nearest
-from fsdp_bench.spec.text import quoted
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 
 class ShardingStrategy(Word):
@@ -174,7 +173,7 @@ class Precision:
         ):
             folded = dtype.strip().lower() if isinstance(dtype, str) else dtype
             if folded not in _DTYPES:
-                raise SpecError(f"precision: {part} dtype {quoted(dtype)} is not allowed; one of {', '.join(_DTYPES)}")
+                raise SpecError(f"precision: {part} dtype {shown(dtype)} is not allowed; one of {', '.join(_DTYPES)}")
             object.__setattr__(self, name, folded)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -196,8 +195,8 @@ class Precision:
             return cls(*parts)
         allowed = f"one of {', '.join(_NAMED_PRECISIONS)}, or STORED/COMPUTE/REDUCE like 'bf16/bf16/fp32'"
         if _NARROW.fullmatch(folded):
-            raise SpecError(f"precision: {quoted(text)} is not supported, only dtypes of 16 and 32 bits are; {allowed}")
-        raise SpecError(f"precision: {quoted(text)} is not allowed; {allowed}{nearest(folded, _NAMED_PRECISIONS)}")
+            raise SpecError(f"precision: {shown(text)} is not supported, only dtypes of 16 and 32 bits are; {allowed}")
+        raise SpecError(f"precision: {shown(text)} is not allowed; {allowed}{nearest(folded, _NAMED_PRECISIONS)}")
 
     @property
     def name(self) -> str:

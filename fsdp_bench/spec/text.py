@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-MOST_CHARACTERS = 80
-"""Of a value that a message repeats."""
-
 
 def printable(text: str) -> str:
     r"""Return text as one line without control characters: what a terminal would obey is shown as an escape, ``\x1b``.
@@ -27,24 +24,16 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def quoted(value: object, most: int = MOST_CHARACTERS) -> str:
-    """Return a value as a message repeats it: its ``repr``, cut to so many characters, with the length of the whole."""
-    try:
-        text = repr(value)
-    except Exception:  # an integer of more than 4300 digits, lists of lists of lists, what a foreign class raises
-        return f"a {type(value).__name__} that cannot be printed"
-    text = printable(text)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
-
-
 def in_file_name(text: str, most: int = 120) -> str:
     """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most so many of them."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:most].strip("-")
 
 
 def shortened(text: str, most: int) -> str:
-    """Return one printable line of at most about so many characters: the middle of a longer one is left out."""
+    """Return one printable line of at most so many characters; the middle of a longer one is left out."""
     line = printable(text)
     if len(line) <= most:
         return line
-    return f"{line[: most * 2 // 3]} ... ({len(line)} characters) ... {line[-(most // 3) :]}"
+    cut = f" ... ({len(line)} characters) ... "
+    kept = most - len(cut)
+    return f"{line[: kept * 2 // 3]}{cut}{line[-(kept // 3) :]}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.text import quoted
+from fsdp_bench.spec.errors import SpecError, shown
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
@@ -30,10 +29,10 @@ _NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 def _split(text: str, field: str, example: str) -> tuple[float, str]:
     match = _NUMBER.match(text)
     if match is None:
-        raise SpecError(f"{field}: {quoted(text)} is not a size; write it like {example!r}")
+        raise SpecError(f"{field}: {shown(text)} is not a size; write it like {example!r}")
     number = float(match.group(1))
     if number > LARGEST:
-        raise SpecError(f"{field}: {quoted(text)} is too large")
+        raise SpecError(f"{field}: {shown(text)} is too large")
     return number, match.group(2).lower()
 
 
@@ -44,9 +43,9 @@ def _checked(size: int, value: object, field: str, what: str) -> int:
         SpecError: for any other.
     """
     if size <= 0:
-        raise SpecError(f"{field}: {quoted(value)} is not a positive {what}")
+        raise SpecError(f"{field}: {shown(value)} is not a positive {what}")
     if size > LARGEST:
-        raise SpecError(f"{field}: {quoted(value)} is too large")
+        raise SpecError(f"{field}: {shown(value)} is too large")
     return size
 
 
@@ -57,14 +56,14 @@ def parse_bytes(value: str | int, field: str = "size") -> int:
         SpecError: for anything else, and for sizes that are not positive.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {quoted(value)} is not a size; write it like '24GiB'")
+        raise SpecError(f"{field}: {shown(value)} is not a size; write it like '24GiB'")
     if isinstance(value, int):
         size = value
     else:
         number, unit = _split(value, field, "24GiB")
         if unit not in _BYTE_UNITS:
             raise SpecError(
-                f"{field}: {quoted(value)} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+                f"{field}: {shown(value)} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
             )
         size = round(number * _BYTE_UNITS[unit])
     return _checked(size, value, field, "size")
@@ -77,13 +76,13 @@ def parse_count(value: str | int, field: str = "count") -> int:
         SpecError: for anything else, and for counts that are not positive.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {quoted(value)} is not a count; write it like '7B' or '124M'")
+        raise SpecError(f"{field}: {shown(value)} is not a count; write it like '7B' or '124M'")
     if isinstance(value, int):
         count = value
     else:
         number, unit = _split(value, field, "7B")
         if unit not in _COUNT_UNITS:
-            raise SpecError(f"{field}: {quoted(value)} has an unknown suffix; one of K, M, B, T")
+            raise SpecError(f"{field}: {shown(value)} has an unknown suffix; one of K, M, B, T")
         count = round(number * _COUNT_UNITS[unit])
     return _checked(count, value, field, "count")
 

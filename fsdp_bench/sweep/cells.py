@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.shapes import MODEL_KEYS, is_share_of_card, shape_of
 from fsdp_bench.sweep.sweep_file import SweepFile, table, tables
@@ -58,7 +57,7 @@ def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
     for key, value in words.items():
         target = FIELD_ALIASES.get(key, key)
         if target in renamed:
-            raise SpecError(f"{place}{quoted(key)} and {target!r} are the same thing; keep one")
+            raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
         renamed[target] = value
     return renamed
 

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.codec import from_words, to_builtins
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.sweep.frontier_file import FrontierPlan, Search
 from fsdp_bench.sweep.trial import SweepPlan, Trial
 from fsdp_bench.sweep.words import FIELD_ALIASES
@@ -70,7 +69,7 @@ def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
     if not 1 <= number <= of or of > (num_trials or of):
         most = "the number of trials" if num_trials is None else f"{num_trials}, the number of trials"
         raise SpecError(
-            f"--part: {quoted(part)} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter"
+            f"--part: {shown(part)} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter"
         )
     return number, of
 
@@ -133,7 +132,7 @@ def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
     field, _, wanted = selection.partition("=")
     field = FIELD_ALIASES.get(field, field)
     if field not in fields:
-        raise SpecError(f"--only: unknown field {quoted(field)}{nearest(field, fields)}")
+        raise SpecError(f"--only: unknown field {shown(field)}{nearest(field, fields)}")
     return field, _canonical(field, wanted)
 
 

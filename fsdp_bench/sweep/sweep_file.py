@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.documents import parse, read_text
-from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
-from fsdp_bench.spec.text import quoted
 from fsdp_bench.spec.units import format_gib, parse_bytes
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 from fsdp_bench.sweep.shapes import read_models
@@ -205,7 +204,7 @@ def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
         SpecError: naming what is allowed.
     """
     if value not in allowed:
-        raise SpecError(f"{field}: {quoted(value)} is not allowed; one of {', '.join(allowed)}")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(allowed)}")
     return str(value)
 
 
@@ -213,10 +212,10 @@ def _name(run: dict[str, Any], stem: str) -> str:
     name = run.get("name", stem)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise SpecError(
-            f"[run] name: {quoted(name)} is not allowed; letters, digits, '.', '_' and '-', for a folder's name"
+            f"[run] name: {shown(name)} is not allowed; letters, digits, '.', '_' and '-', for a folder's name"
         )
     if name.lower() in RESERVED_NAMES:
-        raise SpecError(f"[run] name: {quoted(name)} is not allowed; results keep records in folders of that name")
+        raise SpecError(f"[run] name: {shown(name)} is not allowed; results keep records in folders of that name")
     return name
 
 
