@@ -118,7 +118,7 @@ def load_user_catalog(path: Path | None) -> Catalog:
         try:
             catalog.gpu(entry.gpu)
         except SpecError as error:
-            raise SpecError(f"{path}: [[server]] {entry.name!r}: {error}") from None
+            raise SpecError(f"{path}: [[server]] {shown(entry.name)}: {error}") from None
     return catalog
 
 

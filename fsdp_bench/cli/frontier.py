@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.cli.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
 from fsdp_bench.report.frontier_text import print_frontier
+from fsdp_bench.report.terminal import describe, new_console, print_line
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.finding import Finding
@@ -25,15 +24,15 @@ def list_searches(session: SearchSession) -> int:
     findings = recall(plan, session.store.peek_all())
     for number, finding in enumerate(findings, 1):
         emulated = " emulated" if plan.run.emulate else ""
-        print(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
+        print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
-    print(
+    print_line(
         f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
         f" {len(findings) - len(searched)} skipped"
     )
     if plan.needing_gpu:
-        print(needing_gpu_line(plan.needing_gpu))
+        print_line(needing_gpu_line(plan.needing_gpu))
     return 0
 
 
@@ -74,7 +73,7 @@ class _Progress(Watcher):
         """Show what runs, how it ended, and what a cell's search found."""
         progress, findings = self._progress, self._session.findings
         if record is None:
-            progress.update(self._task, description=f"trial {len(finding.records) + 1}: {trial.label}")
+            describe(progress, self._task, f"trial {len(finding.records) + 1}: {trial.label}")
             return
         number = f"[{findings.index(finding) + 1}/{len(findings)}]"
         if not progress.console.is_terminal:
@@ -86,17 +85,16 @@ class _Progress(Watcher):
 
 def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
     """Search the cells, print the table and draw the charts; charts are of the whole file."""
-    interrupt_on_sigterm()
     try:
-        with progress_bar(Console(stderr=True)) as progress:
+        with progress_bar(new_console(error=True)) as progress:
             results = session.run(retry, _Progress(session, progress))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
     assert results.frontier is not None
     assert results.whole_frontier is not None
-    print_frontier(results.frontier, Console())
+    print_frontier(results.frontier, new_console())
     if not no_charts:
         _draw(results.whole_frontier, results.folder)
     return 1 if results.failed else 0
@@ -106,7 +104,7 @@ def _draw(record: FrontierRecord, folder: Path) -> None:
     from fsdp_bench.report.frontier_chart import draw_frontier
 
     for path in draw_frontier(record, folder):
-        print(f"chart: {path}")
+        print_line(f"chart: {path}")
 
 
 def _answer(finding: Finding) -> str:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
+import click
+
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
 from fsdp_bench.spec.codec import from_words
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
@@ -30,6 +32,9 @@ from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
+
+USUAL_GPUS_PER_NODE = 8
+"""Of nodes that nobody describes: of the catalogue's servers most have as many."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,
@@ -54,7 +59,7 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     setups, hardware = _setups(words, catalog)
     if len(setups) > 1:
         several = next(name for name in _LISTS if len(_values(name, getattr(words, name))) > 1)
-        raise SpecError(f"{several}: {getattr(words, several)!r} is several values; one is allowed here")
+        raise SpecError(f"{several}: {shown(getattr(words, several))} is several values; one is allowed here")
     (setup,) = setups
     if (reason := impossible(setup, "cuda")) is not None:
         raise SpecError(reason)
@@ -140,4 +145,8 @@ def _sharding(words: SetupWords, cell: dict[str, Any], place: Place) -> dict[str
 
 
 def _place(words: SetupWords, catalog: Catalog) -> Place:
-    return find_place(words.gpu, words.server, words.nodes, words.gpus_per_node, words.world_size, catalog)
+    each = words.gpus_per_node
+    if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
+        each = USUAL_GPUS_PER_NODE
+        click.echo(f"fsdp-bench: {each} GPUs on each node are assumed; --gpus-per-node says how many", err=True)
+    return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

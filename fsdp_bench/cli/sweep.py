@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import Progress
 
+from fsdp_bench.cli.forgiving import prints_if_it_can
 from fsdp_bench.cli.frontier import list_searches, search
 from fsdp_bench.cli.options import Count
-from fsdp_bench.cli.sweeping import ending, interrupt_on_sigterm, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.cli.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.report.charts_meanwhile import ChartsMeanwhile
 from fsdp_bench.report.tables import print_table
+from fsdp_bench.report.terminal import describe, new_console, print_line
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.sweep.session import (
     MOST_EMULATED_RANKS,
@@ -59,6 +60,7 @@ from fsdp_bench.sweep.trial import Trial
     help="Record every allocation on the GPU from the start; keep it at the end and where memory runs out.",
 )
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
+@prints_if_it_can
 def command(
     file: Path,
     results: Path,
@@ -88,9 +90,10 @@ def command(
 class _Progress(Watcher):
     """A progress bar; without a terminal, one line a trial."""
 
-    def __init__(self, session: TrialSession, progress: Progress) -> None:
+    def __init__(self, session: TrialSession, progress: Progress, charts: ChartsMeanwhile | None) -> None:
         self._session = session
         self._progress = progress
+        self._charts = charts
         self._task = progress.add_task("", total=len(session.plan.trials), visible=False)
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
@@ -108,27 +111,29 @@ class _Progress(Watcher):
     def trial(self, trial: Trial, record: TrialRecord | None) -> None:
         """Show what runs, or how it ended."""
         if record is None:
-            self._progress.update(self._task, description=trial.label)
+            describe(self._progress, self._task, trial.label)
             return
         self._progress.advance(self._task)
         if not self._progress.console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
             done = f"[{self._session.num_done}/{len(self._session.plan.trials)}]"
             say(self._progress, f"{done} {record.id} {trial.label}  {ending(record)}")
+        if self._charts is not None:
+            self._charts.update(self._session.records, len(self._session.plan.trials))
 
 
 def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> int:
     """Run what is pending; print the table, draw the charts."""
-    interrupt_on_sigterm()
+    charts = None if no_charts else ChartsMeanwhile(session.store.folder, session.machine.describe())
     try:
-        with progress_bar(Console(stderr=True)) as progress:
-            results = session.run(retry, _Progress(session, progress))
+        with progress_bar(new_console(error=True)) as progress:
+            results = session.run(retry, _Progress(session, progress, charts))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
-    print_table(list(results.records), Console())
+    print_table(list(results.records), new_console())
     for what, where in session.kept.items():
-        print(f"{what}s: {where}")
+        print_line(f"{what}s: {where}")
     if not no_charts:
         _draw(results)
     return 1 if results.failed else 0
@@ -142,11 +147,11 @@ def _list(session: TrialSession) -> int:
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print(f"{number:4d}  {trial.spec.id}  {label}  {status}")
+        print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    print_line(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
-        print(needing_gpu_line(plan.needing_gpu))
+        print_line(needing_gpu_line(plan.needing_gpu))
     return 0
 
 
@@ -154,4 +159,4 @@ def _draw(results: SweepResults) -> None:
     from fsdp_bench.report.charts import draw_all
 
     for path in draw_all(list(results.all_records), results.folder, results.machine):
-        print(f"chart: {path}")
+        print_line(f"chart: {path}")

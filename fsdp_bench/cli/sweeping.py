@@ -1,24 +1,29 @@
-"""What both kinds of sweep share at the terminal."""
+"""What the verbs that run or read trials share at the terminal."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from types import FrameType
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.store import read_records
 
 
-def interrupt_on_sigterm() -> None:
-    """Treat SIGTERM as an interrupt at the keyboard."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def read_all_but_broken(folder: Path) -> list[TrialRecord]:
+    """Read the records below a folder; each broken one is left out, with one line on standard error.
 
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    Raises:
+        ResultsError, SpecError: as ``read_records``.
+    """
+    notes: list[str] = []
+    records = read_records(folder, notes)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
+    return records
 
 
 def needing_gpu_line(needs: Sequence[str]) -> str:
@@ -29,7 +34,7 @@ def needing_gpu_line(needs: Sequence[str]) -> str:
 def progress_bar(console: Console) -> Progress:
     """Return a bar with the time left; silent where there is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -40,9 +45,9 @@ def progress_bar(console: Console) -> Progress:
 
 def introduce(console: Console, notes: Sequence[str], line: str) -> None:
     """Print notes, and then what is going to happen."""
-    for note in notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
-    console.print(line, highlight=False, markup=False)
+    for text in notes:
+        note(console, f"note: {text}", "yellow")
+    note(console, line)
 
 
 def ending(record: TrialRecord) -> str:
@@ -53,4 +58,4 @@ def ending(record: TrialRecord) -> str:
 
 def say(progress: Progress, text: str) -> None:
     """Print a line above the bar, as it is."""
-    progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    note(progress.console, text)

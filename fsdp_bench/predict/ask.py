@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from fsdp_bench.catalog.lookup import Hardware, Place, find_place
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.predict.dials import model_dial
-from fsdp_bench.predict.estimate import KERNELS, Estimate
+from fsdp_bench.predict.estimate import KERNELS, Estimate, Verdict
 from fsdp_bench.predict.estimate import estimate as estimate_memory
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels
@@ -72,7 +72,7 @@ class SetupFields(TypedDict, total=False):
     seed: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class TimedEstimate(Estimate):
     """What is predicted of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
 
@@ -297,9 +297,11 @@ def _fits_words(found: Estimate) -> str:
     name = "no GPU is named" if found.gpu is None else f"nobody documents how much of a {found.gpu.name} can be used"
     if found.fits is None or found.headroom_bytes is None or found.gpu is None:
         return f"unknown: {name}"
+    if found.verdict is Verdict.RUNS_WITH_RETRIES:
+        return f"no: it runs on {found.gpu.name}, with allocation retries"
     if not found.fits:
         return f"no, not on {found.gpu.name}"
-    return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}{', tight' if found.is_tight else ''}"
+    return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}"
 
 
 def _time_words(found: Speed) -> str:

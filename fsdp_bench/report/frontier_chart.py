@@ -6,6 +6,7 @@ cells are too many for one picture.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fsdp_bench.report.max_size_words import WORDS
 from fsdp_bench.report.prediction_text import common_line
 from fsdp_bench.report.slides import ORDER
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
+from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
 
 LEVELS = ("offload", "checkpointing", "api", "precision")
@@ -33,9 +35,13 @@ def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
     """
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     paths = []
+    taken: Counter[str] = Counter()
     for name, cells in _slides(searched):
         if any(cell.measured is not None and cell.measured.fits for cell in cells):
-            path = folder / f"max-size{name}.png"
+            part = in_file_name(name)
+            taken[part] += 1
+            number = str(taken[part]) if taken[part] > 1 else ""
+            path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
             draw_picture(picture(record, cells), path)
             paths.append(path)
     return paths

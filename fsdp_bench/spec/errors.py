@@ -14,12 +14,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST_VALUE = 100
+from fsdp_bench.spec.text import printable
+
+LONGEST_VALUE = 80
 """Characters of a value that a message shows."""
 
 
 class FsdpBenchError(Exception):
     """The root of this package's errors."""
+
+    exit_code = 2
+    """Of the command line that it ends."""
 
 
 class UserError(FsdpBenchError):
@@ -61,13 +66,9 @@ def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
 
 
 def shown(value: object) -> str:
-    """Return a value as messages print it: its repr on one short line, or its type where that is long or fails."""
+    """Return a value as messages print it: its repr on one line, cut where it is long, with the length of the whole."""
     try:
-        text = repr(value)
+        text = printable(repr(value))
     except Exception:  # a number of too many digits, or what a foreign class raises
         return f"a value of type {type(value).__name__}"
-    if len(text) <= LONGEST_VALUE and text.isprintable():
-        return text
-    if type(value) is str:
-        return f"{text[: LONGEST_VALUE - 4]}...'"
-    return f"a value of type {type(value).__name__}"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"

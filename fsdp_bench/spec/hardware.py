@@ -166,7 +166,7 @@ class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.gpus_per_node > self.server.gpus_per_node:
             has = self.server.gpus_per_node
             raise SpecError(f"gpus-per-node: {self.gpus_per_node} is not allowed; {self.server.name} has {has}")
-        if self.gpu.name != self.server.gpu:
+        if self.gpu.name.lower() != self.server.gpu.lower():
             raise SpecError(f"gpu: {self.gpu.name} is not the GPU of {self.server.name}, which is {self.server.gpu}")
 
     @property

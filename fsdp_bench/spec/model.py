@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Word
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
 
@@ -30,6 +30,10 @@ class Family(Word):
 LARGEST_DIMENSION = 2**24
 """Of a model: sizes that no model has, so few that a tensor's bytes are a 64-bit number."""
 Dimension = Annotated[int, Meta(ge=1, le=LARGEST_DIMENSION)]
+
+
+LONGEST_NAME = 200
+"""Characters of a model's name, which tables, charts and the names of their files repeat."""
 
 
 class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +56,8 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tie_word_embeddings: bool = False
 
     def _check(self) -> None:
+        if not self.name.isprintable() or len(self.name) > LONGEST_NAME:
+            raise SpecError(f"name: {shown(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
         if self.hidden_size % self.num_attention_heads:
             raise SpecError(
                 f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"

@@ -25,6 +25,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Measured, Profile, RankProfile
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.logs import last_lines
 from fsdp_bench.sweep.machine import Machine
 
 TIMEOUT_SECONDS = 600.0
@@ -74,8 +75,7 @@ def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> Measur
         out = folder / "measured.json"
         if failed or not out.exists():
             log = folder / f"rank-{failed[0] if failed else 0}.log"
-            lines = log.read_text(errors="replace").strip().splitlines()
-            raise SpecError(f"calibrate: {count} ranks failed: {lines[-1] if lines else 'no message'}")
+            raise SpecError(f"calibrate: {count} ranks failed: {' '.join(last_lines(log, 1)) or 'no message'}")
         return from_json(out.read_bytes(), Measured)
 
 
@@ -85,7 +85,7 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "DEVICE": device,
-        "RENDEZVOUS": str(folder / "rendezvous"),
+        "RENDEZVOUS": str(folder),
         "THREADS": str(max((os.cpu_count() or 1) // count, 1)),
         "PARENT": str(os.getpid()),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,15 @@ from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.logs import last_lines_of
 from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.sweep.outcome import signal_name
 
 
 class DryRunError(FsdpBenchError):
     """A dry run ended with an error that is not the user's; the message is one line."""
+
+    exit_code = 1
 
 
 def dry_run(
@@ -169,10 +172,8 @@ class _Process:
     def last_words(self) -> str:
         """Return how the process ended, and the last line that it printed."""
         code = self._process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"the dry run's process ended {how}: {lines[-1] if lines else 'no message'}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
+        return f"the dry run's process ended {how}: {' '.join(last_lines_of(self._log, 1)) or 'no message'}"
 
     def kill(self) -> None:
         """End the process."""

@@ -25,7 +25,7 @@ from fsdp_bench.sweep.grid import trials_of
 from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
 from fsdp_bench.sweep.runner import SweepState, TrialRunner, run_sweep, survey
 from fsdp_bench.sweep.selection import check_words, select, select_part, select_searches
-from fsdp_bench.sweep.store import Store
+from fsdp_bench.sweep.store import Store, check_folder_name
 from fsdp_bench.sweep.sweep_file import SweepFile, read_file, require_gpu
 from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
 
@@ -142,6 +142,11 @@ class TrialSession(Session):
         return len(self._state.records)
 
     @property
+    def records(self) -> list[TrialRecord]:
+        """What is recorded so far, in the order of the trials."""
+        return _recorded(self.plan, self._state)
+
+    @property
     def kept(self) -> dict[str, str]:
         """What trials keep in files, and where to look at it."""
         kept = {}
@@ -167,7 +172,7 @@ class TrialSession(Session):
             name=self.plan.name,
             folder=self.store.folder,
             machine=self.machine.describe(),
-            records=tuple(_recorded(self.plan, state)),
+            records=tuple(self.records),
             all_records=tuple(everything),
         )
 
@@ -297,6 +302,8 @@ def open_session(
     found = read_file(Path(file), machine, limit, world)
     selections = _texts("only", only)
     check_words(selections, part)
+    if machine_name is not None:
+        check_folder_name(machine_name, "--machine")
     store = Store(Path(results) / (machine_name or machine.name) / found.name)
     _check_kept(found, trace, snapshot)
     if found.has_frontier:

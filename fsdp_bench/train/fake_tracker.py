@@ -192,6 +192,14 @@ class FakeTracker(StorageTracker):
         self.moves += [Move(one, two, added) for one in set(self.numbers_in(source)) for two in targets if one != two]
 
 
+class RealTracker(FakeTracker):
+    """Counts real tensors on the CPU in the same way."""
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has memory of the CPU. Not fake ones, on which DTensor propagates shardings."""
+        return StorageTracker.counts(self, tensor) and not isinstance(tensor, FakeTensor)
+
+
 Follow = Callable[[FakeTracker, Any, Any, Any], None]
 
 

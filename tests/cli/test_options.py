@@ -175,7 +175,6 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--params 7B --gpu H100-40GB", "of that kind there are H100-SXM, H100-PCIe, H100-NVL, H100-SXM-96GB"),
         ("--params 7B --gpu A100-SXM-81GB", "did you mean 'A100-SXM-80GB'"),
         ("--params 7B --world-size 8 --nodes 2", "world_size and nodes each say how many GPUs; keep one"),
-        ("--params 7B --nodes 2", "nodes: without a server, gpus_per_node is needed too"),
         ("--params 7B --server p5.48xlarge --world-size 12", "world_size: 12 is not allowed; a multiple of the 8 GPUs"),
         ("--params 7B --server p5.48xlarge --gpus-per-node 9", "gpus-per-node: 9 is not allowed; p5.48xlarge has 8"),
         ("--params 7B --strategy nope", "strategy: 'nope' is not allowed; one of FULL_SHARD,"),
