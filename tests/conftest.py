@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fsdp_bench.cli.main import main
+from fsdp_bench.sweep import dry_run
 
 TINY_MODEL = """
 [models.tiny]
@@ -26,6 +29,14 @@ intermediate_size = 64
 vocab_size = 128
 """
 
+EXAMPLES = int(os.environ.get("FSDP_BENCH_TEST_EXAMPLES", "12"))
+"""How often a property is tried whose every example simulates whole steps; `make validate` tries more."""
+
+simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
 TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
 """What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
 not expected shows its traceback in a failing test."""
@@ -35,19 +46,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0", "steps_without_communication": "0"}
 
 
+def write_tiny_sweep(folder: Path, grid: str, run: str = "", name: str = "tiny") -> Path:
+    """Write a sweep file for the tiny model on a CPU."""
+    path = folder / f"{name}.toml"
+    defaults = "\n".join(
+        f"{key} = {value}" for key, value in RUN_ON_CPU.items() if not re.search(rf"^{key} *=", run, re.MULTILINE)
+    )
+    path.write_text(f"[run]\n{defaults}\n{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
+    return path
+
+
 @pytest.fixture
 def write_sweep(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a sweep file for the tiny model on a CPU."""
+    return partial(write_tiny_sweep, tmp_path)
 
-    def write(grid: str, run: str = "", name: str = "tiny") -> Path:
-        path = tmp_path / f"{name}.toml"
-        defaults = "\n".join(
-            f"{key} = {value}" for key, value in RUN_ON_CPU.items() if not re.search(rf"^{key} *=", run, re.MULTILINE)
-        )
-        path.write_text(f"[run]\n{defaults}\n{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
-        return path
 
-    return write
+@pytest.fixture(scope="module")
+def one_dry_run_process() -> Iterator[None]:
+    """Have every dry run of a module's tests answered by one process, which imports torch once."""
+    process = dry_run._Process()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "_Process", lambda: process)
+        patch.setattr(process, "kill", lambda: None)
+        patch.setattr(process, "close", lambda: None)
+        yield
+    process.close()
 
 
 def command(*words: object) -> list[str]:

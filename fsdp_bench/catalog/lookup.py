@@ -134,9 +134,9 @@ def find_place(
     gpus_per_node = read(Count | None, gpus_per_node, "gpus_per_node")
     world_size = read(Count | None, world_size, "world_size")
     if server_name is not None and gpu_name is not None:
-        raise SpecError("--server and --gpu each name the GPU; keep one")
+        raise SpecError("server and gpu each name the GPU; keep one")
     if world_size is not None and nodes is not None:
-        raise SpecError("--world-size and --nodes each say how many GPUs; keep one")
+        raise SpecError("world_size and nodes each say how many GPUs; keep one")
     if server_name is None:
         found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, None)
         return Place(None if gpu_name is None else gpu(gpu_name, catalog), found_nodes, each, world)
@@ -152,12 +152,12 @@ def _counts(
     """Return nodes, GPUs on each, and GPUs in total, for servers of ``available`` GPUs or for unknown ones."""
     if world_size is None:
         if gpus_per_node is None and available is None and (nodes or 1) > 1:
-            raise SpecError("nodes: without --server, --gpus-per-node is needed too")
+            raise SpecError("nodes: without a server, gpus_per_node is needed too")
         nodes, each = nodes or 1, gpus_per_node or available or 1
         return nodes, each, nodes * each
     if gpus_per_node is None and available is None:
         return None, world_size, world_size
     each = gpus_per_node or min(available or world_size, world_size)
     if world_size % each:
-        raise SpecError(f"world-size: {world_size} is not allowed; a multiple of the {each} GPUs of a node")
+        raise SpecError(f"world_size: {world_size} is not allowed; a multiple of the {each} GPUs of a node")
     return world_size // each, each, world_size

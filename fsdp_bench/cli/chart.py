@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from fsdp_bench.cli.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.sweep.store import machine_description, read_frontier_of, read_records, sweep_folders
+from fsdp_bench.sweep.store import machine_description, read_frontier_of, sweep_folders
 
 
 @click.command("chart")
@@ -23,7 +24,7 @@ def command(results: Path, out: Path | None) -> int:
     if others:
         named = ", ".join(str(folder) for folder in (home, *others[:2])) + (", ..." if others[2:] else "")
         raise ResultsError(f"{results}: holds several sweeps; name one: {named}")
-    records, frontier = read_records(home), read_frontier_of(home)
+    records, frontier = read_all_but_broken(home), read_frontier_of(home)
     folder = out or home
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
+from fsdp_bench.cli.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
 from fsdp_bench.spec.text import shortened
 
@@ -117,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(words: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        with cli.make_context("fsdp-bench", list(words)) as context:  # not cli.main, which hides broken pipes
-            return cli.invoke(context) or 0, None
+        with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
+            return cli.invoke(context) or 0, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None
     except click.UsageError as error:

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
-from fsdp_bench.cli.hardware import sized
-from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, given_options, setup_options
+from fsdp_bench.cli.hardware import sized, stated_headroom
+from fsdp_bench.cli.options import (
+    SetupCommand,
+    SetupWords,
+    calibration_option,
+    given_options,
+    headroom_option,
+    setup_options,
+)
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -67,6 +74,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
     "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
 )
 @click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@headroom_option
 @click.option(
     "--load",
     default=Build.META.value,
@@ -86,6 +94,7 @@ def command(
     gpu: tuple[str, ...],
     dial: str,
     gpu_memory: str | None,
+    headroom: str | None,
     load: str,
     calibration: Path | None,
     time: bool | None,
@@ -115,7 +124,8 @@ def command(
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     tell = _tell if sys.stderr.isatty() else _silent
     tell(0, sum(len(dials) for _, dials in places))
-    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time), tell)
+    kept = [stated_headroom(headroom, hardware) for hardware, _ in places]
+    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)

@@ -215,6 +215,14 @@ def setup_options(
     return decorate
 
 
+headroom_option = click.option(
+    "--headroom",
+    metavar="SIZE",
+    help="Memory of each GPU kept free for the CUDA context and NCCL. Default: what is derived or measured of them, and"
+    " for the rest 2GiB, an assumption.",
+)
+"""Of the verbs that say whether a setup fits."""
+
 calibration_option = click.option(
     "--calibration",
     type=click.Path(path_type=Path),

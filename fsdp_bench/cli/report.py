@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fsdp_bench.cli.sweeping import read_all_but_broken
 from fsdp_bench.report.communication_table import communication_rows, print_communication
 from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
 from fsdp_bench.report.tables import print_table
@@ -16,7 +17,6 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.flat import flat_row
-from fsdp_bench.sweep.store import read_records
 
 
 @click.command("report")
@@ -35,7 +35,7 @@ def command(results: Path, communication: bool, calibration: Path | None, as_jso
     """Print the table of the RESULTS in a folder: a sweep's, a machine's, or all."""
     if communication and calibration is not None:
         raise SpecError("--calibration is about matrix products, which --communication does not show; leave one out")
-    records = read_records(results)
+    records = read_all_but_broken(results)
     if communication:
         _communication(records, as_json)
     else:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
+import click
+
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
@@ -30,6 +32,9 @@ from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
+
+USUAL_GPUS_PER_NODE = 8
+"""Of nodes that nobody describes: of the catalogue's servers most have as many."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,
@@ -140,4 +145,8 @@ def _sharding(words: SetupWords, cell: dict[str, Any], place: Place) -> dict[str
 
 
 def _place(words: SetupWords, catalog: Catalog) -> Place:
-    return find_place(words.gpu, words.server, words.nodes, words.gpus_per_node, words.world_size, catalog)
+    each = words.gpus_per_node
+    if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
+        each = USUAL_GPUS_PER_NODE
+        click.echo(f"fsdp-bench: {each} GPUs on each node are assumed; --gpus-per-node says how many", err=True)
+    return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

@@ -1,37 +1,29 @@
-"""What both kinds of sweep share at the terminal."""
+"""What the verbs that run or read trials share at the terminal."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from types import FrameType
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsdp_bench.report.terminal import note
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.sweep.store import read_records
 
 
-def require_torch() -> None:
-    """Refuse to begin what cannot run.
+def read_all_but_broken(folder: Path) -> list[TrialRecord]:
+    """Read the records below a folder; each broken one is left out, with one line on standard error.
 
     Raises:
-        MachineError: when torch is not installed.
+        ResultsError, SpecError: as ``read_records``.
     """
-    if torch_version() is None:
-        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
-
-
-def interrupt_on_sigterm() -> None:
-    """Treat SIGTERM as an interrupt at the keyboard."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    notes: list[str] = []
+    records = read_records(folder, notes)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
+    return records
 
 
 def needing_gpu_line(needs: Sequence[str]) -> str:
@@ -49,6 +41,13 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("left"),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def introduce(console: Console, notes: Sequence[str], line: str) -> None:
+    """Print notes, and then what is going to happen."""
+    for text in notes:
+        note(console, f"note: {text}", "yellow")
+    note(console, line)
 
 
 def ending(record: TrialRecord) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fsdp_bench.cli.options import Count, calibration_option, given_options
+from fsdp_bench.cli.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.dry_run import DryRunSpec
@@ -17,7 +18,6 @@ from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.sweep.cross_check import agreements
 from fsdp_bench.sweep.drawn_cells import draw_cells
-from fsdp_bench.sweep.store import read_records
 from fsdp_bench.sweep.time_validation import compare_time, summarize_time
 from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
 
@@ -91,7 +91,7 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
     from fsdp_bench.report.validation import agreement_line, format_validation
     from fsdp_bench.report.validation_page import Validation, validation_page
 
-    records = read_records(folder)
+    records = read_all_but_broken(folder)
     comparisons = [compare_with_record(record) for record in records]
     times = [compare_time(record, profile) for record in records]
     found = Validation(
@@ -136,16 +136,20 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
 
 def _published(as_json: bool) -> int:
     from fsdp_bench.predict.published import compare_published
+    from fsdp_bench.predict.published_fits import compare_fits
     from fsdp_bench.predict.published_speed import compare_speed
     from fsdp_bench.report.published import format_published
+    from fsdp_bench.report.published_fits import format_fits
     from fsdp_bench.report.published_speed import format_speed
 
-    rows, (speeds, summary) = compare_published(), compare_speed()
+    rows, fits, (speeds, summary) = compare_published(), compare_fits(), compare_speed()
     if as_json:
         throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
-        sys.stdout.write(to_json({"memory": to_builtins(rows), "throughput": throughput}).decode())
+        document = {"memory": to_builtins(rows), "fits": to_builtins(fits), "throughput": throughput}
+        sys.stdout.write(to_json(document).decode())
     else:
-        print_lines(f"{format_published(rows)}\n\n{format_speed(speeds, summary)}")
+        texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
+        print_lines("\n\n".join(texts))
     return 0
 
 

@@ -352,7 +352,7 @@ class FlatParamHandle:
         self.shows_gradients = True
         for index, weight in enumerate(self.weights):
             held = self.layout.in_first_shard(index, weight)
-            same_shape = held == weight.numel and (weight.rest == 1 or not self.wrapper.is_sharded)
+            same_shape = held == weight.numel and (weight.ndim == 1 or not self.wrapper.is_sharded)
             if held and not (same_shape and not self.sizes.casts):
                 self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)
 

@@ -95,6 +95,8 @@ class Simulation:
     def warm_up(self) -> None:
         """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
         self._begin_first_forward()
+        if self.scaler is not None:
+            self.scaler.make_scale()
         self.op.make_workspaces()
         self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +28,10 @@ def _escape(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
+LARGEST_INTEGER = 2**63 - 1
+"""Nothing that is stored is larger; what is cannot be a float without an error in every sum."""
+
+
 def _encode_other(value: object) -> object:
     if isinstance(value, Precision):
         return value.name
@@ -41,9 +47,11 @@ def _decode_other(kind: type, value: object) -> object:
 def to_json(value: object) -> bytes:
     """Encode as indented JSON in ASCII, as json.dumps does, with a final newline; unknown types are refused.
 
-    Whatever names are in it, every terminal and encoding can show it, and none obeys it.
+    Whatever names are in it, every terminal and encoding can show it, and none obeys it. What JSON or UTF-8 cannot hold
+    is written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back where
+    the type has a float; lone surrogates of a text as their escapes.
     """
-    data = msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode_other), indent=1) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
     if data.isascii() and b"\x7f" not in data:
         return data
     return _NOT_PLAIN.sub(_escape, data.decode()).encode()
@@ -53,12 +61,34 @@ def from_json(data: bytes, kind: type[T]) -> T:
     """Decode JSON; a Checked type reads words in any case and whole numbers as its constructor does.
 
     Raises:
-        msgspec.DecodeError: for broken JSON (msgspec.ValidationError for JSON of another shape).
+        msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
+    """
+    return from_stored(decode(data), kind)
+
+
+def decode(data: bytes) -> Any:
+    """Decode JSON to dictionaries, lists, strings and numbers.
+
+    Raises:
+        msgspec.DecodeError: for bytes that are not JSON, whatever is wrong with them.
     """
     try:
-        return msgspec.json.decode(data, type=kind, dec_hook=_decode_other)
-    except msgspec.ValidationError as error:
-        return _read_otherwise(msgspec.json.decode(data), kind, error)
+        value = msgspec.json.decode(data)
+        if _MANY_DIGITS.search(data):
+            _refuse_huge_integers(value)
+    except (RecursionError, ValueError) as error:  # bytes that are not UTF-8 are a ValueError
+        raise msgspec.DecodeError(_reason(error)) from None
+    return value
+
+
+_MANY_DIGITS = re.compile(rb"\d{19}")
+
+
+def _refuse_huge_integers(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise msgspec.DecodeError("holds an integer of more than 63 bits")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_huge_integers(item)
 
 
 def to_builtins(value: object) -> Any:
@@ -76,6 +106,9 @@ def from_builtins(value: object, kind: type[T]) -> T:
         return msgspec.convert(value, type=kind, dec_hook=_decode_other)
     except msgspec.ValidationError as error:
         return _read_otherwise(value, kind, error)
+    except (RecursionError, ArithmeticError, LookupError, AttributeError) as error:
+        # A type's own check met a number or a word that it did not expect.
+        raise msgspec.ValidationError(_reason(error)) from error
 
 
 def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError) -> T:
@@ -90,6 +123,68 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
         return build(kind, value)
     except SpecError as reason:
         raise msgspec.ValidationError(str(reason)) from reason
+
+
+def from_stored(value: object, kind: type[T]) -> T:
+    """Do the same with what ``to_json`` wrote: NaN and infinity are words there.
+
+    Raises:
+        msgspec.ValidationError: as ``from_builtins``.
+    """
+    try:
+        return from_builtins(value, kind)
+    except msgspec.ValidationError:
+        try:
+            return from_builtins(_with_floats(value, _type_info(cast(Any, kind))), kind)
+        except RecursionError:
+            raise msgspec.ValidationError("nested too deeply") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return str(error) or type(error).__name__
+
+
+def _writable(value: Any) -> Any:
+    """Return dictionaries, lists, strings and numbers with text for what JSON or UTF-8 cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    return value
+
+
+@functools.cache
+def _type_info(kind: Any) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(kind)
+
+
+def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
+    """Return dictionaries, lists, strings and numbers with NaN and infinity where ``kind`` has a float."""
+    match kind:
+        case msgspec.inspect.FloatType() if value in ("nan", "inf", "-inf"):
+            return float(value)
+        case msgspec.inspect.UnionType(types=kinds) if isinstance(value, str | list | dict):
+            if not any(isinstance(one, msgspec.inspect.StrType) for one in kinds):
+                for one in kinds:
+                    value = _with_floats(value, one)
+        case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
+            known = {field.encode_name: field.type for field in fields}
+            return {key: _with_floats(item, known[key]) if key in known else item for key, item in value.items()}
+        case msgspec.inspect.DictType(value_type=item_kind) if isinstance(value, dict):
+            return {key: _with_floats(item, item_kind) for key, item in value.items()}
+        case msgspec.inspect.VarTupleType(item_type=item_kind) | msgspec.inspect.ListType(item_type=item_kind) if (
+            isinstance(value, list)
+        ):
+            return [_with_floats(item, item_kind) for item in value]
+        case msgspec.inspect.TupleType(item_types=kinds) if isinstance(value, list) and len(value) == len(kinds):
+            return [_with_floats(item, one) for item, one in zip(value, kinds, strict=True)]
+    return value
 
 
 def from_words(fields: dict[str, Any], kind: type[C]) -> C:
@@ -114,6 +209,6 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # an interrupt too
         temporary.unlink(missing_ok=True)
         raise

@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
 """Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
@@ -31,6 +31,10 @@ CATEGORIES = (
 """What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
 
 
+SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}
+"""Arguments that a user's function may take, by TrainSetup's names, and their options: the size of its batch."""
+
+
 class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user's own model: a function that returns it together with a batch."""
 
@@ -40,13 +44,15 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """``pkg.mod:Class``: the class of the model's blocks."""
     folder: str = "."
     """Where ``pkg`` is looked for first."""
+    arguments: dict[str, int] = {}
+    """What the user asked for of SIZES: passed to the function, which must take it."""
 
 
 class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
-        SpecError: when it names no model, or two.
+        SpecError: when it names no model, or two, or a module to wrap by blocks of which nobody says what they are.
     """
 
     setup: TrainSetup
@@ -66,6 +72,10 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
         if self.tensors == "real" and (self.kernels == "cuda" or self.module is not None):
             raise SpecError("tensors: real ones are of a benchmark model on the CPU; kernels must be cpu")
+        if self.module is not None and self.module.block is None and self.setup.wrap is Wrap.BLOCK:
+            raise SpecError(
+                "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
+            )
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +117,8 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     device: Literal["fake", "cpu"] = "fake"
     """``cpu`` for real tensors."""
+    arguments: dict[str, int] = {}
+    """Of a user's module: the SIZES that its function was called with; what it does not take is not known."""
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):

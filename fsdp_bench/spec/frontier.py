@@ -129,9 +129,9 @@ def read_frontier(data: bytes, name: str) -> FrontierRecord:
         msgspec.DecodeError: when the bytes are not a whole record.
         SpecError: naming the file, when it was written by a newer fsdp-bench.
     """
-    from fsdp_bench.spec.codec import from_builtins
+    from fsdp_bench.spec.codec import decode, from_stored
 
-    raw = msgspec.json.decode(data)
+    raw = decode(data)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if not isinstance(version, int):
         raise msgspec.ValidationError(f"{name} has no schema_version")
@@ -140,4 +140,4 @@ def read_frontier(data: bytes, name: str) -> FrontierRecord:
             f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to"
             f" {FRONTIER_SCHEMA_VERSION}. Upgrade fsdp-bench"
         )
-    return from_builtins(raw, FrontierRecord)
+    return from_stored(raw, FrontierRecord)

@@ -16,6 +16,9 @@ from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
 
+Hardware = Literal["cuda", "cpu"]
+"""What was measured: GPUs or a CPU."""
+
 PROBE = ModelShape(
     name="probe",
     family=Family.LLAMA,
@@ -161,7 +164,7 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     schema_version: int = SCHEMA_VERSION
     machine: str
-    device: Literal["cuda", "cpu"]
+    device: Hardware
     device_name: str
     measured_on: str
     """The day."""

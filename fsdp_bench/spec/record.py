@@ -6,7 +6,9 @@ computed on reading. A value that could not be had is None, and prints as ``unkn
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -51,9 +53,9 @@ class Outcome(StrEnum):
 
 
 MOST_STEPS = 10**6
+MOST_THREADS = 4096
 LONGEST_TIMEOUT_SECONDS = 1e6
 """Of one trial: eleven days."""
-MOST_THREADS = 4096
 
 
 class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,7 +181,11 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication in one profiled step of one rank."""
+    """Communication in one profiled step of one rank.
+
+    Raises:
+        SpecError: for a step that took no time.
+    """
 
     step_seconds: float
     """Duration of the profiled step, which the profiler slows down."""
@@ -188,6 +194,10 @@ class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
     exposed_seconds: float
     """Time during which a collective ran and no compute did."""
     collectives: tuple[CollectiveReading, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_seconds < math.inf:
+            raise SpecError(f"step_seconds: {self.step_seconds} is not allowed; a positive number, and finite")
 
 
 class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +250,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     without_communication_failure: str | None = None
     """Why there are none, where that was tried."""
     losses: tuple[float, ...] = ()
-    """This rank's mean loss of each step in order, warm-up included."""
+    """This rank's mean loss of each step in order, warm-up included. NaN and infinity are stored as ``"nan"``,
+    ``"inf"`` and ``"-inf"``."""
     effective: EffectiveSetup | None = None
     telemetry: Telemetry | None = None
     failure: Failure | None = None
@@ -265,7 +276,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: RunPlan
     outcome: Outcome
     reason: str | None = None
-    """One line: why the outcome is not ``ok``."""
+    """One line: why the outcome is not ``ok``; of an ``ok`` one, at which step its loss became NaN or infinite."""
     suspect: tuple[str, ...] = ()
     """Why the measurement should not be trusted: a foreign process on the GPU, for example."""
     ranks: tuple[RankReport, ...] = ()
@@ -388,9 +399,20 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final_loss(self) -> float | None:
-        """Mean over ranks of the loss of the last measured step."""
+        """Mean over ranks of the loss of the last measured step; None where it is NaN or infinite."""
         finals = [rank.losses[-1] for rank in self.ranks if rank.losses]
-        return statistics.fmean(finals) if finals else None
+        return statistics.fmean(finals) if finals and all(map(math.isfinite, finals)) else None
+
+
+def divergence(ranks: Sequence[RankReport]) -> str | None:
+    """Return at which step a loss first became NaN or infinite, in words; steps count from 1, warm-up included."""
+    lost = [
+        (step, rank.rank, loss) for rank in ranks for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)
+    ]
+    if not lost:
+        return None
+    step, rank_number, loss = min(lost, key=lambda found: found[:2])
+    return f"loss became {loss} at step {step} on rank {rank_number}"
 
 
 def _median_of_slowest(ranks: list[tuple[float, ...]]) -> float | None:
@@ -405,9 +427,9 @@ def read_record(data: bytes, name: str) -> TrialRecord:
         msgspec.DecodeError: when the bytes are not a whole record.
         SpecError: naming the record, when it was written by a newer fsdp-bench.
     """
-    from fsdp_bench.spec.codec import from_builtins
+    from fsdp_bench.spec.codec import decode, from_stored
 
-    raw = msgspec.json.decode(data)
+    raw = decode(data)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
         raise msgspec.ValidationError(f"{name} has no schema_version")
     version = raw["schema_version"]
@@ -418,4 +440,4 @@ def read_record(data: bytes, name: str) -> TrialRecord:
         )
     if version < SCHEMA_VERSION:
         raise msgspec.ValidationError(f"{name}: schema_version {version} never existed")
-    return from_builtins(raw, TrialRecord)
+    return from_stored(raw, TrialRecord)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
+from typing import IO, Unpack
 
 import msgspec
 
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.predict.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.logs import last_lines_of
 from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.sweep.outcome import signal_name
 
 
 class DryRunError(FsdpBenchError):
@@ -29,19 +33,30 @@ class DryRunError(FsdpBenchError):
     exit_code = 1
 
 
-def dry_run(shape: ModelShape, setup: TrainSetup, kernels: KernelSet = "cuda") -> DryRunReading:
-    """Run one setup dry, in a process of its own.
+def dry_run(
+    model: str | Path | ModelShape,
+    setup: TrainSetup | None = None,
+    kernels: KernelSet = "cuda",
+    **setup_fields: Unpack[SetupFields],
+) -> DryRunReading:
+    """Run PyTorch's own FSDP code as rank 0, on tensors without data: ``dry_run("7B", world_size=8, api="fsdp2")``.
+
+    Needs torch but no GPU; takes seconds, in a process of its own. Sizes in the answer are in bytes.
 
     Args:
-        shape: the model.
-        setup: how it is trained.
+        model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
+        setup: how it is trained; by default TrainSetup's defaults.
         kernels: whose operators run, ``cpu`` or ``cuda``.
+        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
 
     Raises:
+        SpecError: for what is not allowed, naming field, value and what is.
         MachineError: for what cannot be run dry, or not with this torch, in one line.
         DryRunError: when PyTorch's code fails.
     """
-    return reading_of(run_one(DryRunSpec(model=shape, setup=setup, kernels=kernels)))
+    found = read_setup(setup, setup_fields)
+    shape = find_model(model, found.sequence_length)
+    return reading_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
 
 
 def run_one(spec: DryRunSpec) -> DryRunAnswer:
@@ -157,10 +172,8 @@ class _Process:
     def last_words(self) -> str:
         """Return how the process ended, and the last line that it printed."""
         code = self._process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"the dry run's process ended {how}: {lines[-1] if lines else 'no message'}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
+        return f"the dry run's process ended {how}: {' '.join(last_lines_of(self._log, 1)) or 'no message'}"
 
     def kill(self) -> None:
         """End the process."""

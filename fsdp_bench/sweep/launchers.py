@@ -9,16 +9,20 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 import psutil
+
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.sweep.logs import last_lines
+from fsdp_bench.sweep.outcome import signal_name
+from fsdp_bench.sweep.processes import MARK, dying_with_this_process, end_marked, kill_group
 
 SERVER_START_SECONDS = 120.0
 """Importing torch from a cold network file system can take a minute."""
@@ -65,14 +69,25 @@ class Launcher(Protocol):
     def num_waiting(self) -> int:
         """Processes of workers that wait for the next trial."""
 
+    def end_leftovers(self) -> None:
+        """End what the ranks of a trial that has ended left running."""
+
     def close(self) -> None:
         """End whatever the launcher keeps running."""
 
 
-def worker_environment() -> dict[str, str]:
-    """Return the environment of workers: gloo on the loopback interface, no threads before a fork."""
+def worker_environment(mark: str | None = None) -> dict[str, str]:
+    """Return the environment of workers: they listen on the loopback interface only, and start no threads to be forked.
+
+    Args:
+        mark: the sweep's, where the process belongs to one.
+    """
     environment = dict(os.environ)
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    if mark is not None:
+        environment[MARK] = mark
+    environment["PYTHONSAFEPATH"] = "1"  # python -m would import whatever lies in the current folder
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # all ranks are on this machine
+        environment.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads on import
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("KINETO_LOG_LEVEL", "5")
@@ -82,12 +97,6 @@ def worker_environment() -> dict[str, str]:
     return environment
 
 
-def kill_group(pgid: int) -> None:
-    """End every process of a process group; stopped ones too."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pgid, signal.SIGKILL)
-
-
 class ForkServer:
     """One server process for a whole sweep; started again when it has ended.
 
@@ -95,8 +104,9 @@ class ForkServer:
     one rank share a process as long as each leaves it as it found it.
     """
 
-    def __init__(self, log: Path, resident: bool = False) -> None:
+    def __init__(self, log: Path, mark: str, resident: bool = False) -> None:
         self._log = log
+        self._mark = mark
         self._resident = resident
         self._shared: int | None = None
         self._unsafe: str | None = None
@@ -108,11 +118,12 @@ class ForkServer:
 
         Raises:
             LauncherError: when the server does not answer.
+            MachineError: when it does not start.
         """
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
         if self._unsafe is not None:
-            return Torchrun().start(trial, scratch, world_size, may_share)
+            return Torchrun(self._mark).start(trial, scratch, world_size, may_share)
         assert self._process is not None
         assert self._process.stdin is not None
         shares = self._resident and may_share and world_size == 1
@@ -136,15 +147,13 @@ class ForkServer:
     def _spawn(self) -> None:
         self._buffer = b""
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fsdp_bench.train.server", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=worker_environment(),
-                start_new_session=True,  # an interrupt at the terminal is the manager's alone
-            )
-        unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
+            self._process = _start_process(["fsdp_bench.train.server"], self._mark, subprocess.PIPE, log)
+        try:
+            unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
+        except LauncherError as error:  # no trial has anything to do with it
+            self.close()
+            words = " ".join(last_lines(self._log, 1)) or "it printed nothing"
+            raise MachineError(f"the process that starts the ranks did not start: {error}: {words}") from None
         if unsafe is not None:
             self._unsafe = str(unsafe)
             self.close()
@@ -159,8 +168,7 @@ class ForkServer:
             if message["event"] == event:
                 return message
         self.close()
-        tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise LauncherError(f"the fork server did not say {event!r}: {' '.join(tail) or 'no message'}")
+        raise LauncherError(f"the fork server did not say {event!r} within {seconds:g} s")
 
     def events(self, seconds: float) -> Iterator[dict[str, object]]:
         """Yield the server's events until none comes for ``seconds``.
@@ -183,11 +191,13 @@ class ForkServer:
                 return
             chunk = os.read(descriptor, 65536)
             if not chunk:
-                raise LauncherError(f"the fork server ended with status {self._process.wait()}")
+                code = self._process.wait()
+                how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+                raise LauncherError(f"the fork server {how}")
             self._buffer += chunk
 
     def close(self) -> None:
-        """End the server, and with it any rank that still runs."""
+        """End the server, and with it any process that a rank has left."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -195,7 +205,13 @@ class ForkServer:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
-            self._process = None
+            self._process = self._shared = None
+        end_marked(self._mark)
+
+    def end_leftovers(self) -> None:
+        """End what the ranks of a trial that has ended left running."""
+        kept = [] if self._process is None else [self._process.pid]
+        end_marked(self._mark, kept if self._shared is None else [*kept, self._shared])
 
 
 class ForkedTrial:
@@ -236,24 +252,50 @@ class Torchrun:
 
     num_waiting = 0
 
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
     def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
-        command = [sys.executable, "-m", "fsdp_bench.train.torchrun", str(os.getpid())]
-        command += ["--standalone", f"--nproc-per-node={world_size}"]
-        command += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
+        words = ["fsdp_bench.train.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
+        words += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
         with open(scratch / "rank-0.log", "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=worker_environment(),
-                start_new_session=True,
-            )
-        return TorchrunTrial(process)
+            return TorchrunTrial(_start_process(words, self._mark, subprocess.DEVNULL, log))
+
+    def end_leftovers(self) -> None:
+        """End what the ranks of a trial that has ended left running."""
+        end_marked(self._mark)
 
     def close(self) -> None:
-        """Nothing is kept running."""
+        """End what is left; nothing is kept running."""
+        end_marked(self._mark)
+
+
+def _start_process(words: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a module of Python in a session of its own: an interrupt at the terminal is the manager's alone.
+
+    Args:
+        words: the module and its arguments; between them it is given this process's number.
+        mark: the sweep's.
+        pipes: subprocess.PIPE for its input and output; subprocess.DEVNULL for no input, and output to the log.
+        log: what it prints goes there.
+
+    Raises:
+        MachineError: when no process can be started.
+    """
+    module, *arguments = words
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(os.getpid()), *arguments],
+            stdin=pipes,
+            stdout=subprocess.PIPE if pipes == subprocess.PIPE else log,
+            stderr=log,
+            env=worker_environment(mark),
+            start_new_session=True,
+            preexec_fn=dying_with_this_process(),
+        )
+    except OSError as error:
+        raise MachineError(f"no process can be started: {error.strerror or error}; the same command resumes") from None
 
 
 class TorchrunTrial:

@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from fsdp_bench import __version__
+from fsdp_bench.sweep.outcome import OutOfMemoryKill
 
 
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +124,45 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory so far, on this machine or in this cgroup."""
-    for line in _lines("/proc/vmstat"):
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
+class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes the kernel has killed for memory so far."""
+
+    own: int | None
+    """In this process's cgroup, which its ranks share; None where the kernel does not tell."""
+    machine: int
+    """On the whole machine, anybody's."""
+
+    def since(self, before: OutOfMemoryKills) -> OutOfMemoryKill:
+        """Return whether one of this cgroup was killed since, as far as can be known."""
+        if self.own is not None and before.own is not None:
+            return "yes" if self.own > before.own else "no"
+        return "possibly" if self.machine > before.machine else "no"
+
+
+def oom_kills() -> OutOfMemoryKills:
+    """Return how many processes the kernel has killed for memory so far."""
+    machine = _count("oom_kill", Path("/proc/vmstat")) or 0
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, name = Path("/sys/fs/cgroup"), "memory.events"
+        elif "memory" in controllers.split(","):
+            folder, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
+        else:
+            continue
+        for file in (folder / path.lstrip("/") / name, folder / name):  # in a container the root is its own
+            count = _count("oom_kill", file)
+            if count is not None:
+                return OutOfMemoryKills(own=count, machine=machine)
+    return OutOfMemoryKills(own=None, machine=machine)
+
+
+def _count(word: str, file: Path) -> int | None:
+    for line in _lines(str(file)):
+        name, _, value = line.partition(" ")
+        if name == word and value.isdigit():
+            return int(value)
+    return None
 
 
 def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:

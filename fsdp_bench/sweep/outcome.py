@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Outcome, RankReport
+from fsdp_bench.spec.record import Outcome, RankReport, divergence
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,8 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """None when a signal ended it, or when it was not seen to end."""
     signal: int | None = None
     """The signal that ended it before the manager began to end anything."""
+    is_shared: bool = False
+    """Whether exit code and signal are the launcher's, which cannot tell ranks apart."""
     stage: str = "start"
     """The last stage that it noted."""
 
@@ -30,45 +33,67 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
-def decide_outcome(ends: list[RankEnd], *, timed_out: bool, oom_killed: bool, timeout_seconds: float) -> Verdict:
+OutOfMemoryKill = Literal["no", "possibly", "yes"]
+"""Whether the kernel killed a rank for memory; ``possibly`` where it only tells that it killed some process."""
+
+
+def decide_outcome(
+    ends: list[RankEnd], *, timed_out: bool, oom_killed: OutOfMemoryKill, timeout_seconds: float
+) -> Verdict:
     """Decide a trial's first cause.
 
     Args:
         ends: every rank's end.
         timed_out: whether the time limit passed before all ranks had ended.
-        oom_killed: whether the kernel killed some process for memory during the trial.
+        oom_killed: whether the kernel killed a process for memory during the trial.
         timeout_seconds: the limit, for the reason.
 
-    The first that holds wins: memory that ran out (a rank says so before its peers can notice); a rank that a
-    signal ended without a report; the earliest report of a failure (later ones are its echo in the peers'
-    collectives); a rank that ended without a report; the time limit; else all ranks are ok. A trial whose ranks were
-    all timing steps without communication was measured before, and is ok whatever ended it.
+    The first that holds wins: memory that ran out (a rank says so before its peers can notice); a rank that ended by
+    itself without a report, by a signal or with an exit code; the earliest report of a failure (later ones, and the
+    reports of the peers of a rank that ended without one, are its echo in their collectives); the time limit; a rank
+    without a report; else all ranks are ok. A trial whose ranks have all reported their measurements is ok whatever
+    ended it.
     """
-    failures = sorted(
-        (end for end in ends if end.report is not None and end.report.failure is not None),
-        key=lambda end: end.report.failure.at,  # type: ignore[union-attr]
-    )
-    for end in failures:
-        if end.report is not None and end.report.outcome.is_oom:
-            return _reported(end)
-    for end in ends:
-        if end.report is None and end.signal is not None:
-            return _signalled(end, oom_killed)
-    if failures:
-        return _reported(failures[0])
-    for end in ends:
-        if end.report is None and end.exit_code not in (None, 0):
-            reason = f"rank {end.rank} ended with exit code {end.exit_code} in {end.stage} and left no report"
-            return Verdict(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
     missing = [end for end in ends if end.report is None]
-    late = missing or [end for end in ends if end.stage != WITHOUT_COMMUNICATION]
-    if timed_out and late:
-        reason = f"not done after {timeout_seconds:g} s; rank {late[0].rank} was in {late[0].stage}"
-        return Verdict(outcome=Outcome.TIMEOUT, reason=reason, rank=late[0].rank)
+    cause = _reported_cause(ends, is_oom=True) or _own_end(missing, oom_killed) or _reported_cause(ends, is_oom=False)
+    if cause is not None:
+        return cause
+    for end in missing:
+        if end.exit_code not in (None, 0):
+            return _unreported(end)
+    if timed_out and missing:
+        reason = f"not done after {timeout_seconds:g} s; rank {missing[0].rank} was in {missing[0].stage}"
+        return Verdict(outcome=Outcome.TIMEOUT, reason=reason, rank=missing[0].rank)
     if missing:
-        reason = f"rank {missing[0].rank} left no report; it was in {missing[0].stage}"
-        return Verdict(outcome=Outcome.CRASHED, reason=reason, rank=missing[0].rank)
-    return Verdict(outcome=Outcome.OK)
+        return _unreported(missing[0])
+    return Verdict(outcome=Outcome.OK, reason=divergence([end.report for end in ends if end.report is not None]))
+
+
+def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> Verdict | None:
+    """Return the verdict of the earliest failure that a rank reported."""
+    failures = [
+        (end.report.failure.at, end.rank, end)
+        for end in ends
+        if end.report is not None and end.report.failure is not None and end.report.outcome.is_oom is is_oom
+    ]
+    return _reported(min(failures)[2]) if failures else None
+
+
+def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> Verdict | None:
+    """Return the verdict of a rank that ended by itself and left no report: a signal before an exit code."""
+    for end in missing:
+        if end.signal is not None:
+            return _signalled(end, oom_killed)
+    for end in missing:
+        if end.exit_code is not None and not end.is_shared:
+            return _unreported(end)
+    return None
+
+
+def _unreported(end: RankEnd) -> Verdict:
+    how = "" if end.exit_code is None else f"ended with exit code {end.exit_code} in {end.stage} and "
+    where = f"; it was in {end.stage}" if end.exit_code is None else ""
+    return Verdict(outcome=Outcome.CRASHED, reason=f"rank {end.rank} {how}left no report{where}", rank=end.rank)
 
 
 def _reported(end: RankEnd) -> Verdict:
@@ -80,10 +105,23 @@ def _reported(end: RankEnd) -> Verdict:
     return Verdict(outcome=end.report.outcome, reason=reason, rank=end.rank)
 
 
-def _signalled(end: RankEnd, oom_killed: bool) -> Verdict:
+def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> Verdict:
     assert end.signal is not None
-    if end.signal == signal.SIGKILL and oom_killed:
+    if end.signal == signal.SIGKILL and oom_killed != "no":
         reason = f"rank {end.rank} was killed by the kernel in {end.stage}: host memory ran out"
+        if oom_killed == "possibly":
+            reason = (
+                f"rank {end.rank} was ended by SIGKILL in {end.stage}, possibly by the kernel: host memory ran out"
+                " during the trial"
+            )
         return Verdict(outcome=Outcome.OOM_HOST, reason=reason, rank=end.rank)
-    name = signal.Signals(end.signal).name
-    return Verdict(outcome=Outcome.CRASHED, reason=f"rank {end.rank} was ended by {name} in {end.stage}", rank=end.rank)
+    reason = f"rank {end.rank} was ended by {signal_name(end.signal)} in {end.stage}"
+    return Verdict(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name; real-time signals, of which most have none, count from SIGRTMIN."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if hasattr(signal, "SIGRTMIN") else f"signal {number}"

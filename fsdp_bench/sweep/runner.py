@@ -16,8 +16,10 @@ from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
+from fsdp_bench.sweep.logs import cut_down, last_lines
 from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
-from fsdp_bench.sweep.outcome import RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.processes import end_marked, mark_of
 from fsdp_bench.sweep.store import Store
 from fsdp_bench.sweep.trial import SweepPlan, Trial
 
@@ -25,6 +27,11 @@ GRACE_SECONDS = 3.0
 """After a rank failed: time for its peers to write their reports before they are ended."""
 POLL_SECONDS = 0.2
 STDERR_TAIL_LINES = 30
+
+MOST_REPORT_BYTES = 64 * 1024**2
+MOST_STAGE_BYTES = 100
+MOST_SECONDS_BETWEEN_LOOKS = 2.0
+"""The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
 
 Observer = Callable[[Trial, TrialRecord | None], None]
 """Told of each trial twice: with None when it starts, with its record when it has one."""
@@ -102,7 +109,11 @@ class TrialRunner:
         self._machine = machine
         self._log = store.folder / ".server.log"
         is_resident = launcher == "resident"
-        self._launcher: Launcher = Torchrun() if launcher == "torchrun" else ForkServer(self._log, is_resident)
+        mark = mark_of(store.folder)
+        end_marked(mark)  # whatever a killed manager left: it held the lock that this one holds now
+        self._launcher: Launcher = (
+            Torchrun(mark) if launcher == "torchrun" else ForkServer(self._log, mark, is_resident)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +166,28 @@ def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> 
     )
 
 
+class Watch:
+    """A time limit that counts the time in which this process runs, not that in which it is stopped.
+
+    A stopped manager's ranks go on; what they have reported meanwhile is looked at before the limit is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._last = time.monotonic()
+
+    def has_run_out(self) -> bool:
+        """Whether no time is left; to be called at every look."""
+        now = time.monotonic()
+        self._left -= min(now - self._last, MOST_SECONDS_BETWEEN_LOOKS)
+        self._last = now
+        return self._left <= 0
+
+    def stop_within(self, seconds: float) -> None:
+        """Leave no more than some seconds."""
+        self._left = min(self._left, seconds)
+
+
 class TrialRun:
     """One trial, from its scratch folder to its record."""
 
@@ -169,21 +202,30 @@ class TrialRun:
         self._suspect = ["allocations were recorded, which slows the host down"] if spec.keep_snapshot else []
 
     def run(self, launcher: Launcher) -> TrialRecord:
-        """Run the trial and return its record; its processes have ended when this returns or raises."""
+        """Run the trial and return its record; its processes have ended when this returns or raises.
+
+        Raises:
+            ResultsError: when what the ranks need cannot be written.
+            MachineError: when they cannot be started.
+        """
         begin, started_at, kills = time.monotonic(), _now(), oom_kills()
         trial_file = self._scratch / "trial.json"
-        trial_file.write_bytes(to_json(self._spec))
         self._note_foreign_processes("before", launcher.num_waiting)
         workers_seconds = 0.0
         try:
+            trial_file.write_bytes(to_json(self._spec))
             workers_seconds = self._supervise(launcher, trial_file)
-            verdict = self._verdict(oom_kills() > kills)
+            verdict = self._verdict(oom_kills().since(kills))
         except LauncherError as error:
             launcher.close()
             verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
+        except OSError as error:
+            raise self._store.error(error) from None
         self._note_foreign_processes("after", launcher.num_waiting)
         self._store.keep_files(self._spec.id, self._scratch)
         reports = [report for report in map(self._report, self._ranks()) if report is not None]
+        stderr_tail = None if verdict.outcome is Outcome.OK else self._stderr_tail(verdict.rank)
+        self._store.remove_scratch(self._scratch)
         wall_seconds = time.monotonic() - begin
         return _record(
             self._spec,
@@ -191,7 +233,7 @@ class TrialRun:
             verdict,
             ranks=tuple(reports),
             suspect=tuple(self._suspect),
-            stderr_tail=None if verdict.outcome is Outcome.OK else self._stderr_tail(verdict.rank),
+            stderr_tail=stderr_tail,
             started_at=started_at,
             wall_seconds=wall_seconds,
             overhead_seconds=wall_seconds - workers_seconds,
@@ -205,25 +247,29 @@ class TrialRun:
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
         may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
-        begin = time.monotonic()
-        deadline = begin + self._spec.run.timeout_seconds
+        begin, watch = time.monotonic(), Watch(self._spec.run.timeout_seconds)
         failed = False
         try:
-            while not launched.finished and time.monotonic() < deadline:
+            while True:
                 for end in launched.wait(POLL_SECONDS):
                     self._exits[-1 if end.rank is None else end.rank] = end
                     if end.exit_code != 0 and not failed:
-                        failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+                        failed = True
+                        watch.stop_within(GRACE_SECONDS)
+                if launched.finished or watch.has_run_out():
+                    break
+                cut_down(self._scratch)
             self._timed_out = not launched.finished and not failed
         finally:
             if not launched.finished:
                 launched.kill()
+            launcher.end_leftovers()
         return time.monotonic() - begin
 
     def _ranks(self) -> range:
         return range(self._spec.num_processes)
 
-    def _verdict(self, oom_killed: bool) -> Verdict:
+    def _verdict(self, oom_killed: OutOfMemoryKill) -> Verdict:
         return decide_outcome(
             [self._end(rank) for rank in self._ranks()],
             timed_out=self._timed_out,
@@ -233,30 +279,32 @@ class TrialRun:
 
     def _end(self, rank: int) -> RankEnd:
         end = self._exits.get(rank) or self._exits.get(-1)
-        stage = "start"
-        with contextlib.suppress(OSError):
-            stage = (self._scratch / f"rank-{rank}.phase").read_text() or stage
+        stage = b""
+        with contextlib.suppress(OSError), open(self._scratch / f"rank-{rank}.phase", "rb") as file:
+            stage = file.read(MOST_STAGE_BYTES)
         return RankEnd(
             rank=rank,
             report=self._report(rank),
             exit_code=end.exit_code if end else None,
             signal=end.signal if end else None,
-            stage=stage,
+            is_shared=end is not None and end.rank is None,
+            stage=" ".join(stage.decode(errors="replace").split()) or "start",
         )
 
     def _report(self, rank: int) -> RankReport | None:
         try:
-            return from_json((self._scratch / f"rank-{rank}.json").read_bytes(), RankReport)
+            with open(self._scratch / f"rank-{rank}.json", "rb") as file:
+                data = file.read(MOST_REPORT_BYTES + 1)
+            return from_json(data, RankReport) if len(data) <= MOST_REPORT_BYTES else None
         except (OSError, msgspec.DecodeError):
             return None
 
     def _stderr_tail(self, rank: int | None) -> str | None:
         """Return the last lines that the causing rank printed; torchrun's ranks share one log."""
         for candidate in (rank or 0, 0):
-            with contextlib.suppress(OSError):
-                lines = (self._scratch / f"rank-{candidate}.log").read_text(errors="replace").splitlines()
-                if lines:
-                    return "\n".join(lines[-STDERR_TAIL_LINES:])
+            lines = last_lines(self._scratch / f"rank-{candidate}.log", STDERR_TAIL_LINES)
+            if lines:
+                return "\n".join(lines)
         return None
 
     def _note_foreign_processes(self, when: str, num_waiting: int) -> None:

@@ -21,11 +21,14 @@ import errno
 import fcntl
 import io
 import os
+import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
@@ -38,6 +41,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+MOST_ERROR_CHARACTERS = 200
+_BESIDE_TRIALS = ("machine.json", "frontier.json")
+"""Files of a sweep's folder that are no records: the sweep may be named ``trials``."""
+
+
+def check_folder_name(name: str, where: str) -> None:
+    """Refuse a name that is no folder's own, such as one that leads out of the results.
+
+    Raises:
+        SpecError: naming ``where`` it was given.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise SpecError(
+            f"{where}: {name!r} is not allowed; up to 100 letters, digits, '.', '_' and '-', for a folder's name"
+        )
+
+
 class Store:
     """One sweep's folder, held by one process at a time while it is written."""
 
@@ -46,7 +66,7 @@ class Store:
         self.trials = folder / "trials"
         self.traces = folder / "traces"
         self.snapshots = folder / "snapshots"
-        self.scratch = folder.absolute() / ".scratch"  # workers meet at a file:// address in it
+        self.scratch = folder.absolute() / ".scratch"
         self._lock: Any = None
 
     def open(self) -> None:
@@ -57,23 +77,47 @@ class Store:
         """
         try:
             self.trials.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held until close()
+            self._lock = open(self._lock_path, "w")  # noqa: SIM115 - held until close()
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ResultsError(f"{self.folder}: another fsdp-bench sweep is writing here; wait for it to end") from None
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
+        self.check_lock()
         self.check_writable()
         for leftover in self.trials.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_leftovers(self.folder)
+        if self.scratch.is_symlink():
+            self.scratch.unlink()  # what it points to is not ours
+        self.remove_scratch(self.scratch)
 
     def close(self) -> None:
         """Remove the scratch folder and give the lock back."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
         if self._lock is not None:
+            self.remove_scratch(self.scratch)
             self._lock.close()
             self._lock = None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.folder / ".lock"
+
+    def check_lock(self) -> None:
+        """Look whether the lock file is still the one that this process holds.
+
+        Raises:
+            ResultsError: when it was removed or replaced, so that another sweep may write here.
+        """
+        try:
+            if self._lock is None or os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._lock_path)):
+                return
+        except OSError:
+            pass
+        raise ResultsError(
+            f"{self._lock_path}: was removed or replaced while this sweep ran, so that another one may write here;"
+            " run the same command again, which keeps what is recorded"
+        )
 
     def check_writable(self) -> None:
         """Write and remove as much as a large record.
@@ -88,12 +132,13 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
 
-    def _error(self, error: OSError) -> ResultsError:
+    def error(self, error: OSError) -> ResultsError:
+        """Return the error that says why results cannot be written, and what would help."""
         helps = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "raise the file size limit"}
         help_text = helps.get(error.errno or 0, "choose a folder that can be written with --results")
         return ResultsError(
@@ -112,8 +157,12 @@ class Store:
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
         return folder
+
+    def remove_scratch(self, folder: Path) -> None:
+        """Remove a scratch folder, as far as that is possible."""
+        shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the sweep's folder atomically.
@@ -124,7 +173,7 @@ class Store:
         try:
             write_atomically(self.folder / name, data)
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
 
     def keep_files(self, trial_id: str, scratch: Path) -> None:
         """Move the traces and snapshots that a trial's ranks left in its scratch folder to folders named for the trial.
@@ -138,15 +187,17 @@ class Store:
                     (kept / trial_id).mkdir(parents=True, exist_ok=True)
                     found.replace(kept / trial_id / found.name)
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
 
     def write_record(self, record: TrialRecord) -> None:
         """Store a trial's record; there must be none.
 
         Raises:
-            ResultsError: when the folder cannot be written.
+            ResultsError: when the folder cannot be written, or another sweep writes here too.
         """
-        assert not self._path(record.id).exists(), f"{record.id} is recorded already"
+        self.check_lock()
+        if self._path(record.id).exists():
+            raise ResultsError(f"{self._path(record.id)}: another sweep has recorded this trial meanwhile; it is kept")
         self.write(f"trials/{record.id}.json", to_json(record))
 
     def _path(self, trial_id: str) -> Path:
@@ -174,7 +225,7 @@ class Store:
             raise SpecError(f"{path.parent}: {error}") from None
         except msgspec.DecodeError as error:
             aside = self.set_aside(trial_id)
-            return None, f"{path.name} is not a whole record ({error}); kept as {aside}, its trial runs again"
+            return None, f"{path.name} is not a whole record ({_short(error)}); kept as {aside}, its trial runs again"
         return record, None
 
     def read_all(self) -> tuple[list[TrialRecord], list[str]]:
@@ -212,7 +263,7 @@ class Store:
                 number += 1
             os.rename(self._path(trial_id), target)
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
         return target.relative_to(self.folder)
 
     def write_machine(self, machine: Machine) -> None:
@@ -236,22 +287,45 @@ class Store:
         self.write(name, text.getvalue().encode())
 
 
-def read_records(folder: Path) -> list[TrialRecord]:
+def remove_leftovers(folder: Path) -> None:
+    """Remove what write_atomically began in a folder in a process that has ended since."""
+    for path in folder.glob(".*.tmp"):
+        _, _, number = path.stem.rpartition(".")
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
     """Read every record below a folder, in the order of their trials: a sweep's, a machine's or all results.
 
+    Args:
+        folder: a sweep's folder, or one above it.
+        notes: gets one line for each record that is broken and left out.
+
     Raises:
-        ResultsError: when there is none, or one is broken.
+        ResultsError: when there is none, or all are broken; without ``notes``, when one is broken.
         SpecError: when a newer fsdp-bench wrote one.
     """
-    records = []
+    records, broken = [], []
     for path in _record_paths(folder):
         try:
             records.append(read_record(path.read_bytes(), path.name))
         except msgspec.DecodeError as error:
-            raise ResultsError(f"{path}: not a whole record ({error}); running its sweep again sets it aside") from None
+            broken.append(f"{path}: not a whole record ({_short(error)}); running its sweep again sets it aside")
         except OSError as error:
-            raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
+            broken.append(f"{path}: cannot be read: {error.strerror}")
+    if broken and (notes is None or not records):
+        raise ResultsError(broken[0] + (f"; so are {len(broken) - 1} more" if broken[1:] else ""))
+    if notes is not None:
+        notes += broken
     return sorted(records, key=lambda record: (record.sweep, record.started_at))
+
+
+def _short(error: Exception) -> str:
+    """Return an error in one line of bounded length: it may repeat what a damaged file holds."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MOST_ERROR_CHARACTERS else text[:MOST_ERROR_CHARACTERS] + " [...]"
 
 
 def sweep_folders(folder: Path) -> list[Path]:
@@ -264,8 +338,9 @@ def sweep_folders(folder: Path) -> list[Path]:
 
 
 def _record_paths(folder: Path) -> list[Path]:
-    folder = folder.absolute().parent if folder.absolute().name == "trials" else folder
-    paths = sorted(folder.glob("**/trials/*.json"))
+    if folder.absolute().name == "trials" and not (folder / "trials").is_dir():
+        folder = folder.absolute().parent
+    paths = sorted(path for path in folder.glob("**/trials/*.json") if path.name not in _BESIDE_TRIALS)
     if not paths:
         raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
     return paths
@@ -284,7 +359,8 @@ def read_frontier_of(folder: Path) -> FrontierRecord | None:
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
-        raise ResultsError(f"{path}: not a whole record ({error}); running its sweep again rebuilds it") from None
+        message = f"{path}: not a whole record ({_short(error)}); running its sweep again rebuilds it"
+        raise ResultsError(message) from None
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -292,12 +368,18 @@ def read_frontier_of(folder: Path) -> FrontierRecord | None:
 def load_results(folder: str | Path) -> pd.DataFrame:
     """Return results as a table, one row a trial, the columns of trials.csv: bytes and seconds, units in the names.
 
+    A record that is broken is left out, with a warning that names it.
+
     Raises:
-        ResultsError: when there are no results, or a record is broken.
+        ResultsError: when there are no results, or all records are broken.
     """
     import pandas as pd
 
-    return pd.DataFrame([flat_row(record) for record in read_records(Path(folder))])
+    notes: list[str] = []
+    records = read_records(Path(folder), notes)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return pd.DataFrame([flat_row(record) for record in records])
 
 
 def machine_description(folder: Path) -> str:

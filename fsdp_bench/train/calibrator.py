@@ -38,6 +38,7 @@ from fsdp_bench.train.operator_times import (
 )
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import die_with_parent
+from fsdp_bench.train.rendezvous import meet
 from fsdp_bench.train.silent_world import enter_silent_world
 from fsdp_bench.train.step import Training, train_step
 from fsdp_bench.train.stopwatch import Stopwatch
@@ -146,9 +147,8 @@ def main() -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)  # predictions are of FlashAttention, as trials with "flash" are
     torch.set_num_threads(int(os.environ["THREADS"]))
     torch.manual_seed(rank)
-    dist.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=world
-    )
+    store = meet(Path(os.environ["RENDEZVOUS"]), "calibration", world)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world)
 
     def say(part: str) -> None:
         if rank == 0:

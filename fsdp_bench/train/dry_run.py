@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, TrainSetup, impossible
 from fsdp_bench.train.breakdown import Owners
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.fake_tracker import Step
@@ -36,7 +36,7 @@ from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
+from fsdp_bench.train.user_module import load_user_module, logits_of, loss_of, module_step
 from fsdp_bench.train.wrap_plan import Initializer
 
 WARM_STEPS = 2
@@ -59,8 +59,8 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)
         load_bytes = world.tracker.peak_bytes
-        owners = Owners(world.tracker, training)
-        _watch_logits(training, owners)
+        owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
+        _watch_logits(training, owners, subject.logits_of)
         first = world.tracker.record(lambda: subject.step(training))
         for _ in range(WARM_STEPS - 1):
             subject.step(training)
@@ -83,6 +83,7 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
             seconds=time.perf_counter() - begin,
             rank=spec.rank,
             device="cpu" if is_real else "fake",
+            arguments=subject.arguments,
         )
 
 
@@ -99,6 +100,10 @@ class _Subject:
     block: type[nn.Module] | None
     loss_function: Callable[[Any, Any], torch.Tensor]
     step: Callable[[Training], object]
+    logits_of: Callable[[Any], Any]
+    """Finds the logits in what the loss function is given."""
+    arguments: dict[str, int]
+    """Sizes that a user's function was called with."""
     initialize: Initializer | None = None
     """Fills the parameters of a model that is on the meta device."""
 
@@ -108,19 +113,15 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     dtype = DTYPES[setup.precision.store]
     if spec.module is not None:
         with torch.device(world.home_of(setup)):
-            user = load_user_module(spec.module, dtype, world.home_of(setup))
-            if user.block is None and setup.wrap is Wrap.BLOCK:
-                raise SpecError(
-                    "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
-                )
-            count = setup.gradient_accumulation_steps
-            return _Subject(user.model, user.block, loss_of, lambda made: module_step(made, [user.batch] * count))
+            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
+            step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
+            return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
     assert spec.model is not None
     with _disable_current_modes():
         bare = build(spec.model, dtype)
     loss = loss_function(setup.loss)
     fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
-    return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, fill)
+    return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
 
 
 @torch.no_grad()
@@ -161,12 +162,13 @@ def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training
     )
 
 
-def _watch_logits(training: Training, owners: Owners) -> None:
+def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:
     compute_loss = training.loss_function
 
     def watched(logits: Any, targets: Any) -> torch.Tensor:
-        if isinstance(logits, torch.Tensor):
-            owners.note_logits(logits)
+        found = find(logits)
+        if isinstance(found, torch.Tensor):
+            owners.note_logits(found)
         return compute_loss(logits, targets)
 
     training.loss_function = watched

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ from fsdp_bench.train.parent import die_with_parent
 
 _CACHES = ("_cuda_clearCublasWorkspaces", "_host_emptyCache")
 """cuBLAS's workspaces are allocated by the first matrix product and kept; pinned host memory has a cache of its own."""
+
+_POLL_SECONDS = 0.1
 
 Run = Callable[[dict[str, Any]], int]
 """Runs the trial of a command in this process; returns its status."""
@@ -58,11 +61,15 @@ class Resident:
         """Wait for the trial's end; return its status as waitpid gives it."""
         assert self._pid is not None
         assert self._answers is not None
-        if self._answers.readline():
-            return 0
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = None
-        return status
+        while True:
+            # Its end is not seen by its pipe: a process that the trial forked may hold that open.
+            ready, _, _ = select.select([self._answers], [], [], _POLL_SECONDS)
+            if ready and self._answers.readline():
+                return 0
+            pid, status = os.waitpid(self._pid, 0 if ready else os.WNOHANG)
+            if pid:
+                self._pid = None
+                return status
 
     def close(self) -> None:
         """Let it end, where it runs, and with it what it holds of a card."""

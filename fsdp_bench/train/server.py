@@ -58,13 +58,13 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
         (scratch / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, (1, 2)),
         (Path(os.devnull), os.O_RDONLY, (0,)),
     ):
-        opened = os.open(path, flags)
+        opened = os.open(path, flags, 0o644)
         for descriptor in descriptors:
             os.dup2(opened, descriptor)
         os.close(opened)
     spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
     launcher = "resident" if command["resident"] else "fork"
-    code = run_rank(spec, rank, rank, scratch, f"file://{scratch / 'rendezvous'}", launcher)
+    code = run_rank(spec, rank, rank, scratch, launcher)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -33,6 +33,7 @@ from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.rendezvous import meet
 from fsdp_bench.train.replaced_collectives import go_through_the_host
 from fsdp_bench.train.silent_world import WARMUP_STEPS, enter_silent_world, join_silent_world, silence, time_steps
 from fsdp_bench.train.step import Training, build_scaler, train_step
@@ -100,14 +101,12 @@ def _device(spec: TrialSpec, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count() if spec.run.backend == "gloo" else local_rank)
 
 
-def run_rank(
-    spec: TrialSpec, rank: int, local_rank: int, scratch: Path, init_method: str, launcher: str = "torchrun"
-) -> int:
+def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str) -> int:
     """Run one rank; return the process's exit code. Its report is on disk before this returns."""
     this = Rank(spec, rank, local_rank, scratch)
     try:
         this.enter("start")
-        _start(this, init_method, launcher)
+        _start(this, launcher)
         _measure(this)
         this.update(outcome=Outcome.OK)
         this.write()
@@ -166,7 +165,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     return outcome, Failure(message=message, phase=phase, at=time.time(), limit=limit, allocator_summary=summary)
 
 
-def _start(this: Rank, init_method: str, launcher: str) -> None:
+def _start(this: Rank, launcher: str) -> None:
     """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
@@ -185,7 +184,7 @@ def _start(this: Rank, init_method: str, launcher: str) -> None:
         backend = _backend(this)
         dist.init_process_group(
             backend,
-            init_method=init_method,
+            store=meet(this.scratch, spec.id, spec.setup.world_size),
             rank=this.rank,
             world_size=spec.setup.world_size,
             device_id=this.device if "nccl" in backend else None,
@@ -373,9 +372,7 @@ def main() -> None:
     if AGENT in os.environ:
         die_with_parent(int(os.environ[AGENT]))
     spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
-    code = run_rank(
-        spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "env://", "torchrun"
-    )
+    code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "torchrun")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no destructors: they would wait for peers that may be gone

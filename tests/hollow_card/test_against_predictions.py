@@ -35,7 +35,7 @@ PLAN = RunPlan(warmup_steps=2, steps=3, communication_steps=0, attention="flash"
 
 def measured(cells: list[Cell], folder: Path) -> Iterator[RankReport]:
     """Train every cell as rank 0 of its world; one process after another takes the trials."""
-    server = ForkServer(folder / "server.log", resident=True)
+    server = ForkServer(folder / "server.log", str(folder), resident=True)
     try:
         for number, cell in enumerate(cells):
             scratch = folder / str(number)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 from fsdp_bench.spec.record import Failure, Outcome, RankReport
-from fsdp_bench.sweep.outcome import RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
 
 
-def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: bool = False) -> Verdict:
+def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> Verdict:
     return decide_outcome(ends, timed_out=timed_out, oom_killed=oom_killed, timeout_seconds=60)
 
 
@@ -57,11 +57,11 @@ def test_a_killed_rank_is_the_cause_of_its_peers_broken_connections() -> None:
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_out_of_host_memory() -> None:
     ends = [failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="load")]
-    assert decide(ends, oom_killed=True).outcome is Outcome.OOM_HOST
+    assert decide(ends, oom_killed="yes").outcome is Outcome.OOM_HOST
 
 
 def test_another_signal_is_no_lack_of_memory_even_when_something_was_killed_for_it() -> None:
-    assert decide([RankEnd(rank=0, signal=signal.SIGSEGV)], oom_killed=True).outcome is Outcome.CRASHED
+    assert decide([RankEnd(rank=0, signal=signal.SIGSEGV)], oom_killed="yes").outcome is Outcome.CRASHED
 
 
 def test_ranks_that_are_still_running_at_the_limit_are_a_timeout_that_names_where_one_was() -> None:

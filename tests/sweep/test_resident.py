@@ -98,7 +98,7 @@ def ends_of(launched: Any) -> list[tuple[int | None, int | None]]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ForkServer]:
     """A fork server whose trials may share."""
-    server = ForkServer(tmp_path / "server.log", resident=True)
+    server = ForkServer(tmp_path / "server.log", str(tmp_path), resident=True)
     yield server
     server.close()
 

@@ -1,0 +1,70 @@
+"""Printing that may fail: a sweep goes on without its reader, its terminal or space for its log."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ForgivingStream:
+    """A text stream that drops what cannot be written: to a closed pipe or terminal, or to a full disk."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            return int(self._stream.write(text))
+        except (OSError, ValueError):
+            self._drop_the_rest()
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or drop it."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._drop_the_rest()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop_the_rest(self) -> None:
+        """Lead the stream nowhere: it keeps what it could not write, and would fail again at the process's end."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+@contextlib.contextmanager
+def _forgiving_streams() -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    streams = [None if stream is None else ForgivingStream(stream) for stream in before]
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        for stream in streams:
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to go on where what it prints cannot be written."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _forgiving_streams():
+            return function(*args, **kwargs)
+
+    return wrapped
