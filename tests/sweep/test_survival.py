@@ -18,17 +18,17 @@ import psutil
 import pytest
 
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
-from tests.conftest import command, run_command, run_process
+from tests.conftest import command, run_command
 
-MOMENTS = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "6"))
+MOMENTS = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "16"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", random.SystemRandom().randrange(10**6)))
 GRID = """
 world_size = 2
-seed = [0, 1]
+seed = [0, 1, 2, 3]
 strategy = ["FULL_SHARD", "NO_SHARD"]
 api = ["fsdp1", "fsdp2"]
 """
-NUM_TRIALS = 8
+NUM_TRIALS = 16
 
 
 def kill_manager(manager: psutil.Process, _ranks: list[psutil.Process]) -> None:
@@ -238,7 +238,7 @@ def test_two_sweeps_do_not_write_to_one_folder(write_sweep: Callable[..., Path],
     ranks = wait_for_ranks(first, 1)
     for rank in ranks:
         rank.suspend()  # so that the first one is still there, however slow the second one's start is
-    second = run_process(*sweep.words[3:])
+    second = run_command(*sweep.words[3:])
     for rank in ranks:
         rank.resume()
     assert second.returncode == 2
