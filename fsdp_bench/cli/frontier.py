@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def list_searches(session: SearchSession) -> int:
         print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
-    print(
+    print_line(
         f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
         f" {len(findings) - len(searched)} skipped"
     )
@@ -91,7 +90,7 @@ def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -
             results = session.run(retry, _Progress(session, progress))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
     assert results.frontier is not None
     assert results.whole_frontier is not None

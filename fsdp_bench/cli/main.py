@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -39,6 +40,9 @@ MOST_CHARACTERS = 480
 
 TRACEBACK = "FSDP_BENCH_TRACEBACK"
 """Environment variable: 1 prints the traceback of an unexpected error instead of keeping it in a file."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):
@@ -104,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     code, message = _run(words)
     if message is not None:
         _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), words)
-    if (reason := _flush(sys.stdout)) is not None:
+    if (reason := _flush(sys.stdout)) is not None and message is None:
         code = 2
         _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
     _flush(sys.stderr)
@@ -114,8 +118,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(words: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        with raised_once():
-            return cli.main(list(words), prog_name="fsdp-bench", standalone_mode=False) or 0, None
+        with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
+            return cli.invoke(context) or 0, None  # not cli.main, which hides broken pipes
+    except click.exceptions.Exit as ended:  # of --help and --version
+        return ended.exit_code, None
     except click.UsageError as error:
         if words:
             return 2, error.format_message()
@@ -154,7 +160,9 @@ def _explain_os_error(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         return f"the current folder no longer exists; change to one that does ({reason})"
-    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
+    if error.filename is None:
+        return f"the output cannot be written: {reason}" if error.errno in _FULL else reason
+    return f"{os.fsdecode(error.filename)}: {reason}"
 
 
 def _unexpected(error: Exception) -> str:
@@ -181,8 +189,10 @@ def _print_error(line: str, words: Sequence[str]) -> None:
     if "--json" in words:
         from fsdp_bench.spec.codec import to_json
 
-        print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="")
-        return
+        with suppress(OSError):
+            print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="", flush=True)
+            return
+        _flush(sys.stdout)
     with suppress(OSError, ValueError):  # nobody reads it any more
         click.echo(line, err=True)
 

@@ -28,14 +28,13 @@ from fsdp_bench.predict.compiled import is_kept
 from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, gpus_dial, model_dial, sequence_dial
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
-from fsdp_bench.report.terminal import print_lines
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.text import printable
 
 if TYPE_CHECKING:
     from fsdp_bench.report.max_size_picture import Arrangement
@@ -154,7 +153,7 @@ def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None
     if any(cell.fits is not None for one in sizes for cell in one.cells):
         save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
     else:
-        click.echo("no picture: there is no bar to draw", err=True)
+        print_line("no picture: there is no bar to draw", error=True)
 
 
 def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
@@ -168,7 +167,7 @@ def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
         from fsdp_bench.report.max_size_text import report
 
         first, *rest = report(sizes, failure).split("\n")
-        click.secho(printable(first), fg="red" if failure else None, bold=True)
+        print_answer(first, "red" if failure else None)
         print_lines("\n".join(rest))
     return 3 if failure else 0
 

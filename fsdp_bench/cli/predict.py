@@ -15,11 +15,10 @@ from fsdp_bench.cli.pictures import check_picture, save_figure
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
-from fsdp_bench.report.terminal import print_lines
+from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import read_profile
-from fsdp_bench.spec.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +106,7 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
     if len(questions) == 1:
         answer_line, *lines = report(predictions[0], remedies(predictions[0])).split("\n")
         colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
-        click.secho(printable(answer_line), fg=colour, bold=True)
+        print_answer(answer_line, colour)
         print_lines("\n".join(lines))
     else:
         print_lines(side_by_side(predictions, [question for question in questions if question.impossible]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -130,7 +129,7 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
             results = session.run(retry, _Progress(session, progress, charts))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
     print_table(list(results.records), new_console())
     for what, where in session.kept.items():
@@ -150,7 +149,7 @@ def _list(session: TrialSession) -> int:
             status = f"skipped: {trial.skip_reason}"
         print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    print_line(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
         print_line(needing_gpu_line(plan.needing_gpu))
     return 0

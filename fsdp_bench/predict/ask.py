@@ -111,16 +111,14 @@ class LargestModel(Reach):
         return None if self.at is None else self.at.model
 
     def __repr__(self) -> str:
-        setup = self.dial[0].setup
         largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
+        lines = [f"{largest}: {_setup_words(self.dial[0].setup)}"]
         if self.beyond is None or self.limited_by is None:
-            return f"{largest} ({_setup_words(setup)}); the size ladder ends there"
+            return "\n".join([*lines, "  the size ladder ends there"])
         limit = self.limited_by
         place = "GPU" if limit.place == "card" else limit.place
-        return (
-            f"{largest} ({_setup_words(setup)}); {self.beyond.model.name} is short of {place} memory in {limit.phase},"
-            f" most of it {limit.category.replace('_', ' ')}"
-        )
+        short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
+        return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
 
 
 def estimate(

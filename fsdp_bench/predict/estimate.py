@@ -48,6 +48,11 @@ class Verdict(StrEnum):
     """It trains to the end, but does not fit: allocations fail first, and each retry costs throughput."""
     DOES_NOT_FIT = "does_not_fit"
 
+    @property
+    def words(self) -> str:
+        """As a sentence says it."""
+        return self.value.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class MemoryPrediction:

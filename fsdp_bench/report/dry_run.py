@@ -15,7 +15,7 @@ from fsdp_bench.predict.communicators import communicators_of
 from fsdp_bench.predict.estimate import Verdict, allocator_room
 from fsdp_bench.predict.headroom import Headroom, headroom_of
 from fsdp_bench.report.prediction import Prediction, Question, answer
-from fsdp_bench.report.prediction_text import aligned, labels, varying_fields
+from fsdp_bench.report.prediction_text import aligned, labels, title, varying_fields
 from fsdp_bench.report.verdict_text import fits_word, verdict
 from fsdp_bench.report.words import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins
@@ -213,7 +213,21 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
         f" {first.spec.setup.world_size}",
         "",
         *aligned([header, *rows], {"peak allocated", "reserved, predicted"}),
+        "",
+        _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
     ])  # fmt: skip
+
+
+def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
+    """Return which setup of a sorted table needs the least, in one sentence."""
+    peak = f"{format_gib(runs[0].reading.peak_allocated_bytes)} allocated (dry run)"
+    fitting = sum(run.verdict is Verdict.FITS for run in runs)
+    if fitting:
+        of = f"of the {fitting} that fit" if fitting > 1 else "the only one that fits"
+        return f"conclusion: {of}, {names[0]} has the lowest peak: {peak}, {_reserved(runs[0])} reserved (predicted)"
+    if all(run.fits is False for run in runs):
+        return f"conclusion: none of {len(runs)} fits; {names[0]} is nearest: {peak}"
+    return f"conclusion: whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
 
 
 def _reserved(run: DryRun) -> str:

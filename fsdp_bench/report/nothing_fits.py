@@ -63,7 +63,8 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
             " activations and logits are not sharded"
         )
     elif not found.remedies:
-        lines.append("  nothing that was tried helps: --loss, --checkpointing, --offload, --optimizer, --batch, GPUs")
+        tried = "--api, --optimizer, --loss, --strategy, --checkpointing, --batch, --offload, more GPUs"
+        lines.append(f"  nothing that was tried helps: {tried}")
     return lines
 
 

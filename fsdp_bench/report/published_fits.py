@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.predict.published_fits import Fit, FitRow
+from fsdp_bench.predict.estimate import Verdict
+from fsdp_bench.predict.published_fits import FitRow
 from fsdp_bench.report.left_out import left_out, wrapped
 from fsdp_bench.spec.units import format_gib
 
@@ -22,12 +23,12 @@ def format_fits(rows: Sequence[FitRow]) -> str:
         "",
         f"  {'predicted':<24}" + "".join(f"{name:>16}" for name in columns),
     ]
-    for fit in Fit:
+    for fit in Verdict:
         counts = [sum(row.predicted is fit for row in group) for group in columns.values()]
-        lines.append(f"  {fit.value:<24}" + "".join(f"{count:>16}" for count in counts))
-    differing = [line for row in compared if row.ran != (row.predicted is Fit.FITS) for line in _named(row)]
+        lines.append(f"  {fit.words:<24}" + "".join(f"{count:>16}" for count in counts))
+    differing = [line for row in compared if row.ran != (row.predicted is Verdict.FITS) for line in _named(row)]
     if differing:
-        lines += ["", "predicted otherwise than it went:", *differing]
+        lines += ["", "predicted to need retries, or otherwise than it went:", *differing]
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
@@ -35,8 +36,8 @@ def _named(row: FitRow) -> list[str]:
     assert row.predicted is not None
     outcome = "ran" if row.ran else "out of memory"
     compiled = ", compiled" if row.compiled else ""
-    text = f"{row.case} ({outcome}{compiled}): {row.predicted.value}"
-    if row.predicted is Fit.RETRIES:
+    text = f"{row.case} ({outcome}{compiled}): {row.predicted.words}"
+    if row.predicted is Verdict.RUNS_WITH_RETRIES:
         text += f", {row.num_alloc_retries} in the first steps"
     if row.reserved_bytes is not None and row.card_bytes is not None:
         text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+import click
 
 from fsdp_bench.spec.text import printable, printable_lines
 
@@ -19,12 +21,25 @@ if TYPE_CHECKING:
 
 def print_line(text: object, error: bool = False) -> None:
     """Print one line, on standard error if asked for."""
-    print(printable(str(text)), file=sys.stderr if error else sys.stdout)
+    _print(printable(str(text)), sys.stderr if error else sys.stdout)
+
+
+def print_answer(text: str, colour: str | None) -> None:
+    """Print the line that everything else explains: bold, and in colour where the output is a terminal."""
+    line = printable(text)
+    if sys.stdout is not None and sys.stdout.isatty():
+        line = click.style(line, fg=colour, bold=True)
+    _print(line, sys.stdout)
 
 
 def print_lines(text: str, error: bool = False) -> None:
     """Print a text of several lines."""
-    print(printable_lines(text), file=sys.stderr if error else sys.stdout)
+    _print(printable_lines(text), sys.stderr if error else sys.stdout)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    if stream is not None:  # it is None where it was closed before Python started
+        print(text, file=stream)
 
 
 def new_console(error: bool = False) -> Console:

@@ -155,7 +155,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_firs
     _write_over(axes, _peak_words(panel, is_alone), FONT, 5.0)
     if not is_alone:
         prediction = panel.prediction
-        fits = "fit unknown" if prediction.verdict is None else prediction.verdict.value.replace("_", " ")
+        fits = "fit unknown" if prediction.verdict is None else prediction.verdict.words
         _title(axes, f"{panel.title}: {fits}", INK if prediction.fits is not False else FAILURE)
 
 

@@ -145,10 +145,10 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
     for name in fields:
         if name not in known:
             hint = nearest(str(name), known) or f"; one of {', '.join(known)}"
-            raise SpecError(f"{place}unknown field {shown(name)}{hint}")
+            raise SpecError(f"unknown field {shown(f'{place}{name}')}{hint}")
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in fields:
-            raise SpecError(f"{place}has no `{field.name}`")
+            raise SpecError(f"has no `{place}{field.name}`")
     try:
         return kind(**fields)
     except SpecError as error:

@@ -70,5 +70,5 @@ def shown(value: object) -> str:
     try:
         text = printable(repr(value))
     except Exception:  # a number of too many digits, or what a foreign class raises
-        return f"a {type(value).__name__} that cannot be printed"
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"

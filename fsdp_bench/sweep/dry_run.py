@@ -22,6 +22,7 @@ from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
+from fsdp_bench.sweep.logs import last_lines_of
 from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.outcome import signal_name
 
@@ -172,9 +173,7 @@ class _Process:
         """Return how the process ended, and the last line that it printed."""
         code = self._process.wait()
         how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"the dry run's process ended {how}: {lines[-1] if lines else 'no message'}"
+        return f"the dry run's process ended {how}: {' '.join(last_lines_of(self._log, 1)) or 'no message'}"
 
     def kill(self) -> None:
         """End the process."""

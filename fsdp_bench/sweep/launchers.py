@@ -77,7 +77,7 @@ class Launcher(Protocol):
 
 
 def worker_environment(mark: str | None = None) -> dict[str, str]:
-    """Return the environment of workers: gloo on the loopback interface, no threads before a fork.
+    """Return the environment of workers: they listen on the loopback interface only, and start no threads before a fork.
 
     Args:
         mark: the sweep's, where the process belongs to one.
@@ -86,7 +86,8 @@ def worker_environment(mark: str | None = None) -> dict[str, str]:
     if mark is not None:
         environment[MARK] = mark
     environment["PYTHONSAFEPATH"] = "1"  # python -m would import whatever lies in the current folder
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # all ranks are on this machine
+        environment.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads on import
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("KINETO_LOG_LEVEL", "5")
@@ -205,7 +206,7 @@ class ForkServer:
                     with contextlib.suppress(OSError):
                         pipe.close()
             self._process = self._shared = None
-            end_marked(self._mark)
+        end_marked(self._mark)
 
     def end_leftovers(self) -> None:
         """End what the ranks of a trial that has ended left running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import IO
 
 MOST_LOG_BYTES = 16 * 1024**2
 """A log that has grown beyond this while a trial runs is cut down to its end."""
@@ -15,12 +16,16 @@ MOST_LINE_CHARACTERS = 500
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log, long ones shortened; none where there is no log."""
     try:
-        lines = _tail(path).decode(errors="replace").strip().splitlines()
+        with open(path, "rb") as file:
+            return last_lines_of(file, count)
     except OSError:
         return []
-    return [
-        line if len(line) <= MOST_LINE_CHARACTERS else line[:MOST_LINE_CHARACTERS] + " [...]" for line in lines[-count:]
-    ]
+
+
+def last_lines_of(file: IO[bytes], count: int) -> list[str]:
+    """Return the last lines of an open log, long ones shortened."""
+    lines = _tail(file).decode(errors="replace").strip().splitlines()[-count:]
+    return [line if len(line) <= MOST_LINE_CHARACTERS else line[:MOST_LINE_CHARACTERS] + " [...]" for line in lines]
 
 
 def cut_down(folder: Path) -> None:
@@ -28,13 +33,12 @@ def cut_down(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.glob("*.log"):
             if path.stat().st_size > MOST_LOG_BYTES:
-                tail = _tail(path)
-                os.truncate(path, 0)
-                with open(path, "ab") as file:
+                with open(path, "a+b") as file:
+                    tail = _tail(file)
+                    os.truncate(path, 0)
                     file.write(b"[what came before was too much to keep]\n" + tail)
 
 
-def _tail(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
-        return file.read(TAIL_BYTES)
+def _tail(file: IO[bytes]) -> bytes:
+    file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
+    return file.read(TAIL_BYTES)

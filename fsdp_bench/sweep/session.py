@@ -258,8 +258,9 @@ def sweep(
         MachineError: when torch, or the GPU that the file asks for, is not here.
         ResultsError: when results cannot be read or written; what is stored stays.
     """
+    again = outcomes(retry)
     session = open_session(file, results, machine, only, part, gpu_memory, emulate_world, trace, memory_snapshot)
-    return session.run(outcomes(retry), watcher)
+    return session.run(again, watcher)
 
 
 def outcomes(retry: str | Sequence[str]) -> frozenset[Outcome]:

@@ -48,7 +48,7 @@ OTHERS = (
 )  # fmt: skip
 
 GOOD: dict[str, tuple[str, ...]] = {
-    "strategy": ("FULL_SHARD", "zero2", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "all"),
+    "strategy": ("FULL_SHARD", "zero2", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
     "api": ("fsdp1", "fsdp2"),
     "precision": ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "fp32/bf16/bf16", "bf16"),
     "offload": ("none", "params"),
@@ -64,8 +64,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "backend": ("gloo",),
     "attention": ("flash",),
     "dial": ("params", "num_hidden_layers", "micro_batch_size", "sequence_length"),
-    "gpu": ("RTX-4090", "A100-SXM-80GB", "H100-SXM"),
-    "server": ("p4d.24xlarge", "g5.48xlarge"),
     "gpu_memory": ("16GiB", "20GiB"),
     "memory_limit": ("200MiB", "2GiB"),
     "min_num_params": ("10M", "1000000"),
@@ -100,6 +98,16 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """What a user would write, so that many calls get beyond the reading."""
 
+GRID_KEYS = (
+    *("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap", "world_size"),
+    *("micro_batch_size", "sequence_length", "gradient_accumulation_steps", "max_grad_norm", "compile"),
+    *("use_orig_params", "forward_prefetch", "sync_every_micro_batch", "min_num_params", "seed", "shard_size"),
+)
+RUN_KEYS = (
+    *("launcher", "device", "backend", "attention", "memory_limit", "emulate", "steps", "warmup_steps"),
+    *("communication_steps", "threads_per_rank"),
+)
+
 
 def good_toml(rng: random.Random, key: str) -> str:
     """Return a value, or a list of them, that a key may have."""
@@ -115,16 +123,14 @@ def varied_toml(rng: random.Random, text: str) -> str:
     """Return a sweep file with one to four settings that are allowed, each in the place where it belongs or not."""
     lines = text.split("\n")
     for _ in range(rng.randrange(1, 5)):
-        key = rng.choice([*GOOD])
+        key = rng.choice((*GRID_KEYS, *RUN_KEYS))
         own = [number for number, line in enumerate(lines) if line.startswith(f"{key} = ")]
         line = f"{key} = {good_toml(rng, key)}"
-        tables = [
-            number for number, line in enumerate(lines) if line in ("[grid]", "[run]", "[[include]]", "[[exclude]]")
-        ]
+        table = "[run]" if key in RUN_KEYS else rng.choice(("[grid]", "[grid]", "[grid]", "[[include]]"))
         if own:
             lines[rng.choice(own)] = line
-        elif tables:
-            lines.insert(rng.choice(tables) + 1, line)
+        elif table in lines:
+            lines.insert(lines.index(table) + 1, line)
     return "\n".join(lines)
 
 
@@ -171,6 +177,15 @@ def json_value(rng: random.Random) -> Any:
     return rng.choice((*numbers, *TEXTS, None, True, False, nested, {}, {"a": 1}, [1, "a"]))
 
 
+def _nudged(rng: random.Random, value: str) -> str:
+    """Return a number as TOML writes it, changed by a little or a lot."""
+    factor = rng.choice((0, 0.5, 0.9, 1.1, 2, 3, 10, 1000))
+    try:
+        return str(int(int(value) * factor)) if "." not in value and "e" not in value else repr(float(value) * factor)
+    except (ValueError, OverflowError):
+        return "1"
+
+
 def mutated_toml(rng: random.Random, text: str, keys: tuple[str, ...]) -> str:
     """Return a TOML text with one to four edits: of values mostly, of keys, lines and characters."""
     lines = text.split("\n")
@@ -178,7 +193,12 @@ def mutated_toml(rng: random.Random, text: str, keys: tuple[str, ...]) -> str:
         at = rng.randrange(len(lines))
         valued = [number for number, line in enumerate(lines) if " = " in line and not line.startswith("#")]
         kind = rng.random()
-        if kind < 0.45 and valued:
+        nudged = [number for number in valued if re.search(r"= [0-9.e+-]+$", lines[number])]
+        if kind < 0.2 and nudged:
+            at = rng.choice(nudged)
+            key, _, value = lines[at].partition(" = ")
+            lines[at] = f"{key} = {_nudged(rng, value)}"
+        elif kind < 0.45 and valued:
             at = rng.choice(valued)
             lines[at] = f"{lines[at].partition(' = ')[0]} = {toml_value(rng)}"
         elif kind < 0.65:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.report.dry_run import DryRun, document, verdict_line
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.report.dry_run import DryRun, document, side_by_side, verdict_line
 from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Api, TrainSetup
 from tests.conftest import run_command
 
 GIB = 2**30
@@ -63,8 +64,6 @@ def reading(peak_bytes: int, **more: object) -> DryRunReading:
 
 
 def of_a_module(peak_bytes: int, **more: object) -> DryRun:
-    from fsdp_bench.catalog.loader import BUILT_IN
-
     user = UserModule(function="mine:build", block="mine:Block")
     spec = DryRunSpec(module=user, setup=TrainSetup(world_size=8))
     return DryRun(spec, reading(peak_bytes, **more), BUILT_IN.gpu("A100-SXM-80GB"))
@@ -85,8 +84,6 @@ def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:
 
 
 def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> None:
-    from fsdp_bench.catalog.loader import BUILT_IN
-
     shape = rung(Family.LLAMA, 100_000_000)
     spec = DryRunSpec(model=shape, setup=TrainSetup(world_size=8, sequence_length=512))
     found = document(DryRun(spec, reading(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
@@ -95,6 +92,19 @@ def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> 
     assert (found["fits"], found["verdict"]) == (True, "fits")
     without = document(DryRun(spec, reading(GIB)))
     assert without["memory"]["peak_reserved_bytes"] is without["fits"] is None
+
+
+def test_a_table_ends_in_its_conclusion() -> None:
+    gpu = BUILT_IN.gpu("A100-SXM-80GB")
+    shape = rung(Family.LLAMA, 100_000_000)
+    setups = [TrainSetup(world_size=8, sequence_length=512, api=api) for api in Api]
+    specs = [DryRunSpec(model=shape, setup=setup) for setup in setups]
+    fitting = [DryRun(spec, reading(size * GIB), gpu) for spec, size in zip(specs, (3, 2), strict=True)]
+    *_, row, _other, _empty, last = side_by_side(fitting).splitlines()
+    assert row.split()[:4] == ["FULL_SHARD", "fsdp2", "2.0", "GiB"]
+    assert last.startswith("conclusion: of the 2 that fit, FULL_SHARD, fsdp2 has the lowest peak: 2.0 GiB allocated")
+    none = side_by_side([DryRun(spec, reading(90 * GIB), gpu) for spec in specs]).splitlines()[-1]
+    assert none == "conclusion: none of 2 fits; FULL_SHARD, fsdp1 is nearest: 90.0 GiB allocated (dry run)"
 
 
 def test_several_strategies_run_at_once_and_none_that_fits_is_exit_code_3() -> None:

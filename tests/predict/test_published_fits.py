@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from fsdp_bench.predict.allocator import AllocatorReading, OutOfMemory
+from fsdp_bench.predict.estimate import Verdict
 from fsdp_bench.predict.published_cases import PublishedCase, read_cases
-from fsdp_bench.predict.published_fits import Fit, FitRow, compare_fits, fit_of
+from fsdp_bench.predict.published_fits import FitRow, compare_fits, fit_of
 from fsdp_bench.report.published_fits import format_fits
 from fsdp_bench.spec.units import GIB
 
@@ -30,9 +31,11 @@ def _reading(retries: int, out_of_memory: OutOfMemory | None = None) -> Allocato
 
 
 def test_retries_are_an_answer_of_their_own() -> None:
-    assert fit_of(_reading(0)) is Fit.FITS
-    assert fit_of(_reading(3)) is Fit.RETRIES
-    assert fit_of(_reading(3, OutOfMemory(phase="forward", unit=0, label="aten::mm", num_bytes=1))) is Fit.OUT_OF_MEMORY
+    assert fit_of(_reading(0)) is Verdict.FITS
+    assert fit_of(_reading(3)) is Verdict.RUNS_WITH_RETRIES
+    assert (
+        fit_of(_reading(3, OutOfMemory(phase="forward", unit=0, label="aten::mm", num_bytes=1))) is Verdict.DOES_NOT_FIT
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_retries_are_an_answer_of_their_own() -> None:
 def test_runs_that_fill_most_of_their_card_are_predicted_to_fit(cases: dict[str, PublishedCase], case: str) -> None:
     (row,) = compare_fits([cases[case]])
     assert row.ran
-    assert row.predicted is Fit.FITS
+    assert row.predicted is Verdict.FITS
 
 
 def test_a_run_on_a_card_that_is_too_small_does_not_fit(cases: dict[str, PublishedCase]) -> None:
@@ -56,7 +59,7 @@ def test_a_run_on_a_card_that_is_too_small_does_not_fit(cases: dict[str, Publish
     case = cases["mpt_3b_a100_40gb_32g_s2048_mb6"]
     inputs = msgspec.structs.replace(case.inputs, micro_batch_size=18)
     (row,) = compare_fits([msgspec.structs.replace(case, inputs=inputs)])
-    assert row.predicted is Fit.OUT_OF_MEMORY
+    assert row.predicted is Verdict.DOES_NOT_FIT
 
 
 def test_every_outcome_is_compared_or_left_out_with_a_reason(cases: dict[str, PublishedCase]) -> None:
@@ -68,7 +71,7 @@ def test_every_outcome_is_compared_or_left_out_with_a_reason(cases: dict[str, Pu
 
 
 def test_the_text_counts_retries_that_ran_on_a_line_of_their_own() -> None:
-    def row(name: str, predicted: Fit, ran: bool = True, compiled: bool = False) -> FitRow:
+    def row(name: str, predicted: Verdict, ran: bool = True, compiled: bool = False) -> FitRow:
         return FitRow(
             case=name,
             source="s",
@@ -77,14 +80,14 @@ def test_the_text_counts_retries_that_ran_on_a_line_of_their_own() -> None:
             predicted=predicted,
             reserved_bytes=30 * GIB,
             card_bytes=40 * GIB,
-            num_alloc_retries=5 if predicted is Fit.RETRIES else 0,
+            num_alloc_retries=5 if predicted is Verdict.RUNS_WITH_RETRIES else 0,
         )
 
     rows = [
-        row("a", Fit.FITS),
-        row("b", Fit.RETRIES),
-        row("c", Fit.RETRIES, compiled=True),
-        row("d", Fit.OUT_OF_MEMORY, ran=False),
+        row("a", Verdict.FITS),
+        row("b", Verdict.RUNS_WITH_RETRIES),
+        row("c", Verdict.RUNS_WITH_RETRIES, compiled=True),
+        row("d", Verdict.DOES_NOT_FIT, ran=False),
         FitRow(case="e", source="s", compiled=False, ran=True, reason="not modelled"),
     ]
     text = format_fits(rows)

@@ -1,0 +1,24 @@
+"""A short run of the driver that damages results; FSDP_BENCH_TEST_DAMAGES makes it a long one."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from tests.attacks.records import every_truncation, run
+
+COUNT = int(os.environ.get("FSDP_BENCH_TEST_DAMAGES", "120"))
+SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", random.SystemRandom().randrange(10**6)))
+
+
+def test_results_that_are_damaged_anyhow_are_read_as_far_as_they_are_whole() -> None:
+    print(f"seed {SEED}: FSDP_BENCH_TEST_SEED repeats this draw")
+    counts, failures = run(COUNT, SEED)
+    assert not failures, failures[0]
+    assert counts["set aside"] > COUNT / 5  # the damage is real
+    assert counts["read"] > COUNT / 10
+
+
+def test_no_part_of_a_record_is_taken_for_a_whole_one(tmp_path: Path) -> None:
+    assert every_truncation(tmp_path) == 0

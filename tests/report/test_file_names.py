@@ -1,0 +1,27 @@
+"""Pictures' names, where what names them is no file's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.report import frontier_chart
+from fsdp_bench.report.frontier_chart import draw_frontier
+from fsdp_bench.sweep.store import read_frontier_of
+from tests.sweep.test_finding import SHAPE
+
+SWEEP = Path(__file__).parents[2] / "results" / "xeon-2-cores" / "max-size-quick"
+
+
+def test_models_named_as_on_the_hub_have_pictures_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that differ in a slash alone, and one that is too long for a file."""
+    monkeypatch.setattr(frontier_chart, "draw_picture", lambda _picture, path: path.write_bytes(b""))
+    record = read_frontier_of(SWEEP)
+    assert record is not None
+    names = ["org/a", "org-a", "../../a", "x" * 400]
+    cells = tuple(replace(record.cells[0], model=replace(SHAPE, name=name)) for name in names)
+    paths = draw_frontier(replace(record, cells=cells), tmp_path)
+    assert len(set(paths)) == 4
+    assert sorted(paths) == sorted(tmp_path.iterdir())

@@ -1,0 +1,85 @@
+"""A sweep in a folder with an odd name, run beside files that have the names of Python's own modules."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.store import load_results, read_records
+from tests.conftest import TINY_MODEL, command, run_command
+
+ODD = os.fsdecode(b"run#2?a=b\ncaf\xe9 %20")
+SWEEP = f"""
+[run]
+device = "cpu"
+steps = 3
+communication_steps = 0
+steps_without_communication = 0
+{{run}}
+[grid]
+model = "tiny"
+sequence_length = 16
+world_size = 2
+learning_rate = 1e10
+{TINY_MODEL}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "s.toml").write_text(SWEEP.format(run=""))
+    (folder / "random.py").write_text("open('imported', 'w')\nraise SystemExit(7)")
+    words = command("sweep", "s.toml", "--results", ODD, "--machine", "m", "--no-charts")
+    done = subprocess.run(
+        [words[0], "-P", *words[1:]], cwd=folder, capture_output=True, timeout=200, errors="backslashreplace"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(place: Path) -> TrialRecord:
+    (record,) = read_records(place / ODD)
+    return record
+
+
+def test_ranks_meet_whatever_the_folders_name_is(place: Path, record: TrialRecord) -> None:
+    assert record.outcome is Outcome.OK
+    assert {path.name for path in place.iterdir()} == {"s.toml", "random.py", ODD}  # nothing beside the results
+    assert not (place / ODD / "m" / "s" / ".scratch").exists()
+
+
+def test_a_trial_whose_loss_diverges_is_ok_and_keeps_what_it_measured(place: Path, record: TrialRecord) -> None:
+    assert (record.reason or "").startswith("loss became nan at step ")
+    for rank in record.ranks:
+        assert len(rank.losses) == 5
+        assert rank.memory is not None
+        assert len(rank.step_seconds) == 3
+    assert record.final_loss is None
+    assert load_results(place / ODD)["reason"][0] == record.reason
+
+
+def test_nothing_in_the_current_folder_is_imported(place: Path, record: TrialRecord) -> None:
+    assert not (place / "imported").exists()
+
+
+def test_a_server_that_does_not_start_is_no_trials_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a torch that cannot be imported."""
+    broken = tmp_path / "broken"
+    (broken / "torch").mkdir(parents=True)
+    (broken / "torch" / "__init__.py").write_text("raise ImportError('libcudart is missing')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "s.toml").write_text(SWEEP.format(run=""))
+    done = run_command("sweep", tmp_path / "s.toml", "--results", tmp_path / "r", "--machine", "m")
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "did not start" in last
+    assert "ImportError: libcudart is missing" in last
+    assert not list((tmp_path / "r" / "m" / "s" / "trials").iterdir())
+    shutil.rmtree(broken)
