@@ -77,7 +77,7 @@ class Launcher(Protocol):
 
 
 def worker_environment(mark: str | None = None) -> dict[str, str]:
-    """Return the environment of workers: they listen on the loopback interface only, and start no threads before a fork.
+    """Return the environment of workers: they listen on the loopback interface only; no threads before a fork.
 
     Args:
         mark: the sweep's, where the process belongs to one.

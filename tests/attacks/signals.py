@@ -60,9 +60,9 @@ _BOTH = 'api = ["fsdp1", "fsdp2"]\n'
 
 SWEEPS = {
     "fork": _HEAD.format(run="steps_without_communication = 0", frontier="", steps=3)
-    + f"world_size = 2\nseed = {list(range(6))}\n{_BOTH}",
+    + f"world_size = 2\nseed = {list(range(3))}\n{_BOTH}",
     "resident": _HEAD.format(run='launcher = "resident"', frontier="", steps=10)
-    + f'world_size = 1\nseed = {list(range(12))}\nstrategy = "NO_SHARD"\n{_BOTH}',
+    + f'world_size = 1\nseed = {list(range(6))}\nstrategy = "NO_SHARD"\n{_BOTH}',
     "torchrun": _HEAD.format(run='launcher = "torchrun"\nsteps_without_communication = 0', frontier="", steps=3)
     + f"world_size = 2\n{_BOTH}",
     "frontier": _HEAD.format(run='memory_limit = "6MiB"', frontier=_FRONTIER, steps=1) + f"world_size = 2\n{_BOTH}",
@@ -371,7 +371,7 @@ def attack(names: list[str], count: int, seed: int, home: Path, say: Callable[[s
     campaigns = [Campaign(name, home / f"{seed}-{name}", draw) for name in names]
     while (made := sum(campaign.num_attacks for campaign in campaigns)) < count:
         campaign = min(campaigns, key=lambda campaign: campaign.num_attacks)
-        for problem in campaign.run(min(draw.choice((1, 2, 4, 8)), count - made)):
+        for problem in campaign.run(min(draw.choice((2, 4, 8, 16)), count - made)):
             failures.append(f"seed {seed}, {campaign.name}: {problem}\n{campaign.story()}")
             say(failures[-1])
         say(f"seed {seed}: {sum(campaign.num_attacks for campaign in campaigns)} of {count} attacks")
