@@ -19,7 +19,7 @@ lint: $(INSTALLED)
 
 # What takes too long for every change: compiled trials, scans of the whole ladder, more random attacks.
 validate: $(INSTALLED)
-	FSDP_BENCH_TEST_MOMENTS=96 FSDP_BENCH_TEST_DAMAGES=10000 FSDP_BENCH_TEST_CELLS=200 FSDP_BENCH_TEST_SCANS=100 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
+	FSDP_BENCH_TEST_MOMENTS=96 FSDP_BENCH_TEST_DAMAGES=10000 FSDP_BENCH_TEST_MUTATIONS=10000 FSDP_BENCH_TEST_CELLS=200 FSDP_BENCH_TEST_SCANS=100 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
 
 # PyTorch's CUDA build on a card without silicon (tests/hollow_card/card.py): its allocator against the predictions, and
 # the tests that need a GPU but neither NCCL nor time. Downloads 3 GB; needs gcc.
