@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from fsdp_bench.sweep.drawn_cells import WORLDS, Cell, draw_cells
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
 from tests.predict.test_step import shape
@@ -22,7 +22,7 @@ CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "20"))
 def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet, seed: int, count: int) -> None:
     """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
     cells = draw_cells(count, seed, kernels)
-    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for cell in cells]
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for cell in cells]
     comparisons: list[Comparison] = [
         compare_with_dry_run(cells[index], answer, kernels) for index, answer in dry_runs(specs)
     ]
@@ -65,6 +65,7 @@ def test_the_drawn_cells_cover_what_the_model_claims() -> None:
     assert cells == draw_cells(200, 1)
     for field, least in (("strategy", 5), ("api", 2), ("precision", 6), ("checkpointing", 3), ("optimizer", 4)):
         assert len({str(getattr(cell.setup, field)) for cell in cells}) == least
-    assert {cell.setup.world_size for cell in cells} == {1, 2, 3, 8, 64}
+    assert {cell.setup.world_size for cell in cells} == set(WORLDS)
+    assert any(cell.rank for cell in cells)
     assert {cell.model.hidden_size % 2 for cell in cells} == {0, 1}
     assert len({cell.setup.sequence_length for cell in cells}) >= 6
