@@ -1,36 +1,119 @@
 """fsdp-bench: which FSDP setting, how large a model, how fast.
 
-The public names load on first use, so that ``import fsdp_bench`` needs no torch:
+One call each, with names as text or as objects; sizes are in bytes, times in seconds:
 
-    from fsdp_bench import ModelShape, TrainSetup, estimate, fsdp, load_results
+    estimate(model, ...)          memory, fit and time of a setup; needs no torch
+    largest_model(...)            the largest model that fits; needs no torch
+    dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
+    sweep(file)                   measure every trial of a sweep file on this machine
+    load_results(folder)          measured trials as a table
+    fsdp(module, ...)             wrap a module, as the sweep does
+    gpu(name), server(name), model(name)   the catalogue
+
+Names load on first use, so that ``import fsdp_bench`` needs no torch and takes no time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fsdp_bench.catalog.loader import gpus as gpus
+    from fsdp_bench.catalog.loader import models as models
+    from fsdp_bench.catalog.loader import servers as servers
+    from fsdp_bench.catalog.lookup import gpu as gpu
+    from fsdp_bench.catalog.lookup import model as model
+    from fsdp_bench.catalog.lookup import server as server
+    from fsdp_bench.predict.ask import LargestModel as LargestModel
+    from fsdp_bench.predict.ask import TimedEstimate as TimedEstimate
+    from fsdp_bench.predict.ask import estimate as estimate
+    from fsdp_bench.predict.ask import largest_model as largest_model
+    from fsdp_bench.spec.dry_run import DryRunReading as DryRunReading
+    from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
+    from fsdp_bench.spec.errors import MachineError as MachineError
+    from fsdp_bench.spec.errors import ResultsError as ResultsError
+    from fsdp_bench.spec.errors import SpecError as SpecError
+    from fsdp_bench.spec.errors import SweepFileError as SweepFileError
+    from fsdp_bench.spec.errors import UserError as UserError
+    from fsdp_bench.spec.errors import WrapError as WrapError
+    from fsdp_bench.spec.hardware import Cluster as Cluster
+    from fsdp_bench.spec.hardware import Gpu as Gpu
+    from fsdp_bench.spec.hardware import Server as Server
+    from fsdp_bench.spec.model import Family as Family
+    from fsdp_bench.spec.model import ModelShape as ModelShape
+    from fsdp_bench.spec.profile import Profile as Profile
+    from fsdp_bench.spec.profile import read_profile as read_profile
+    from fsdp_bench.spec.record import Outcome as Outcome
+    from fsdp_bench.spec.record import RunPlan as RunPlan
+    from fsdp_bench.spec.record import TrialRecord as TrialRecord
+    from fsdp_bench.spec.setup import Api as Api
+    from fsdp_bench.spec.setup import BackwardPrefetch as BackwardPrefetch
+    from fsdp_bench.spec.setup import Checkpointing as Checkpointing
+    from fsdp_bench.spec.setup import Loss as Loss
+    from fsdp_bench.spec.setup import Offload as Offload
+    from fsdp_bench.spec.setup import OptimizerKind as OptimizerKind
+    from fsdp_bench.spec.setup import Precision as Precision
+    from fsdp_bench.spec.setup import ShardingStrategy as ShardingStrategy
+    from fsdp_bench.spec.setup import TrainSetup as TrainSetup
+    from fsdp_bench.spec.setup import Wrap as Wrap
+    from fsdp_bench.sweep.dry_run import DryRunError as DryRunError
+    from fsdp_bench.sweep.dry_run import dry_run as dry_run
+    from fsdp_bench.sweep.session import SweepResults as SweepResults
+    from fsdp_bench.sweep.session import sweep as sweep
+    from fsdp_bench.sweep.store import load_results as load_results
+    from fsdp_bench.train.wrap import fsdp as fsdp
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ModelShape": "fsdp_bench.spec.model",
-    "Family": "fsdp_bench.spec.model",
-    "TrainSetup": "fsdp_bench.spec.setup",
-    "ShardingStrategy": "fsdp_bench.spec.setup",
-    "Precision": "fsdp_bench.spec.setup",
-    "TrialRecord": "fsdp_bench.spec.record",
-    "dry_run": "fsdp_bench.sweep.dry_run",
-    "estimate": "fsdp_bench.predict.estimate",
-    "largest_model": "fsdp_bench.predict.search",
-    "load_results": "fsdp_bench.sweep.store",
-    "fsdp": "fsdp_bench.train.wrap",
+    "catalog.loader": ("gpus", "models", "servers"),
+    "catalog.lookup": ("gpu", "model", "server"),
+    "predict.ask": ("LargestModel", "TimedEstimate", "estimate", "largest_model"),
+    "spec.dry_run": ("DryRunReading",),
+    "spec.errors": (
+        "FsdpBenchError",
+        "MachineError",
+        "ResultsError",
+        "SpecError",
+        "SweepFileError",
+        "UserError",
+        "WrapError",
+    ),
+    "spec.hardware": ("Cluster", "Gpu", "Server"),
+    "spec.model": ("Family", "ModelShape"),
+    "spec.profile": ("Profile", "read_profile"),
+    "spec.record": ("Outcome", "RunPlan", "TrialRecord"),
+    "spec.setup": (
+        "Api",
+        "BackwardPrefetch",
+        "Checkpointing",
+        "Loss",
+        "Offload",
+        "OptimizerKind",
+        "Precision",
+        "ShardingStrategy",
+        "TrainSetup",
+        "Wrap",
+    ),
+    "sweep.dry_run": ("DryRunError", "dry_run"),
+    "sweep.session": ("SweepResults", "sweep"),
+    "sweep.store": ("load_results",),
+    "train.wrap": ("fsdp",),
 }
+"""The public names by the module that each comes from; the imports above say the same to type checkers."""
 
-__all__ = ["__version__", *sorted(_HOMES)]
+_HOME_OF = {name: f"fsdp_bench.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'fsdp_bench' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from fsdp_bench.cli.main import main
+from fsdp_bench.sweep import dry_run
 
 TINY_MODEL = """
 [models.tiny]
@@ -20,22 +29,49 @@ intermediate_size = 64
 vocab_size = 128
 """
 
+EXAMPLES = int(os.environ.get("FSDP_BENCH_TEST_EXAMPLES", "12"))
+"""How often a property is tried whose every example simulates whole steps; `make validate` tries more."""
+
+simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
+TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
+"""What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
+not expected shows its traceback in a failing test."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
 RUN_ON_CPU = {"device": '"cpu"', "steps": "1", "communication_steps": "0", "steps_without_communication": "0"}
+
+
+def write_tiny_sweep(folder: Path, grid: str, run: str = "", name: str = "tiny") -> Path:
+    """Write a sweep file for the tiny model on a CPU."""
+    path = folder / f"{name}.toml"
+    defaults = "\n".join(
+        f"{key} = {value}" for key, value in RUN_ON_CPU.items() if not re.search(rf"^{key} *=", run, re.MULTILINE)
+    )
+    path.write_text(f"[run]\n{defaults}\n{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
+    return path
 
 
 @pytest.fixture
 def write_sweep(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a sweep file for the tiny model on a CPU."""
+    return partial(write_tiny_sweep, tmp_path)
 
-    def write(grid: str, run: str = "", name: str = "tiny") -> Path:
-        path = tmp_path / f"{name}.toml"
-        defaults = "\n".join(
-            f"{key} = {value}" for key, value in RUN_ON_CPU.items() if not re.search(rf"^{key} *=", run, re.MULTILINE)
-        )
-        path.write_text(f"[run]\n{defaults}\n{run}\n[grid]\nmodel = 'tiny'\nsequence_length = 16\n{grid}\n{TINY_MODEL}")
-        return path
 
-    return write
+@pytest.fixture(scope="module")
+def one_dry_run_process() -> Iterator[None]:
+    """Have every dry run of a module's tests answered by one process, which imports torch once."""
+    process = dry_run._Process()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "_Process", lambda: process)
+        patch.setattr(process, "kill", lambda: None)
+        patch.setattr(process, "close", lambda: None)
+        yield
+    process.close()
 
 
 def command(*words: object) -> list[str]:
@@ -43,6 +79,52 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fsdp_bench.cli.main", *map(str, words)]
 
 
-def run_command(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench to its end."""
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd)
+def run_process(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench to its end as a real process, where the process itself is what is tested."""
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env={**os.environ, **TERMINAL}
+    )
+
+
+def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench to its end inside this process, and return what a process would.
+
+    An error that the command line does not expect ends with exit code 1 and its traceback on standard error.
+    """
+    arguments = [str(word) for word in words]
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        _unchanged_process(cwd or Path.cwd()),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(arguments)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+@contextmanager
+def _unchanged_process(cwd: Path) -> Iterator[None]:
+    """Give the command the terminal of a pipe and a working directory; take back what a verb changes of a process."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    with pytest.MonkeyPatch.context() as patch, chdir(cwd):
+        for name, value in TERMINAL.items():
+            patch.setenv(name, value)
+        before = dict(os.environ)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            assert dict(os.environ) == before, "a verb changed the environment"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders whose files take longest, so that no worker is left with one of them at the end.
+
+    A file's tests stay together (--dist loadfile): they share sweeps, processes and worlds of ranks.
+    """
+    folders = ("sweep", "train", "attacks", "predict", "cli")
+    items.sort(key=lambda item: folders.index(item.path.parent.name) if item.path.parent.name in folders else 9)

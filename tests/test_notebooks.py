@@ -1,10 +1,9 @@
-"""The notebooks run from top to bottom, and a reader of the committed file sees what they print today.
-
-That says nothing about whether the numbers are right: the tests of what they call do.
-"""
+"""The notebook runs from top to bottom, and its numbers are those of the records and of the servers that it names."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,81 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+from fsdp_bench.catalog.loader import gpu, server
+from fsdp_bench.spec.frontier import FrontierCell, read_frontier
+from fsdp_bench.spec.units import GIB, parse_count
+
+ROOT = Path(__file__).parents[1]
+SHOW_ROWS = "import json; print(json.dumps(rows))"
 
 
-def texts(notebook: Any) -> list[str]:
-    """What the code cells print, without the pictures."""
+@pytest.fixture(scope="module")
+def committed() -> Any:
+    return nbformat.read(ROOT / "notebooks" / "max_model_size.ipynb", as_version=4)
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[FrontierCell]:
+    """The cells of the sweep that the notebook is about, from its record."""
+    path = ROOT / "results" / "xeon-2-cores" / "max-size-quick" / "frontier.json"
+    return [cell for cell in read_frontier(path.read_bytes(), path.name).cells if cell.measured is not None]
+
+
+def printed(notebook: Any) -> list[str]:
+    """What its code cells print, without the pictures."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     found = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     return [text for text in found if "Image object" not in text]
 
 
-@pytest.mark.filterwarnings("default")  # of jupyter's own packages
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_it_was_committed_with(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    committed = texts(notebook)
-    client = NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    )
-    client.execute()
-    assert texts(notebook) == committed
-    assert len(committed) > 3
+@pytest.fixture(scope="module")
+def ran(committed: Any) -> Any:
+    """The notebook after a run, with a cell behind each table of predictions that prints its rows as JSON."""
+    cells = []
+    for cell in nbformat.from_dict(committed).cells:
+        cells.append(cell)
+        if cell.cell_type == "code" and "pd.DataFrame(rows)" in cell.source:
+            cells.append(nbformat.v4.new_code_cell(SHOW_ROWS))
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=committed.metadata)
+    resources = {"metadata": {"path": str(ROOT / "notebooks")}}
+    return NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
+
+
+pytestmark = pytest.mark.filterwarnings("default")  # of jupyter's own packages
+
+
+@pytest.mark.parametrize("version", ["committed", "ran"])
+def test_what_it_says_of_the_sweep_is_what_was_recorded(
+    version: str, measured: list[FrontierCell], request: pytest.FixtureRequest
+) -> None:
+    table, sentence, phases, *_ = printed(request.getfixturevalue(version))
+    same = sum(cell.steps_apart == 0 for cell in measured)
+    trials = max(len(cell.trials) for cell in measured)
+    expected = f"the same step in {same} of {len(measured)} cells; {trials} trials a cell at most"
+    assert sentence.strip().endswith(expected)
+    for cell in measured[:8]:
+        assert cell.measured is not None
+        assert str(cell.measured.fits) in table
+    limits = Counter(cell.measured.limited_by.phase for cell in measured if cell.measured and cell.measured.limited_by)
+    for line in phases.splitlines()[2:]:
+        phase, *counts = line.split()
+        assert sum(map(int, counts)) == limits.pop(phase)
+    assert not limits
+
+
+def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
+    """Adam on mixed precision keeps 16 bytes a parameter: whole on every GPU, or its states among 8 of them."""
+    largest, fewest = (json.loads(text) for text in printed(ran) if text.startswith("["))
+    for name in ("p4d.24xlarge", "p5.48xlarge"):
+        usable = gpu(server(name).gpu).usable_memory_bytes or 0
+        fits = {row["strategy"]: parse_count(row["fits"], "fits") for row in largest if row["server"] == name}
+        assert fits["NO_SHARD"] < fits["SHARD_GRAD_OP"] < fits["FULL_SHARD"]
+        assert 0.5 * usable / 16 < fits["NO_SHARD"] < usable / 16
+        assert 0.5 * 8 * usable / 16 < fits["FULL_SHARD"] < 8 * usable / 16
+    for row in largest:
+        assert parse_count(row["runs"], "runs") >= parse_count(row["fits"], "fits")
+    for row in fewest:
+        usable = gpu(server(row["server"]).gpu).usable_memory_bytes or 0
+        allocated, reserved, left = (float(row[key].split()[0]) for key in ("peak allocated", "reserved", "left"))
+        assert 16 * 13.0e9 / row["fewest GPUs"] < allocated * GIB < reserved * GIB
+        assert 0 <= usable / GIB - reserved - left < 3  # of NCCL, as the text says

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
 from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shown
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.text import shortened
 
 _NAMES = (
     "num_hidden_layers",
@@ -70,11 +71,12 @@ def read_hf_config(path: Path) -> ModelShape:
     if model_type is None:
         raise SpecError(f"{path}: has no model_type; a Hugging Face config.json of {', '.join(FAMILIES)} has one")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise SpecError(f"{path}: model_type {model_type!r} is not built here; one of {', '.join(FAMILIES)}")
+        raise SpecError(f"{path}: model_type {shown(model_type)} is not built here; one of {', '.join(FAMILIES)}")
     try:
         _refuse_variants(config)
         fields = _gpt2_fields(config) if model_type == "gpt2" else _llama_fields(config)
-        name = config.get("_name_or_path") or path.resolve().parent.name
+        name = config.get("_name_or_path") or path.absolute().parent.name
+        name = shortened(name, LONGEST_VALUE) if isinstance(name, str) else name
         entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
         read = from_builtins(entry, ModelEntry)
         if (reason := read.unsupported_because) is not None:
@@ -85,12 +87,7 @@ def read_hf_config(path: Path) -> ModelShape:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SpecError(f"{path}: is not JSON: {error}") from None
+    config = read_document(path, "JSON")
     if not isinstance(config, dict):
         raise SpecError(f"{path}: is not a Hugging Face config.json: not an object")
     return config
@@ -100,7 +97,7 @@ def _refuse_variants(config: dict[str, Any]) -> None:
     """Refuse what changes the modules without changing the sizes that are read here."""
     field, known = _ACTIVATIONS[config["model_type"]]
     if config.get(field, known[0]) not in known:
-        raise SpecError(f"{field} {config[field]!r} is not built here; one of {', '.join(known)}")
+        raise SpecError(f"{field} {shown(config[field])} is not built here; one of {', '.join(known)}")
     for field in _OTHER_MODULES:
         if config.get(field):
             raise SpecError(f"{field} is set, which is not built here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -63,11 +64,20 @@ class Catalog:
         return _merged(models(), self.added_models)
 
     def gpu(self, name: str) -> Gpu:
-        """Return the GPU of that name, in any case.
+        """Return the GPU of that name in any case, or the only one that ``A100 PCIe 80GB`` or the like can mean.
 
         Raises:
-            SpecError: naming the nearest one.
+            SpecError: naming those that it could be, or the nearest one.
         """
+        meant = _meant(name, self.gpus())
+        if len(meant) > 1:
+            *others, last = (entry.name for entry in meant)
+            raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
+        if meant:
+            return meant[0]
+        if alike := [entry.name for entry in self.gpus() if _words(name) & _chip(entry)]:
+            close = nearest(name, alike, cutoff=0.8) or f"; of that kind there are {', '.join(alike)}"
+            raise SpecError(f"gpu: {shown(name)} is not in the catalogue{close}")
         return _named("gpu", name, self.gpus())
 
     def server(self, name: str) -> Server:
@@ -108,7 +118,7 @@ def load_user_catalog(path: Path | None) -> Catalog:
         try:
             catalog.gpu(entry.gpu)
         except SpecError as error:
-            raise SpecError(f"{path}: [[server]] {entry.name!r}: {error}") from None
+            raise SpecError(f"{path}: [[server]] {shown(entry.name)}: {error}") from None
     return catalog
 
 
@@ -152,18 +162,67 @@ def _merged(built_in: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
     return (*(entry for entry in built_in if names_of(entry)[0] not in replaced), *added)
 
 
+def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
+    """Return the GPUs that a name can mean: the one of that name, here or in the driver, or all that have its words."""
+    folded = " ".join(name.lower().split())
+    if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
+        return exact[-1:]  # a user's own
+    words = _words(folded) - _MAKERS
+    return [entry for entry in entries if words and words <= _words_of(entry)]
+
+
+def _spellings(entry: Gpu) -> set[str]:
+    return {*names_of(entry), *map(_squashed, names_of(entry)), *map(str.lower, entry.product_names)}
+
+
+_MAKERS = {"nvidia", "amd", "gpu"}
+_MEMORY = re.compile(r"([0-9]+)[ _-]?gi?b?\b")
+_FORM = re.compile(r"\b(sxm|hbm)[0-9]\b")
+
+
+def _squashed(name: str) -> str:
+    """Return a name without what people put between its words."""
+    return re.sub(r"[^a-z0-9]", "", name)
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a GPU's name: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
+    text = _FORM.sub(r"\1", _MEMORY.sub(r" \1gb ", name.lower()))
+    return set(re.findall(r"[a-z0-9]+", text))
+
+
+def _words_of(entry: Gpu) -> set[str]:
+    """Return every word that may stand for a GPU: of its name and the driver's names, and its memory."""
+    own = f"{entry.name} {entry.memory_gib:g}GB"
+    products = [name for name in entry.product_names if _is_without_memory(name)]
+    return set().union(*map(_words, (own, *products)))
+
+
+def _chip(entry: Gpu) -> set[str]:
+    """Return the words of a GPU's name that have letters and digits and are no memory: ``h100``."""
+    return {word for word in _words(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", word)}
+
+
+def _is_without_memory(product_name: str) -> bool:
+    """Whether a driver's name says no memory; where it does, what it says is not always the GPU's (GH200 480GB)."""
+    return _MEMORY.search(product_name.lower()) is None
+
+
 def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
     folded = name.strip().lower()
     # From the end: a user's alias wins over a built-in one.
     for entry in reversed(entries):
         if folded in names_of(entry):
             return entry
+    spelt = [entry for entry in entries if _squashed(folded) in map(_squashed, names_of(entry))]
+    if folded and len(spelt) == 1:  # "llama 3.1 8b"
+        return spelt[0]
     containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
     if len(containing) > 1:
-        raise SpecError(f"{kind}: {name!r} is not in the catalogue alone; one of {', '.join(containing)}")
+        raise SpecError(f"{kind}: {shown(name)} is not in the catalogue alone; one of {', '.join(containing)}")
     begun = [str(getattr(entry, "name")) for entry in entries if folded.startswith(f"{names_of(entry)[0]}-")]  # noqa: B009
     spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
     meant = containing or sorted(begun, key=len)[-1:]
     close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
     close = close or f"; `fsdp-bench {'models' if kind == 'model' else 'servers'}` lists what is there"
-    raise SpecError(f"{kind}: {name!r} is not in the catalogue{close}")
+    raise SpecError(f"{kind}: {shown(name)} is not in the catalogue{close}")

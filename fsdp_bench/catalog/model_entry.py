@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.model import Family, ModelShape
@@ -18,7 +17,7 @@ _MINDED_FAMILIES = {
 }
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model. All sizes are counts of elements, named as in Hugging Face's config.json.
 
     Raises:
@@ -28,32 +27,28 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str
     family: str
     """Hugging Face's model_type: llama, mistral, gpt2, qwen2, qwen3, t5, or any other."""
-    num_hidden_layers: int
+    num_hidden_layers: Count
     """Of the encoder, where there is one."""
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
-    vocab_size: int
+    hidden_size: Count
+    num_attention_heads: Count
+    intermediate_size: Count
+    vocab_size: Count
     source: Source
-    num_key_value_heads: int | None = None
+    num_key_value_heads: Count | None = None
     """Absent: as many as attention heads."""
-    max_position_embeddings: int | None = None
+    max_position_embeddings: Count | None = None
     tie_word_embeddings: bool = False
-    head_dim: int | None = None
+    head_dim: Count | None = None
     """Absent: hidden_size / num_attention_heads."""
     attention_bias: bool = False
     mlp_bias: bool = False
-    num_decoder_layers: int | None = None
+    num_decoder_layers: Count | None = None
     """Of an encoder-decoder."""
-    num_parameters: int | None = None
+    num_parameters: Count | None = None
     """As published; what the code computes is ``shape().num_parameters``. A tied head counts once."""
     aliases: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise SpecError(f"{field}: {value} is not allowed; a positive number")
+    def _check(self) -> None:
         if self.supported:
             self.shape()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +10,8 @@ import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.codec import from_builtins
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
 
 TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry}
@@ -32,13 +32,8 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        day = date.fromtimestamp(path.stat().st_mtime).isoformat()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not TOML: {error}") from None
+    tables: dict[str, list[dict[str, Any]]] = read_document(path, "TOML")
+    day = date.fromtimestamp(path.stat().st_mtime).isoformat()
     for kind, entries in tables.items():
         if kind not in TABLES:
             raise SpecError(f"{path}: [{kind}] is not allowed; [[gpu]], [[server]], [[model]]{nearest(kind, TABLES)}")
@@ -63,8 +58,10 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
     seen: set[str] = set()
     for entry in read:
         for name in names_of(entry):
+            if not name.isprintable():
+                raise SpecError(f"{where}: the name {shown(name)} is not allowed; printable characters")
             if name in seen:
-                raise SpecError(f"{where}: the name {name!r} is taken twice")
+                raise SpecError(f"{where}: the name {shown(name)} is taken twice")
             seen.add(name)
     return read
 
@@ -84,7 +81,7 @@ def explain(error: ValueError) -> str:
 
 def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
     if isinstance(entry.get("name"), str):
-        where = f"{where.rsplit(' number', 1)[0]} {entry['name']!r}"
+        where = f"{where.rsplit(' number', 1)[0]} {shown(entry['name'])}"
     try:
         _check_words(entry, kind, "")
         return from_builtins(entry, kind)
@@ -98,7 +95,7 @@ def _check_words(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -
     for key, value in table.items():
         if key not in fields:
             allowed = f"one of {', '.join(fields)}{nearest(key, fields)}"
-            raise SpecError(f"the key {path + key!r} is not allowed; {allowed}")
+            raise SpecError(f"the key {shown(path + key)} is not allowed; {allowed}")
         if key in _NESTED and isinstance(value, dict):
             _check_words(value, _NESTED[key], f"{path}{key}.")
     if kind in (Interconnect, Network) and "kind" in table:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.profile import Profile, write_profile
 
 
@@ -33,29 +34,29 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     The file that it writes makes predictions precise: predict --calibration FILE.
     Nothing else should run meanwhile.
     """
-    from rich.console import Console
-
-    from fsdp_bench.cli.sweeping import progress_bar, require_torch
+    from fsdp_bench.cli.sweeping import progress_bar
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
+    from fsdp_bench.sweep.session import require_torch
 
     machine = probe_machine()
     require_torch()
     counts = _counts(ranks, len(machine.gpus)) if ranks else rank_counts(machine)
     path = out or Path(f"{machine.name}.toml")
     _check_writable(path)
-    with progress_bar(Console(stderr=True)) as bar:
+    with progress_bar(new_console(error=True)) as bar:
         task = bar.add_task("", total=len(counts) * PARTS)
 
         def say(ranks: int, part: str) -> None:
-            bar.update(task, advance=1, description=f"{ranks} ranks: {part}")
+            bar.advance(task)
+            describe(bar, task, f"{ranks} ranks: {part}")
 
         profile = calibrate(machine, counts, say)
     write_profile(profile, path)
     if as_json:
         sys.stdout.write(to_json(profile).decode())
     else:
-        print(_summary(profile, path))
+        print_lines(_summary(profile, path))
     return 0
 
 
@@ -74,9 +75,9 @@ def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
     try:
         counts = tuple(int(word) for word in words.split(","))
     except ValueError:
-        raise SpecError(f"ranks: {words!r} is not allowed; {allowed}") from None
+        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}") from None
     if any(not 1 <= count <= (num_gpus or 64) for count in counts):
-        raise SpecError(f"ranks: {words!r} is not allowed; {allowed}")
+        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}")
     return counts
 
 

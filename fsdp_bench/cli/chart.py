@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fsdp_bench.cli.sweeping import read_all_but_broken
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.sweep.store import machine_description, read_frontier_of, sweep_folders
 
@@ -34,7 +35,7 @@ def command(results: Path, out: Path | None) -> int:
     except OSError as error:
         raise ResultsError(f"{folder}: pictures cannot be written: {error.strerror}") from None
     for path in paths:
-        print(path)
+        print_line(path)
     if not paths:
         raise ResultsError(f"{results}: no trial here ended ok, so there is nothing to draw")
     return 0

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose
@@ -21,11 +22,11 @@ def command(as_json: bool) -> int:
         sys.stdout.write(to_json(diagnosis).decode())
         return 0
     for name, value in _facts(diagnosis):
-        print(f"{name:<18}{value}")
+        print_line(f"{name:<18}{value}")
     for line in diagnosis.will:
-        print(f"{'a sweep will':<18}{line}")
+        print_line(f"{'a sweep will':<18}{line}")
     for line in diagnosis.warnings:
-        print(f"{'warning':<18}{line}")
+        print_line(f"{'warning':<18}{line}")
     return 0
 
 

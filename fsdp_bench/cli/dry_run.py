@@ -5,149 +5,167 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from fsdp_bench.cli.facts import columns
-from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
-from fsdp_bench.cli.setups import Hardware, read_setup, read_setups
-from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.dry_run import DryRunReading, DryRunSpec, UserModule
+from fsdp_bench.catalog.lookup import Hardware
+from fsdp_bench.cli.hardware import sized, stated_headroom
+from fsdp_bench.cli.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
+from fsdp_bench.cli.predict import LISTS
+from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.report.dry_run import DryRun, document, report, side_by_side
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.setup import impossible
-from fsdp_bench.spec.units import format_count, format_gib, format_seconds
-from fsdp_bench.sweep.dry_run import DryRunError, reading_of, run_one
+from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, reading_of
+from fsdp_bench.sweep.module_names import check_names
 
 PATIENCE_SECONDS = 2.0
 """After which a line on standard error says that the dry run is running."""
+
+NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
+"""Options that --module has its own answer to."""
 
 
 @click.command("dry-run", cls=SetupCommand)
 @click.option(
     "--kernels", type=click.Choice(["cpu", "cuda"]), default="cuda", help="Whose operators run. Default: cuda."
 )
-@click.option("--module", metavar="PKG.MOD:FUNCTION", help="A function that returns your nn.Module and a batch for it.")
+@click.option(
+    "--module",
+    metavar="PKG.MOD:FUNCTION",
+    help="A function that returns (nn.Module, batch). The model is called model(**batch) for a dict, model(*batch)"
+    " for a tuple or list, else model(batch); the loss is output.loss, output['loss'], a scalar output, or the mean of"
+    " the first floating tensor in it. --batch and --seq are passed to the function's parameters micro_batch_size and"
+    " sequence_length.",
+)
 @click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="With --module: the class of its blocks.")
+@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@headroom_option
 @click.option("--trace", type=click.Path(path_type=Path), help="Write every change of the live bytes into this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@setup_options()
+@setup_options(lists=LISTS)
 def command(
-    words: SetupWords, kernels: Any, module: str | None, block: str | None, trace: Path | None, as_json: bool
+    words: SetupWords,
+    kernels: KernelSet,
+    module: str | None,
+    block: str | None,
+    gpu_memory: str | None,
+    headroom: str | None,
+    trace: Path | None,
+    as_json: bool,
 ) -> int:
     """Run one training step through PyTorch's own FSDP code, as rank 0 of its world, on tensors without data.
 
-    Needs torch but no GPU. Prints the live bytes: their peak, where it is, and what it consists of.
+    Needs torch but no GPU. Prints the live bytes: their peak, where it is, and what it consists of; with a GPU named,
+    whether the setup fits. What the allocator reserves is predicted, for the benchmark models alone.
+
+    \b
+    Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
     """
-    spec, hardware = _spec(words, module, block)
+    setups, hardware = read_setups(words)
+    if gpu_memory is not None:
+        hardware = sized(hardware, gpu_memory, None)
+    kept = stated_headroom(headroom, hardware)
+    can_run = [setup for setup in setups if impossible(setup, kernels) is None]
+    if not can_run:
+        raise SpecError(impossible(setups[0], kernels))
+    specs = _specs(words, can_run, kernels, module, block, trace)
+    runs, errors = _run(specs, hardware, kept)
+    refused = [f"impossible: {one.strategy.value}: {reason}" for one in setups if (reason := impossible(one, kernels))]
+    _print(runs, len(setups) > 1, refused, as_json)
+    if not runs:
+        raise DryRunError(f"the dry run failed: {errors[0]}")
+    for error in errors:
+        print_line(f"fsdp-bench: the dry run failed: {error}", error=True)
+    if errors:
+        return 1
+    return 3 if all(run.fits is False for run in runs) else 0
+
+
+def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as_json: bool) -> None:
+    if not runs:
+        return
+    if as_json:
+        found = [document(run) for run in runs]
+        sys.stdout.write(to_json({"dry_runs": found} if are_several else found[0]).decode())
+    elif are_several:
+        print_lines("\n".join([side_by_side(runs), *refused]))
+    else:
+        answer_line, *lines = report(runs[0]).split("\n")
+        print_answer(answer_line, {True: "green", False: "red", None: "yellow"}[runs[0].fits])
+        print_lines("\n".join(lines))
+
+
+def _specs(
+    words: SetupWords,
+    setups: Sequence[TrainSetup],
+    kernels: KernelSet,
+    module: str | None,
+    block: str | None,
+    trace: Path | None,
+) -> list[DryRunSpec]:
+    if trace is not None and len(setups) > 1:
+        raise SpecError("trace: one setup has a trace; several are named")
     if trace is not None and not trace.resolve().parent.is_dir():
         raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
-    spec = msgspec.structs.replace(spec, kernels=kernels, trace=str(trace.resolve()) if trace else None)
-    with _patience(spec):
-        answer = run_one(spec)
-    try:
-        reading = reading_of(answer)
-    except DryRunError as error:
-        print(f"fsdp-bench: the dry run failed: {error}", file=sys.stderr)
-        return 1
-    if as_json:
-        sys.stdout.write(to_json(document(spec, hardware, reading)).decode())
-    else:
-        print(_text(spec, reading))
-    return 0
+    path = str(trace.resolve()) if trace else None
+    subject: dict[str, Any] = {"module": _module(words, module, block)} if module else {"model": read_model(words)}
+    if module is None and block is not None:
+        raise SpecError("transformer-block: goes with --module; the benchmark models know their blocks")
+    return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
 
 
-def _spec(words: SetupWords, module: str | None, block: str | None) -> tuple[DryRunSpec, Hardware]:
-    if module is None:
-        if block is not None:
-            raise SpecError("transformer-block: goes with --module; the benchmark models know their blocks")
-        shape, setup, hardware = read_setup(words)
-        return DryRunSpec(model=shape, setup=setup), hardware
-    given = [name for name in ("model", "hf_config", "params", "family") if getattr(words, name) is not None]
+def _module(words: SetupWords, function: str, block: str | None) -> UserModule:
+    """Read what --module says, and refuse what it would ignore."""
+    given = [name for name in NOT_OF_A_MODULE if getattr(words, name) is not None]
+    if given == ["loss"]:
+        raise SpecError("loss: --module's model computes its own loss; leave --loss out")
     if given:
         raise SpecError(f"--module and --{given[0].replace('_', '-')} each name a model; keep one")
-    setups, hardware = read_setups(words)
-    if len(setups) > 1:
-        raise SpecError("several setups are named; one is allowed here")
-    reason = impossible(setups[0], "cuda")
-    if reason is not None:
-        raise SpecError(reason)
-    user = UserModule(function=module, block=block, folder=os.getcwd())
-    return DryRunSpec(module=user, setup=setups[0]), hardware
+    by_field = {SETUP_FIELDS[option]: getattr(words, option) for option in SIZES.values()}
+    arguments = {field: value for field, value in by_field.items() if value is not None}
+    user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
+    check_names(user)
+    return user
+
+
+def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> tuple[list[DryRun], list[DryRunError]]:
+    """Run every spec; a crash of one does not take the others with it.
+
+    Raises:
+        MachineError: for the user's mistake.
+    """
+    answers = {}
+    with _patience(specs):
+        for index, answer in dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)):
+            answers[index] = answer
+    runs, errors = [], []
+    for index, spec in enumerate(specs):
+        try:
+            runs.append(DryRun(spec, reading_of(answers[index]), hardware, kept))
+        except DryRunError as error:
+            errors.append(error)
+    return runs, errors
 
 
 @contextmanager
-def _patience(spec: DryRunSpec) -> Iterator[None]:
+def _patience(specs: Sequence[DryRunSpec]) -> Iterator[None]:
     """Say on standard error what takes so long, once."""
+    spec = specs[0]
     what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
-    line = f"running three steps of {what} as rank 0 of {spec.setup.world_size} ..."
-    timer = threading.Timer(PATIENCE_SECONDS, lambda: print(line, file=sys.stderr))
+    several = f", {len(specs)} setups" if len(specs) > 1 else ""
+    line = f"running three steps of {what} as rank 0 of {spec.setup.world_size}{several} ..."
+    timer = threading.Timer(PATIENCE_SECONDS, lambda: print_line(line, error=True))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def document(spec: DryRunSpec, hardware: Hardware, reading: DryRunReading) -> dict[str, Any]:
-    """Return the JSON form: the names of ``predict --json``; null for what a dry run does not know."""
-    setup = spec.setup
-    model: dict[str, Any] = {"name": spec.module.function} if spec.module is not None else to_builtins(spec.model)
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    memory = {
-        "peak_allocated_bytes": reading.peak_allocated_bytes,
-        "peak_reserved_bytes": None,
-        "peak_device_bytes": None,
-        "peak_host_bytes_per_node": None,
-        "peak_phase": reading.peak_phase,
-        "phases": reading.phases,
-        "load_bytes": reading.load_bytes,
-        "resident": to_builtins(reading.resident),
-        "breakdown_bytes": reading.breakdown_bytes,
-    }
-    return {
-        "source": "dry-run",
-        "torch": reading.torch,
-        "kernels": reading.kernels,
-        "device": reading.device,
-        "model": {**model, "num_parameters": reading.num_parameters},
-        "setup": {
-            **to_builtins(setup),
-            "effective_strategy": setup.effective_strategy.value,
-            "shard_size": setup.shard_group_size,
-        },
-        "server": {
-            "name": cluster.server.name if cluster else None,
-            "gpu": gpu.name if gpu else None,
-            "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
-        },
-        "memory": memory,
-        "seconds": reading.seconds,
-    }
-
-
-def _text(spec: DryRunSpec, reading: DryRunReading) -> str:
-    setup = spec.setup
-    name = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
-    resident = reading.resident
-    lines = [
-        f"{name}, {format_count(reading.num_parameters)} parameters",
-        f"{setup.api.value} {setup.effective_strategy.value}, {setup.precision}, rank 0 of {setup.world_size}; dry run "
-        f"with torch {reading.torch}, {reading.kernels} kernels, in {format_seconds(reading.seconds)}",
-        f"peak allocated  {format_gib(reading.peak_allocated_bytes)}, in {reading.peak_phase}",
-        f"between steps   {format_gib(resident.total_bytes)}",
-        "",
-        columns(("phase", "peak"), [(phase, format_gib(size)) for phase, size in reading.phases.items()]),
-        "",
-        columns(("at the peak", "size"), [(kind, format_gib(size)) for kind, size in reading.breakdown_bytes.items()]),
-        "",
-        "Not in these figures: workspaces inside kernels, the caching allocator, the CUDA context, NCCL's buffers.",
-    ]
-    return "\n".join(lines)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.hardware import Source
 
 T = TypeVar("T")
@@ -36,9 +37,9 @@ def print_facts(facts: Sequence[Fact]) -> None:
     """Print one fact a line, long ones wrapped under themselves."""
     for name, value in facts:
         lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-        print(f"{name:<{_INDENT}}{lines[0]}")
+        print_line(f"{name:<{_INDENT}}{lines[0]}")
         for line in lines[1:]:
-            print(" " * _INDENT + line)
+            print_line(" " * _INDENT + line)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

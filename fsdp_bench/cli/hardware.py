@@ -2,66 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
+from fsdp_bench.predict.usable_memory import sized, stated_headroom, without_context
 
-from msgspec.structs import replace
-
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu, Source
-from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
-
-
-def sized(hardware: Cluster | Gpu | None, gpu_memory: str | None, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose card's usable memory is known: documented, or as the command line says.
-
-    It is taken without the CUDA context, where a calibration measured that.
-
-    Raises:
-        SpecError: where none is named, nobody documents the memory, or the card has less than is said.
-    """
-    if hardware is None:
-        raise SpecError("no GPU is named; --server NAME or --gpu NAME")
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    if gpu_memory is None:
-        if gpu.usable_memory_bytes is None:
-            raise SpecError(
-                f"gpu: nobody documents how much memory a process can use on {gpu.name};"
-                f" say it with --gpu-memory, below its {gpu.memory_gib:g} GiB"
-            )
-        return without_context(hardware, profile)
-    size = parse_bytes(gpu_memory, "gpu-memory")
-    if size > gpu.memory_gib * GIB:
-        raise SpecError(f"gpu-memory: {format_gib(size)} is not allowed; {gpu.name} has {gpu.memory_gib:g} GiB")
-    source = Source(title="the command line, --gpu-memory", date=date.today().isoformat())
-    told = _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
-    return without_context(told, profile)
-
-
-def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose card is without the CUDA context that a calibration of such a card measured.
-
-    Raises:
-        SpecError: where the context leaves nothing.
-    """
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    if profile is None or profile.device_name not in gpu.product_names:
-        return hardware
-    context, usable, source = profile.context_bytes, gpu.usable_memory_bytes, gpu.usable_memory_source
-    if context is None or usable is None or source is None:
-        return hardware
-    if usable <= context:
-        raise SpecError(
-            f"gpu-memory: {format_gib(usable)} is not allowed; more than the CUDA context of {format_gib(context)}"
-            f" that was measured on {profile.machine}"
-        )
-    title = f"{source.title} ({source.date}), less a CUDA context of {format_gib(context)} on {profile.machine}"
-    read = Source(title=title, date=profile.measured_on)
-    return _with_gpu(
-        hardware,
-        replace(gpu, usable_memory_bytes=usable - context, usable_memory_source=read, context_bytes=context),
-    )
-
-
-def _with_gpu(hardware: Cluster | Gpu, gpu: Gpu) -> Cluster | Gpu:
-    return replace(hardware, gpu=gpu) if isinstance(hardware, Cluster) else gpu
+__all__ = ["sized", "stated_headroom", "without_context"]

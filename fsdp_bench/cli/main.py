@@ -1,16 +1,24 @@
-"""``fsdp-bench``: parses, calls, prints. The user's mistakes are caught here, once, as one line and exit code 2."""
+"""``fsdp-bench``: parses, calls, prints. What goes wrong is caught here, once: one line and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
-from typing import NoReturn
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from fsdp_bench import __version__
 from fsdp_bench.cli.interrupts import raised_once
-from fsdp_bench.spec.errors import FsdpBenchError, nearest
+from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
+from fsdp_bench.spec.text import shortened
 
 VERBS = {
     "sweep": "Run a sweep; the same command resumes it.",
@@ -27,6 +35,15 @@ VERBS = {
 }
 """One file a verb in cli/; loaded only when it is called, so that --help stays fast."""
 
+MOST_CHARACTERS = 480
+"""Of a message; the middle of a longer one is left out."""
+
+TRACEBACK = "FSDP_BENCH_TRACEBACK"
+"""Environment variable: 1 prints the traceback of an unexpected error instead of keeping it in a file."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class LazyGroup(click.Group):
     """A group that imports a verb's file when the verb is used."""
@@ -38,15 +55,36 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one verb."""
         if cmd_name not in VERBS:
-            raise click.UsageError(f"no verb {cmd_name!r}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
+            raise click.UsageError(f"no verb {shown(cmd_name)}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
         command = importlib.import_module(f"fsdp_bench.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, and refuse an option that is given twice."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            _refuse_repeated(command, rest, click.Context(command, info_name=name, parent=ctx))
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs without importing them."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _refuse_repeated(command: click.Command, words: list[str], context: click.Context) -> None:
+    """Refuse an option of one value that is given twice, of which click would keep the last."""
+    _, _, given = command.make_parser(context).parse_args(list(words))
+    for option, times in Counter(given).items():
+        if not isinstance(option, click.Option) or times == 1 or option.multiple:
+            continue
+        if option.is_flag and not option.secondary_opts:
+            continue  # a flag given twice says nothing else
+        lists = "; several values go with commas between them" if "by comma" in (option.help or "") else ""
+        raise click.UsageError(f"{option.opts[0]} is given {times} times; give it once{lists}")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,33 +98,117 @@ def cli() -> None:
     """
 
 
-def _misused(error: click.UsageError) -> int:
-    """Say what is wrong with the words; nothing is where there are none, and the message is the help."""
-    if len(sys.argv) == 1:
-        print(error.format_message())
-        return 0
-    print(f"fsdp-bench: {error.format_message()}", file=sys.stderr)
-    return 2
-
-
-def main() -> NoReturn:
-    """Run the command line and exit."""
-    try:
-        with raised_once():
-            code = cli.main(standalone_mode=False)
-    except click.UsageError as error:
-        code = _misused(error)
-    except (FsdpBenchError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print(f"fsdp-bench: {message}", file=sys.stderr)
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; ``argv`` is what follows the program's name, by default this process's."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding lacks is printed as an escape.
+        if callable(reconfigure := getattr(stream, "reconfigure", None)):
+            reconfigure(errors="backslashreplace")
+    code, message = _run(words)
+    if message is not None:
+        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), words)
+    if (reason := _flush(sys.stdout)) is not None and message is None:
         code = 2
+        _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
+    _flush(sys.stderr)
+    sys.exit(code)
+
+
+def _run(words: Sequence[str]) -> tuple[int, str | None]:
+    """Run the command line; return the exit code, and what went wrong."""
+    try:
+        with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
+            return cli.invoke(context) or 0, None  # not cli.main, which hides broken pipes
+    except click.exceptions.Exit as ended:  # of --help and --version
+        return ended.exit_code, None
+    except click.UsageError as error:
+        if words:
+            return 2, error.format_message()
+        print(error.format_message())  # which is the help, where there are no words
+        return 0, None
     except (KeyboardInterrupt, click.Abort):
-        print("fsdp-bench: interrupted; the same command resumes", file=sys.stderr)
-        code = 130
+        return 130, "interrupted; the same command resumes"
     except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
-    sys.exit(code or 0)
+        return 0, None
+    except FsdpBenchError as error:
+        return error.exit_code, str(error)
+    except Exception as error:
+        if (message := _explain(error)) is not None:
+            return 2, message
+        return 1, _unexpected(error)
+
+
+def _explain(error: Exception) -> str | None:
+    """Return one line about what a user can mend, or None for an error of this program."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError):
+        return _explain_os_error(error)
+    if isinstance(error, UnicodeEncodeError):
+        return f"{shown(error.object)} is not text: its characters cannot be written as {error.encoding}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"what was read is not text: byte {error.start} is not {error.encoding}"
+    if isinstance(error, MemoryError):
+        return "this machine's memory ran out; ask for less at once, or for a smaller model"
+    return None
+
+
+def _explain_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return f"the current folder no longer exists; change to one that does ({reason})"
+    if error.filename is None:
+        return f"the output cannot be written: {reason}" if error.errno in _FULL else reason
+    return f"{os.fsdecode(error.filename)}: {reason}"
+
+
+def _unexpected(error: Exception) -> str:
+    """Keep the traceback of an error of this program; return one line that names both."""
+    text = "".join(traceback.format_exception(error))
+    where = "above"
+    if os.environ.get(TRACEBACK) == "1":
+        click.echo(text, err=True)
+    else:
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="fsdp-bench-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+            ) as file:
+                file.write(text)
+            where = file.name
+        except OSError:
+            where = f"printed with {TRACEBACK}=1"
+    what = f"{type(error).__name__}: {shortened(str(error), 160)}"
+    return f"unexpected {what}; this is a mistake of fsdp-bench: please report it with its traceback ({where})"
+
+
+def _print_error(line: str, words: Sequence[str]) -> None:
+    """Print what went wrong: on standard error, or as the JSON document that ``--json`` asked for."""
+    if "--json" in words:
+        from fsdp_bench.spec.codec import to_json
+
+        with suppress(OSError):
+            print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="", flush=True)
+            return
+        _flush(sys.stdout)
+    with suppress(OSError, ValueError):  # nobody reads it any more
+        click.echo(line, err=True)
+
+
+def _flush(stream: TextIO | Any) -> str | None:
+    """Write what is buffered; where that fails, drop it, and return why unless it is only that nobody reads."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+        return None if isinstance(error, BrokenPipeError | ValueError) else getattr(error, "strerror", str(error))
+    return None
 
 
 if __name__ == "__main__":

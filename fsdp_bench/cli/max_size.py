@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
-from fsdp_bench.cli.hardware import sized
-from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, given_options, setup_options
+from fsdp_bench.cli.hardware import sized, stated_headroom
+from fsdp_bench.cli.options import (
+    SetupCommand,
+    SetupWords,
+    calibration_option,
+    given_options,
+    headroom_option,
+    setup_options,
+)
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
@@ -21,6 +28,7 @@ from fsdp_bench.predict.compiled import is_kept
 from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, gpus_dial, model_dial, sequence_dial
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -66,6 +74,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
     "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
 )
 @click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@headroom_option
 @click.option(
     "--load",
     default=Build.META.value,
@@ -85,6 +94,7 @@ def command(
     gpu: tuple[str, ...],
     dial: str,
     gpu_memory: str | None,
+    headroom: str | None,
     load: str,
     calibration: Path | None,
     time: bool | None,
@@ -114,7 +124,8 @@ def command(
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     tell = _tell if sys.stderr.isatty() else _silent
     tell(0, sum(len(dials) for _, dials in places))
-    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time), tell)
+    kept = [stated_headroom(headroom, hardware) for hardware, _ in places]
+    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
@@ -142,7 +153,7 @@ def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None
     if any(cell.fits is not None for one in sizes for cell in one.cells):
         save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
     else:
-        click.echo("no picture: there is no bar to draw", err=True)
+        print_line("no picture: there is no bar to draw", error=True)
 
 
 def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
@@ -156,8 +167,8 @@ def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
         from fsdp_bench.report.max_size_text import report
 
         first, *rest = report(sizes, failure).split("\n")
-        click.secho(first, fg="red" if failure else None, bold=True)
-        click.echo("\n".join(rest))
+        print_answer(first, "red" if failure else None)
+        print_lines("\n".join(rest))
     return 3 if failure else 0
 
 

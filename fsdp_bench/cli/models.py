@@ -11,6 +11,7 @@ import click
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, source_facts
+from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.units import format_count
 
@@ -28,7 +29,7 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
         sys.stdout.write(to_json({"models": document} if name is None else document[0]).decode())
     elif name is None:
         header = ("model", "family", "parameters", "layers", "hidden", "heads / kv", "positions", "can be planned")
-        print(columns(header, [_row(entry) for entry in entries]))
+        print_lines(columns(header, [_row(entry) for entry in entries]))
     else:
         print_facts(_facts(entries[0]))
     return 0

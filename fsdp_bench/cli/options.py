@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count
 
@@ -96,7 +96,7 @@ class Count(click.IntRange):
             count = 0
         if count < 1 or count > (self.max or count):
             allowed = "1 or more" if self.max is None else f"1 to {self.max:g}"
-            raise SpecError(f"{_named(param)}: {value!r} is not allowed; a whole number, {allowed}")
+            raise SpecError(f"{_named(param)}: {shown(value)} is not allowed; a whole number, {allowed}")
         return count
 
 
@@ -146,7 +146,8 @@ _SHARDING = {
     "--offload none|params": "Parameters, gradients and optimizer in host memory.",
 }
 _STEP = {
-    "--precision NAME": "fp32, bf16-mixed, bf16-mixed-bf16-reduce, fp16-mixed, bf16-true, or STORED/COMPUTE/REDUCE.",
+    "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
+    "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop or sgd.",
     "--batch N": "Sequences per GPU in one forward pass.",
@@ -214,6 +215,14 @@ def setup_options(
 
     return decorate
 
+
+headroom_option = click.option(
+    "--headroom",
+    metavar="SIZE",
+    help="Memory of each GPU kept free for the CUDA context and NCCL. Default: what is derived or measured of them, and"
+    " for the rest 2GiB, an assumption.",
+)
+"""Of the verbs that say whether a setup fits."""
 
 calibration_option = click.option(
     "--calibration",

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import SpecError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def save_picture(draw: Callable[[Path], None], chart: Path) -> None:
         draw(chart)
     except OSError as error:
         raise SpecError(f"chart: {str(chart)!r} cannot be written: {error.strerror or error}") from error
-    click.echo(f"picture: {chart}", err=True)
+    print_line(f"picture: {chart}", error=True)
 
 
 def save_figure(figure: Figure, chart: Path) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.hardware import sized, without_context
-from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, setup_options
+from fsdp_bench.cli.hardware import sized, stated_headroom, without_context
+from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_figure
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
+from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import read_profile
@@ -39,6 +40,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
     help="Who builds the model in host memory before it is sharded.",
 )
 @click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@headroom_option
 @calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw the step's memory; .svg too.")
@@ -55,6 +57,7 @@ def command(
     kernels: str,
     load: str,
     gpu_memory: str | None,
+    headroom: str | None,
     calibration: Path | None,
     expandable_segments: bool,
     chart: Path | None,
@@ -75,8 +78,9 @@ def command(
         hardware = sized(hardware, gpu_memory, profile)
     elif hardware is not None:
         hardware = without_context(hardware, profile)
+    kept = stated_headroom(headroom, hardware)
     questions = [
-        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile) for setup in setups
+        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile, kept) for setup in setups
     ]
     refused = [question for question in questions if question.impossible]
     if len(refused) == len(questions):
@@ -95,16 +99,17 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
     if as_json:
         sys.stdout.write(to_json(_document(predictions, questions)).decode())
         return
-    from fsdp_bench.report.prediction_text import report, side_by_side
+    from fsdp_bench.report.prediction_table import side_by_side
+    from fsdp_bench.report.prediction_text import report
     from fsdp_bench.report.remedies import remedies
 
     if len(questions) == 1:
         answer_line, *lines = report(predictions[0], remedies(predictions[0])).split("\n")
         colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
-        click.secho(answer_line, fg=colour, bold=True)
-        click.echo("\n".join(lines))
+        print_answer(answer_line, colour)
+        print_lines("\n".join(lines))
     else:
-        click.echo(side_by_side(predictions, [question for question in questions if question.impossible]))
+        print_lines(side_by_side(predictions, [question for question in questions if question.impossible]))
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from fsdp_bench.cli.sweeping import read_all_but_broken
 from fsdp_bench.report.communication_table import communication_rows, print_communication
 from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
 from fsdp_bench.report.tables import print_table
+from fsdp_bench.report.terminal import new_console, print_line
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
@@ -51,14 +51,14 @@ def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) 
             document["matrix_rates"] = [{**to_builtins(rate), "share": rate.share} for rate in rates]
         sys.stdout.write(to_json(document).decode())
         return
-    print_table(records, Console())
+    print_table(records, new_console())
     if profile is not None:
         for rate in rates:
-            print(matrix_rate_line(rate, profile))
+            print_line(matrix_rate_line(rate, profile))
 
 
 def _communication(records: list[TrialRecord], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_json({"source": "measured", "trials": communication_rows(records)}).decode())
     else:
-        print_communication(records, Console())
+        print_communication(records, new_console())

@@ -10,8 +10,9 @@ import click
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
+from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
@@ -43,7 +44,7 @@ def _find(catalog: Catalog, name: str) -> Server | Gpu:
     entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
     if name.lower() not in entries:
         close = nearest(name.lower(), entries) or "; `fsdp-bench servers` lists them"
-        raise SpecError(f"name: {name!r} is neither a server nor a GPU of the catalogue{close}")
+        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}")
     return entries[name.lower()]
 
 
@@ -51,9 +52,9 @@ def _list(catalog: Catalog, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_json({"servers": catalog.servers(), "gpus": catalog.gpus()}).decode())
         return
-    print(columns(_SERVER_HEADER, [_server_row(entry) for entry in catalog.servers()]))
-    print()
-    print(columns(_GPU_HEADER, [_gpu_row(entry) for entry in catalog.gpus()]))
+    print_lines(columns(_SERVER_HEADER, [_server_row(entry) for entry in catalog.servers()]))
+    print_line("")
+    print_lines(columns(_GPU_HEADER, [_gpu_row(entry) for entry in catalog.gpus()]))
 
 
 def _server_row(entry: Server) -> tuple[str, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
+
+import click
 
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
+from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
 from fsdp_bench.spec.codec import from_words
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
@@ -28,14 +30,11 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.spec.units import parse_count
 
-Hardware = Cluster | Gpu | None
-"""A cluster of known servers, a GPU alone, or nothing known."""
-
-POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
-"""Positions of the ladder's models; a longer sequence gets as many as it needs, as in sweep files."""
-
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
+
+USUAL_GPUS_PER_NODE = 8
+"""Of nodes that nobody describes: of the catalogue's servers most have as many."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,
@@ -50,15 +49,6 @@ _FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in (*
 """Options whose one value is a field's as it stands, and the field's name."""
 
 
-class _Place(NamedTuple):
-    """Where a run takes place; the number of nodes is None when only the world size is known."""
-
-    hardware: Hardware
-    num_nodes: int | None
-    gpus_per_node: int
-    world_size: int
-
-
 def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     """Read the words of one setup.
 
@@ -69,7 +59,7 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     setups, hardware = _setups(words, catalog)
     if len(setups) > 1:
         several = next(name for name in _LISTS if len(_values(name, getattr(words, name))) > 1)
-        raise SpecError(f"{several}: {getattr(words, several)!r} is several values; one is allowed here")
+        raise SpecError(f"{several}: {shown(getattr(words, several))} is several values; one is allowed here")
     (setup,) = setups
     if (reason := impossible(setup, "cuda")) is not None:
         raise SpecError(reason)
@@ -148,44 +138,15 @@ def _values(name: str, text: str | None) -> list[str]:
     return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
 
 
-def _sharding(words: SetupWords, cell: dict[str, Any], place: _Place) -> dict[str, int]:
-    """Return the world size, and for hybrid strategies the shard size: a node's GPUs when there are several nodes."""
-    sizes = {"world_size": place.world_size}
-    if not ShardingStrategy(cell.get("strategy", TrainSetup().strategy)).is_hybrid:
-        return sizes
-    if words.shard_size is not None:
-        sizes["shard_size"] = words.shard_size
-    elif (place.num_nodes or 1) > 1 and place.gpus_per_node > 1:
-        sizes["shard_size"] = place.gpus_per_node
-    return sizes
+def _sharding(words: SetupWords, cell: dict[str, Any], place: Place) -> dict[str, int]:
+    """Return the world size, and the shard size of hybrid strategies."""
+    strategy = ShardingStrategy(cell.get("strategy", TrainSetup().strategy))
+    return place.sizes(strategy, words.shard_size if strategy.is_hybrid else None)
 
 
-def _place(words: SetupWords, catalog: Catalog) -> _Place:
-    if words.server is not None and words.gpu is not None:
-        raise SpecError("--server and --gpu each name the GPU; keep one")
-    if words.world_size is not None and words.nodes is not None:
-        raise SpecError("--world-size and --nodes each say how many GPUs; keep one")
-    if words.server is None:
-        nodes, each, world = _counts(words, None)
-        return _Place(None if words.gpu is None else catalog.gpu(words.gpu), nodes, each, world)
-    server = catalog.server(words.server)
-    nodes, each, world = _counts(words, server.gpus_per_node)
-    assert nodes is not None
-    gpu = catalog.gpu(server.gpu)
-    return _Place(Cluster(server=server, gpu=gpu, num_nodes=nodes, gpus_per_node=each), nodes, each, world)
-
-
-def _counts(words: SetupWords, available: int | None) -> tuple[int | None, int, int]:
-    """Return nodes, GPUs on each, and GPUs in total, for servers of ``available`` GPUs or for unknown ones."""
-    if words.world_size is None:
-        if words.gpus_per_node is None and available is None and (words.nodes or 1) > 1:
-            raise SpecError("nodes: without --server, --gpus-per-node is needed too")
-        nodes, each = words.nodes or 1, words.gpus_per_node or available or 1
-        return nodes, each, nodes * each
-    world = words.world_size
-    if words.gpus_per_node is None and available is None:
-        return None, world, world
-    each = words.gpus_per_node or min(available or world, world)
-    if world % each:
-        raise SpecError(f"world-size: {world} is not allowed; a multiple of the {each} GPUs of a node")
-    return world // each, each, world
+def _place(words: SetupWords, catalog: Catalog) -> Place:
+    each = words.gpus_per_node
+    if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
+        each = USUAL_GPUS_PER_NODE
+        click.echo(f"fsdp-bench: {each} GPUs on each node are assumed; --gpus-per-node says how many", err=True)
+    return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

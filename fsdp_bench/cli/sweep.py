@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.progress import Progress
 
 from fsdp_bench.cli.forgiving import prints_if_it_can
 from fsdp_bench.cli.frontier import list_searches, search
 from fsdp_bench.cli.options import Count
-from fsdp_bench.cli.sweeping import ending, needing_gpu_line, progress_bar, require_torch, say
+from fsdp_bench.cli.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.report.charts_meanwhile import ChartsMeanwhile
 from fsdp_bench.report.tables import print_table
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.report.terminal import describe, new_console, print_line
 from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.spec.units import parse_bytes
-from fsdp_bench.sweep.frontier_file import searches_of
-from fsdp_bench.sweep.grid import trials_of
-from fsdp_bench.sweep.machine import Machine, probe_machine
-from fsdp_bench.sweep.runner import SweepState, run_sweep, survey
-from fsdp_bench.sweep.selection import check_words, select, select_part, select_searches
-from fsdp_bench.sweep.store import Store, check_folder_name
-from fsdp_bench.sweep.sweep_file import SweepFile, read_file, require_gpu
-from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
-
-RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
+from fsdp_bench.sweep.session import (
+    MOST_EMULATED_RANKS,
+    RETRYABLE,
+    SearchSession,
+    SweepResults,
+    TrialSession,
+    Watcher,
+    open_session,
+    outcomes,
+)
+from fsdp_bench.sweep.trial import Trial
 
 
 @click.command("sweep")
@@ -45,7 +46,7 @@ RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 )
 @click.option(
     "--emulate-world",
-    type=Count(4096),
+    type=Count(MOST_EMULATED_RANKS),
     metavar="N",
     help="Run every trial as rank 0 of N ranks, alone on one device: its memory and compute, without communication.",
 )
@@ -80,151 +81,82 @@ def command(
     Whatever a trial does, the sweep goes on: running out of memory, a crash or a hang is that trial's outcome.
     Interrupt at any time; the same command resumes and repeats nothing.
     """
-    machine = probe_machine()
-    limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
-    read = read_file(file, machine, limit, emulate_world)
-    check_words(only, part)
-    if machine_name is not None:
-        check_folder_name(machine_name, "--machine")
-    store = Store(results / (machine_name or machine.name) / read.name)
-    outcomes = frozenset(map(Outcome, retry))
-    _check_kept(read, trace, snapshot)
-    if part is not None and read.has_frontier:
-        raise SpecError("--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them")
-    if not read.has_frontier:
-        trials = trials_of(read)
-        chosen = keeping(select_part(select(trials, only), part), trace, snapshot)
-        if list_only:
-            _list(chosen, store)
-            return 0
-        require_gpu(read)
-        return _sweep(trials, chosen, store, machine, outcomes, no_charts)
-    whole = searches_of(read)
-    plan = select_searches(whole, only)
-    if list_only:
-        list_searches(plan, store)
-        return 0
-    require_gpu(read)
-    return search(whole, plan, store, machine, outcomes, no_charts)
+    session = open_session(file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot)
+    if isinstance(session, SearchSession):
+        return list_searches(session) if list_only else search(session, outcomes(retry), no_charts)
+    return _list(session) if list_only else _run(session, outcomes(retry), no_charts)
 
 
-def _check_kept(file: SweepFile, trace: bool, snapshot: bool) -> None:
-    """Refuse to keep what there will not be."""
-    if trace and (file.has_frontier or not file.run.communication_steps):
-        what = "a file with [frontier]" if file.has_frontier else "communication_steps = 0"
-        raise SpecError(f"--trace keeps profiled steps, and {what} has none")
-    if snapshot and file.device != "cuda":
-        raise SpecError("--memory-snapshot records the allocator of a GPU, and this sweep runs on a CPU")
-    if snapshot and file.has_frontier:
-        raise SpecError(
-            "--memory-snapshot is for single trials, and a file with [frontier] searches; give the trial a file"
+class _Progress(Watcher):
+    """A progress bar; without a terminal, one line a trial."""
+
+    def __init__(self, session: TrialSession, progress: Progress, charts: ChartsMeanwhile | None) -> None:
+        self._session = session
+        self._progress = progress
+        self._charts = charts
+        self._task = progress.add_task("", total=len(session.plan.trials), visible=False)
+
+    def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
+        """Print the notes and what is going to run."""
+        session = self._session
+        resumed = f", {num_recorded} already recorded" if num_recorded else ""
+        introduce(
+            self._progress.console,
+            notes,
+            f"sweep {session.plan.name}: {len(session.plan.trials)} trials on {session.machine.describe()}{resumed};"
+            f" results in {session.store.folder}",
         )
+        self._progress.update(self._task, completed=num_recorded, visible=True)
+
+    def trial(self, trial: Trial, record: TrialRecord | None) -> None:
+        """Show what runs, or how it ended."""
+        if record is None:
+            describe(self._progress, self._task, trial.label)
+            return
+        self._progress.advance(self._task)
+        if not self._progress.console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
+            done = f"[{self._session.num_done}/{len(self._session.plan.trials)}]"
+            say(self._progress, f"{done} {record.id} {trial.label}  {ending(record)}")
+        if self._charts is not None:
+            self._charts.update(self._session.records, len(self._session.plan.trials))
 
 
-def _sweep(
-    whole: SweepPlan,
-    plan: SweepPlan,
-    store: Store,
-    machine: Machine,
-    retry: frozenset[Outcome],
-    no_charts: bool,
-) -> int:
-    """Run the chosen trials of a file without [frontier]."""
-    require_torch()
-    store.open()
+def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> int:
+    """Run what is pending; print the table, draw the charts."""
+    charts = None if no_charts else ChartsMeanwhile(session.store.folder, session.machine.describe())
     try:
-        return _run_and_tell(whole, plan, store, machine, retry, no_charts)
-    finally:
-        store.close()
-
-
-def _run_and_tell(
-    whole: SweepPlan, plan: SweepPlan, store: Store, machine: Machine, retry: frozenset[Outcome], no_charts: bool
-) -> int:
-    """Run what is pending of a plan, which is a part of the whole; print the table, draw the charts."""
-    console, kept = Console(stderr=True), _kept(plan, store)
-    state = survey(plan, store, retry)
-    state.notes += [
-        f"{len(state.records)} trials are recorded already and get no {what}" for what in kept if state.records
-    ]
-    for note in state.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
-    store.write_machine(machine)
-    store.write("sweep.toml", resolved_text(whole, machine).encode())
-    console.print(_introduction(plan, machine, state, store), highlight=False)
-    try:
-        _run(plan, store, machine, state, console)
+        with progress_bar(new_console(error=True)) as progress:
+            results = session.run(retry, _Progress(session, progress, charts))
     except KeyboardInterrupt:
-        done = f"{len(state.records)} of {len(plan.trials)} trials are recorded"
-        print(f"fsdp-bench: interrupted; {done}, the same command resumes", file=sys.stderr)
+        done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return 130
-    finally:
-        everything = _recorded(whole, survey(whole, store))
-        store.write_table(everything)
-    records = _recorded(plan, state)
-    print_table(records, Console())
-    for what, where in kept.items():
-        print(f"{what}s: {where}")
+    print_table(list(results.records), new_console())
+    for what, where in session.kept.items():
+        print_line(f"{what}s: {where}")
     if not no_charts:
-        _draw(everything, store, machine)
-    failed = any(record.outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for record in records)
-    return 1 if failed else 0
+        _draw(results)
+    return 1 if results.failed else 0
 
 
-def _kept(plan: SweepPlan, store: Store) -> dict[str, str]:
-    """Return what trials keep in files, and where to look at it."""
-    kept = {}
-    if any(trial.spec.keep_trace for trial in plan.trials):
-        kept["trace"] = f"{store.traces}, one a rank; open them in ui.perfetto.dev"
-    if any(trial.spec.keep_snapshot for trial in plan.trials):
-        kept["snapshot"] = f"{store.snapshots}, one a rank; open them in pytorch.org/memory_viz"
-    return kept
-
-
-def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
-    """Return what is recorded, in the order of the trials."""
-    return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
-
-
-def _introduction(plan: SweepPlan, machine: Machine, state: SweepState, store: Store) -> str:
-    done = len(state.records)
-    resumed = f", {done} already recorded" if done else ""
-    return f"sweep {plan.name}: {len(plan.trials)} trials on {machine.describe()}{resumed}; results in {store.folder}"
-
-
-def _run(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, console: Console) -> None:
-    """Run what is pending under a progress bar; without a terminal, one line a trial."""
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=len(plan.trials), completed=len(plan.trials) - len(state.pending))
-
-        def observe(trial: Trial, record: TrialRecord | None) -> None:
-            if record is None:
-                progress.update(task, description=trial.label)
-                return
-            progress.advance(task)
-            if not console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
-                done = f"[{len(state.records)}/{len(plan.trials)}]"
-                say(progress, f"{done} {record.id} {trial.label}  {ending(record)}")
-
-        run_sweep(plan, store, machine, state, observe)
-
-
-def _list(plan: SweepPlan, store: Store) -> None:
+def _list(session: TrialSession) -> int:
     """Print the trials in their order, and what is known of each; writes nothing."""
+    plan = session.plan
     for number, (trial, label) in enumerate(zip(plan.trials, plan.labels, strict=True), 1):
-        recorded = (store.trials / f"{trial.spec.id}.json").exists()
+        recorded = (session.store.trials / f"{trial.spec.id}.json").exists()
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print(f"{number:4d}  {trial.spec.id}  {label}  {status}")
+        print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    print_line(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
-        print(needing_gpu_line(plan.needing_gpu))
+        print_line(needing_gpu_line(plan.needing_gpu))
+    return 0
 
 
-def _draw(records: list[TrialRecord], store: Store, machine: Machine) -> None:
+def _draw(results: SweepResults) -> None:
     from fsdp_bench.report.charts import draw_all
 
-    for path in draw_all(records, store.folder, machine.describe()):
-        print(f"chart: {path}")
+    for path in draw_all(list(results.all_records), results.folder, results.machine):
+        print_line(f"chart: {path}")

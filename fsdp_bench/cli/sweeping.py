@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.store import read_records
-
-
-def require_torch() -> None:
-    """Refuse to begin what cannot run.
-
-    Raises:
-        MachineError: when torch is not installed.
-    """
-    if torch_version() is None:
-        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
@@ -33,8 +21,8 @@ def read_all_but_broken(folder: Path) -> list[TrialRecord]:
     """
     notes: list[str] = []
     records = read_records(folder, notes)
-    for note in notes:
-        print(f"fsdp-bench: {note}", file=sys.stderr)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
     return records
 
 
@@ -46,13 +34,20 @@ def needing_gpu_line(needs: Sequence[str]) -> str:
 def progress_bar(console: Console) -> Progress:
     """Return a bar with the time left; silent where there is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("left"),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def introduce(console: Console, notes: Sequence[str], line: str) -> None:
+    """Print notes, and then what is going to happen."""
+    for text in notes:
+        note(console, f"note: {text}", "yellow")
+    note(console, line)
 
 
 def ending(record: TrialRecord) -> str:
@@ -63,4 +58,4 @@ def ending(record: TrialRecord) -> str:
 
 def say(progress: Progress, text: str) -> None:
     """Print a line above the bar, as it is."""
-    progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    note(progress.console, text)

@@ -11,6 +11,7 @@ import click
 
 from fsdp_bench.cli.options import Count, calibration_option, given_options
 from fsdp_bench.cli.sweeping import read_all_but_broken
+from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.dry_run import DryRunSpec
 from fsdp_bench.spec.errors import SpecError, nearest
@@ -80,7 +81,7 @@ def _tell_dry_run(cells: int, seed: int, kernels: Any, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:
-        print(format_validation(comparisons, summary))
+        print_lines(format_validation(comparisons, summary))
     return 0
 
 
@@ -110,15 +111,14 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
         document = {**_document(comparisons, found.summary), "time": time, "agreements": to_builtins(found.agreements)}
         sys.stdout.write(to_json(document).decode())
         return 0
-    print(format_validation(comparisons, found.summary))
-    print("", format_time(times, found.time_summary, found.rates), sep="\n")
+    print_lines(format_validation(comparisons, found.summary))
+    print_lines("\n" + format_time(times, found.time_summary, found.rates))
     if (line := agreement_line(found.agreements)) is not None:
-        print("", line, sep="\n")
+        print_lines(f"\n{line}")
     return 0
 
 
 def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
-    from rich.console import Console
     from rich.progress import Progress
 
     from fsdp_bench.sweep.dry_run import dry_runs
@@ -126,7 +126,7 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
     cells = draw_cells(count, seed, kernels)
     specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for cell in cells]
     comparisons: list[Comparison | None] = [None] * count
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=new_console(error=True)) as progress:
         task = progress.add_task("dry runs", total=count)
         for index, answer in dry_runs(specs, os.cpu_count() or 1):
             comparisons[index] = compare_with_dry_run(cells[index], answer, kernels)
@@ -136,16 +136,20 @@ def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
 
 def _published(as_json: bool) -> int:
     from fsdp_bench.predict.published import compare_published
+    from fsdp_bench.predict.published_fits import compare_fits
     from fsdp_bench.predict.published_speed import compare_speed
     from fsdp_bench.report.published import format_published
+    from fsdp_bench.report.published_fits import format_fits
     from fsdp_bench.report.published_speed import format_speed
 
-    rows, (speeds, summary) = compare_published(), compare_speed()
+    rows, fits, (speeds, summary) = compare_published(), compare_fits(), compare_speed()
     if as_json:
         throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
-        sys.stdout.write(to_json({"memory": to_builtins(rows), "throughput": throughput}).decode())
+        document = {"memory": to_builtins(rows), "fits": to_builtins(fits), "throughput": throughput}
+        sys.stdout.write(to_json(document).decode())
     else:
-        print(format_published(rows), format_speed(speeds, summary), sep="\n\n")
+        texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
+        print_lines("\n\n".join(texts))
     return 0
 
 
@@ -154,7 +158,7 @@ def _write_page(page: Path, text: str) -> None:
         write_atomically(page, text.encode())
     except OSError as error:
         raise SpecError(f"--page: {str(page)!r} cannot be written: {error.strerror or error}") from error
-    click.echo(f"page: {page}", err=True)
+    print_line(f"page: {page}", error=True)
 
 
 def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:

@@ -38,17 +38,24 @@ class _Holder:
 class _Kept:
     """The outputs that selective checkpointing keeps (_CachingTorchDispatchMode), then hands out (_Cached...)."""
 
-    def __init__(self) -> None:
+    def __init__(self, drops_every_second_product: bool) -> None:
         self._outputs: list[Tensor | None] = []
         self._next = -1
         """Negative while the first forward fills."""
+        self._drops_every_second_product = drops_every_second_product
+        self._num_products = 0
 
     def hand_out(self) -> None:
         """Start the second forward."""
         self._next = 0
+        self._num_products = 0
 
-    def output(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return an operator's output: made and kept, or the one that was kept."""
+    def output(self, make: Callable[[], Tensor], is_product: bool) -> Tensor:
+        """Return an operator's output: made and kept, or the one that was kept, or made again."""
+        if is_product and self._drops_every_second_product:
+            self._num_products += 1
+            if self._num_products % 2 == 0:
+                return make()
         if self._next < 0:
             out = make()
             self._outputs.append(out.detach())
@@ -142,7 +149,9 @@ def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
         tape = op.tape
         if not tape.grad_enabled:
             return forward(*inputs)
-        frame = _Frame(op, forward, inputs, _Kept() if kind is Checkpointing.SELECTIVE else None)
+        is_selective = kind is Checkpointing.SELECTIVE
+        kept = _Kept(op.kernels.recomputes_every_second_product) if is_selective else None
+        frame = _Frame(op, forward, inputs, kept)
         outer, tape.kept = tape.kept, frame.kept
         tape.hooks.append(frame)
         try:

@@ -61,11 +61,9 @@ def clip_gradients(tape: Tape, num_gradients: int, itemsize: int, is_distributed
     scratch.hold("aten::stack", vector)
     if is_distributed:
         scratch.hold("squares", vector)
-        scratch.hold("all_reduce", vector)
-        scratch.hold("wait_tensor", vector)
-        scratch.drop("all_reduce")
+        scratch.hold("all_reduce", vector)  # wait_tensor returns it as it is
         scratch.hold("roots", vector)
-        scratch.drop("squares", "wait_tensor")
+        scratch.drop("squares", "all_reduce")
     scratch.hold("total_norm", itemsize)
     scratch.drop("aten::stack", "norms")
     if is_distributed:

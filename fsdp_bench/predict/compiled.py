@@ -22,10 +22,12 @@ from fsdp_bench.spec.codec import write_atomically
 def compiled_run() -> Run:
     """Return malloc.run in machine code."""
     path = kept_in()
-    kept = _whole(path)
+    kept = None if path is None else _whole(path)
     if kept is not None:
         return MachineCode(kept)
     content = compile_run()
+    if path is None:
+        return MachineCode(content)
     with suppress(OSError):  # nothing can be kept there, and every process compiles for itself
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _digest(content) + content)
@@ -34,21 +36,28 @@ def compiled_run() -> Run:
 
 def is_kept() -> bool:
     """Whether it was compiled before."""
-    return kept_in().is_file()
+    path = kept_in()
+    return path is not None and path.is_file()
 
 
-def kept_in() -> Path:
-    """Return the file of this source, made by this numba for this processor."""
+def kept_in() -> Path | None:
+    """Return the file of this source, made by this numba for this processor; None where there is no home folder."""
     made_by = f"numba {version('numba')} llvmlite {version('llvmlite')} {processor()}"
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in MODULES)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no HOME, and a user without an entry in passwd, as containers have
+        return None
     return base / "fsdp-bench" / f"replay-{sha256(sources + made_by.encode()).hexdigest()[:16]}.o"
 
 
 def _whole(path: Path) -> bytes | None:
-    """Return what was kept; None for nothing, and for what was damaged since, which would end the process."""
+    """Return what this user kept; None for nothing, and for what was damaged since, which would end the process."""
     try:
-        kept = path.read_bytes()
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():  # in a shared cache: code of another user is not run
+                return None
+            kept = file.read()
     except OSError:
         return None
     digest, content = kept[: len(_digest(b""))], kept[len(_digest(b"")) :]

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from fsdp_bench.predict.events import Category
+from fsdp_bench.predict.kernels import INT64
 from fsdp_bench.predict.ledger import Operators, Parameter
 from fsdp_bench.predict.optimizer import Shard
 from fsdp_bench.predict.precision import Sizes
@@ -60,6 +61,7 @@ class Ddp:
         self.model = model
         self.sizes = sizes
         self.reduces_gradients = True
+        self.world_size = setup.world_size
         self.shape = model.shape
         self.weights = model.all_weights()
         self.num_parameters = sum(weight.numel for weight in self.weights)
@@ -128,10 +130,27 @@ class Ddp:
             held.append(tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS))
         for weight in self._by_block(self.weights):
             fill(tape, weight)
+        self._verify_parameters()
         total = self.shape.num_parameters * itemsize
         tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
         return held
+
+    def _verify_parameters(self) -> None:
+        """verify_params_across_processes (c10d/reducer.cpp): each rank's number of parameters, all sizes and strides.
+
+        Of one depth they are of another size than of another, but small.
+        """
+        tape, blocks = self.op.tape, self.model.blocks
+        num_dims = sum(weight.ndim for weight in self.weights if weight.block < 0)
+        num_dims += self.shape.num_hidden_layers * sum(weight.ndim for weight in blocks[0].all_weights())
+        each = max(INT64, tape.rounding)
+        _counts = tape.storage((1 + self.world_size) * each, "verify_params_across_processes", Category.TEMPORARY)
+        on_device = 1 if self.op.kernels.is_cuda else 2  # the copy to compare with is on the host
+        _metadata = [
+            tape.storage(2 * num_dims * INT64, "verify_params_across_processes", Category.TEMPORARY)
+            for _ in range(on_device)
+        ]
 
     def _rebuild_buckets(self) -> None:
         """Reducer::rebuild_buckets, once: buckets in the order in which the first step's gradients came.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.communicators import Communicators, communicators_of
 from fsdp_bench.predict.events import Event, Kind
+from fsdp_bench.predict.headroom import Headroom, headroom_of
 from fsdp_bench.predict.heap import UNLIMITED
 from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
@@ -24,12 +26,6 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
-
-CONTEXT_AND_NCCL_BYTES = 3 * 1024**3
-"""The most that users report for the CUDA context and the communicators of a process: 1 to 3 GiB (issues of OpenTau
-and others; FSDP_FACTS.md). It warns; it is never part of a number."""
-CONTEXT_BYTES = CONTEXT_AND_NCCL_BYTES - 512 * 1024**2
-"""The same without the least that they report for one communicator, 0.5 GiB, where NCCL's part is predicted."""
 
 DEEPEST = 1000
 """Layers of which every block's allocations can be replayed in seconds."""
@@ -44,9 +40,23 @@ KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "
 """Kernel sets by name."""
 
 
+class Verdict(StrEnum):
+    """Whether a setup fits a GPU; an allocation retry is a wait for the GPU and a flush of the allocator's cache."""
+
+    FITS = "fits"
+    RUNS_WITH_RETRIES = "runs_with_retries"
+    """It trains to the end, but does not fit: allocations fail first, and each retry costs throughput."""
+    DOES_NOT_FIT = "does_not_fit"
+
+    @property
+    def words(self) -> str:
+        """As a sentence says it."""
+        return self.value.replace("_", " ")
+
+
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Peak allocated bytes of rank 0 in one training step in the steady state."""
+    """Peak allocated bytes in one training step in the steady state, of the rank that needs the most."""
 
     peak_allocated_bytes: int
     peak_phase: str
@@ -58,6 +68,8 @@ class MemoryPrediction:
     """Peak by phase: load, forward, loss, backward, optimizer."""
     breakdown_bytes: dict[str, int]
     """What is alive at the peak; adds up to it."""
+    peak_rank: int = 0
+    """The rank, the lowest of equals: mostly 0; see worst_rank.py."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,8 @@ class Estimate:
     host: HostMemory
     for_eager: bool
     """The setup compiles, and this is the prediction for eager."""
+    stated_headroom_bytes: int | None = None
+    """What the user keeps free of the card, instead of what is known and assumed."""
 
     @property
     def card_bytes(self) -> int | None:
@@ -82,8 +96,13 @@ class Estimate:
 
     @property
     def room_bytes(self) -> int | None:
-        """What torch's allocator can have of the card beside the least that NCCL takes; None when it is not known."""
-        return allocator_room(self.gpu, self.communicators)
+        """What torch's allocator can have of the card beside the headroom; None when it is not known."""
+        return allocator_room(self.gpu, self.communicators, self.stated_headroom_bytes)
+
+    @property
+    def required_headroom(self) -> Headroom:
+        """What is kept free of the card for the CUDA context and NCCL."""
+        return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
     def has_flash_attention(self) -> bool:
@@ -96,27 +115,31 @@ class Estimate:
         return self.cluster.server.host_memory_bytes if self.cluster else None
 
     @property
-    def fits(self) -> bool | None:
-        """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
+    def verdict(self) -> Verdict | None:
+        """Whether it fits, with the headroom kept free; None when a size is unknown.
+
+        It runs with retries where an allocation fails, the allocator frees its cache, and then all goes on to the end.
+        """
         if self.card_bytes is None or not self.has_flash_attention:
             return None
-        fits_card = self.allocator.out_of_memory is None and self.allocator.num_alloc_retries == 0
-        if not fits_card or self.host.peak_bytes == 0:
+        if self.allocator.out_of_memory is not None:
+            return Verdict.DOES_NOT_FIT
+        fits_card = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
+        if self.host.peak_bytes == 0:
             return fits_card
-        return None if self.host_bytes is None else self.host.peak_bytes <= self.host_bytes
+        if self.host_bytes is None:  # a card that does not hold it is enough to say so
+            return None if fits_card is Verdict.FITS else fits_card
+        return fits_card if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
 
     @cached_property
     def communicators(self) -> Communicators:
         """NCCL's communicators of one rank, and what they take of the card outside of torch's allocator."""
         return communicators_of(self.setup, self.cluster)
-
-    @property
-    def context_headroom_bytes(self) -> int | None:
-        """What is left for the CUDA context once NCCL has taken the most it may; None where NCCL's part is unknown."""
-        taken = self.communicators.num_bytes
-        if taken is None or self.headroom_bytes is None:
-            return None
-        return self.headroom_bytes - (taken.high - taken.low)
 
     @property
     def context_bytes(self) -> int | None:
@@ -132,20 +155,12 @@ class Estimate:
         return self.allocator.peak_reserved_bytes + self.context_bytes + taken.high
 
     @property
-    def is_tight(self) -> bool:
-        """Whether what is left may be too little for NCCL, and for the CUDA context where nobody measured it."""
-        if self.context_headroom_bytes is not None:
-            wanted = CONTEXT_BYTES if self.context_bytes is None else 0
-            return self.fits is True and self.context_headroom_bytes < wanted
-        return self.fits is True and (self.headroom_bytes or 0) < CONTEXT_AND_NCCL_BYTES - (self.context_bytes or 0)
-
-    @property
     def headroom_bytes(self) -> int | None:
-        """What the card has beyond the reserved peak and the least that NCCL takes; negative where memory runs out.
+        """What a process can use of the card beyond the reserved peak; negative where memory runs out.
 
         None where the card's memory is not known.
         """
-        return None if self.room_bytes is None else self.room_bytes - self.memory_needed_bytes
+        return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
 
     @property
     def memory_needed_bytes(self) -> int:
@@ -153,9 +168,11 @@ class Estimate:
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
 
 
-def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> MemoryPrediction:
-    """Return the peak allocated bytes of rank 0."""
-    step = simulate(shape, setup, kernels)
+def predict_memory(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
+) -> MemoryPrediction:
+    """Return the peak allocated bytes of a rank, by default of the one that needs the most."""
+    step = simulate(shape, setup, kernels, rank=rank)
     events, replayed = step.course.events, step.replay()
     phase = replayed.peak_phase
     peak = replayed.phases[phase]
@@ -166,6 +183,7 @@ def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA
         peak_operator=events[peak.event].label,
         phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
         breakdown_bytes=step.breakdown(peak),
+        peak_rank=step.rank,
     )
 
 
@@ -200,22 +218,26 @@ def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
         )
 
 
-def allocator_room(gpu: Gpu | None, communicators: Communicators) -> int | None:
-    """Return what torch's allocator can have of a card beside the least that NCCL takes; None where that is unknown.
-
-    NCCL allocates first: a communicator and its connections are made before the first step's peak.
-    """
+def allocator_room(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
+    """Return what torch's allocator can have of a card beside the headroom; None where the card's memory is unknown."""
     if gpu is None or gpu.usable_memory_bytes is None:
         return None
-    taken = communicators.num_bytes
-    return max(gpu.usable_memory_bytes - (taken.low if taken else 0), 0)
+    return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)
 
 
 def read_allocator(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
+    shape: ModelShape,
+    setup: TrainSetup,
+    kernels: Kernels,
+    card_bytes: int | None,
+    expandable_segments: bool = False,
+    rank: int | None = None,
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after the first steps, on a card of a size or without limit."""
-    steps = first_steps(shape, setup, kernels)
+    """Return what the caching allocator would show after the first steps, on a card of a size or without limit.
+
+    ``rank``: by default the one with the highest peak.
+    """
+    steps = first_steps(shape, setup, kernels, rank=rank)
     return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
 
 
@@ -227,8 +249,11 @@ def estimate(
     build: Build = Build.META,
     expandable_segments: bool = False,
     reading: AllocatorReading | None = None,
+    headroom_bytes: int | None = None,
 ) -> Estimate:
     """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
+
+    ``headroom_bytes`` are kept free of the card, instead of what headroom_of knows and assumes.
 
     Raises:
         SpecError: for a depth whose every block would take minutes, for a peak that is no 64-bit number, and for heads
@@ -244,7 +269,7 @@ def estimate(
             f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    room = allocator_room(gpu, communicators_of(setup, cluster))
+    room = allocator_room(gpu, communicators_of(setup, cluster), headroom_bytes)
     reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
@@ -256,4 +281,5 @@ def estimate(
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),
         for_eager=setup.compiles,
+        stated_headroom_bytes=headroom_bytes,
     )

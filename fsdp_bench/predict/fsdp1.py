@@ -29,8 +29,11 @@ class Fsdp1:
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,
+        rank: int = 0,
     ) -> None:
         self.tape = op.tape
+        self.rank = rank % setup.shard_group_size
+        """Within its shard group."""
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
@@ -51,23 +54,27 @@ class Fsdp1:
             taken.update(map(id, weights))
             handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
             unit.put_around(handles[id(unit)].around)
-        self.wrapping_order = list(handles.values())
+        # A root without parameters of its own has hooks, but no flat parameter.
+        self.wrapping_order = [handle for handle in handles.values() if handle.weights]
         # The head is registered first and runs last; every other unit runs in the order of its registration.
         self.forward_order = [
-            handles[id(m)] for m in model.all_modules() if id(m) in handles and m is not model.lm_head
+            handles[id(m)]
+            for m in model.all_modules()
+            if id(m) in handles and handles[id(m)].weights and m is not model.lm_head
         ]
         if id(model.lm_head) in handles:
             self.forward_order.append(handles[id(model.lm_head)])
-        self.handles = [handles[id(module)] for module in model.all_modules() if id(module) in handles]
+        of_modules = (handles[id(module)] for module in model.all_modules() if id(module) in handles)
+        self.handles = [handle for handle in of_modules if handle.weights]
 
     # -- what stays ----------------------------------------------------------------------------------------------
 
     def shards(self, model: Module) -> list[Shard]:
-        """Return what the optimizer updates, in the order of model.parameters(); of some it has no element."""
+        """Return what the optimizer updates, in the order of model.parameters(); of some the rank has no element."""
         if not self.setup.use_orig_params:
             return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
         held = {
-            id(weight): handle.layout.in_first_shard(index, weight)
+            id(weight): handle.layout.in_shard(index, weight, self.rank)
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }
@@ -87,8 +94,7 @@ class Fsdp1:
     def lazy_init(self) -> None:
         """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
         for handle in self._by_block():
-            if handle.weights:
-                handle.init_attributes()
+            handle.init_attributes()
         self.is_initialized = True
 
     def after_a_step(self) -> None:

@@ -349,6 +349,8 @@ class Fsdp2:
             reshards = setup.strategy.reshards_after_forward and unit is not model
             groups[id(unit)] = ParamGroup(self, weights, reshards)
             unit.put_around(groups[id(unit)].around)
+        self.weights = model.all_weights()
+        """In the order of nn.Module.parameters, in which they are filled."""
         self.root = groups[id(model)]
         self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
         if setup.forward_prefetch:
@@ -370,11 +372,13 @@ class Fsdp2:
                     num_bytes = param.padded_shard_numel * itemsize
                     held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
         whole = shard = None
-        for group in self._by_block():
-            for param in group.params:
-                whole = tape.storage(param.weight.numel * itemsize, "aten::empty", Category.TEMPORARY)
-                fill(tape, param.weight)
-                shard = tape.storage(param.shard_numel * itemsize, "distribute_tensor", Category.TEMPORARY)
+        numel_of_shard = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
+        for weight in self.weights:
+            tape.mark_block(weight.block)
+            whole = tape.storage(weight.numel * itemsize, "aten::empty", Category.TEMPORARY)
+            fill(tape, weight)
+            shard = tape.storage(numel_of_shard[id(weight)] * itemsize, "distribute_tensor", Category.TEMPORARY)
+        tape.mark_block(-1)
         del whole, shard
         return held
 

@@ -38,8 +38,8 @@ class Limit:
 class Judge:
     """Assumptions under which steps are judged.
 
-    On a card: the caching allocator's peak within ``usable_memory_bytes`` without the least that NCCL takes, and the
-    host's memory where it is known.
+    On a card: the caching allocator's peak within ``usable_memory_bytes`` less the headroom for the CUDA context and
+    NCCL (headroom.py; ``headroom_bytes`` where that is stated), and the host's memory where it is known.
     With ``budget_bytes``: live bytes within a budget, as on a CPU, where a measured trial has the same limit.
     """
 
@@ -47,6 +47,7 @@ class Judge:
     build: Build = Build.META
     expandable_segments: bool = False
     budget_bytes: int | None = None
+    headroom_bytes: int | None = None
 
     def size_bytes(self, step: Step) -> int:
         """Return what there is: the budget, or what torch's allocator can have of the card.
@@ -64,7 +65,8 @@ class Judge:
                 f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB,"
                 " in Python usable_memory_bytes of the Gpu"
             )
-        return allocator_room(gpu, communicators_of(step.setup, _cluster(step))) or 0
+        room = allocator_room(gpu, communicators_of(step.setup, _cluster(step)), self.headroom_bytes)
+        return room or 1  # a search divides by it; nothing is as small
 
     def live_bytes(self, step: Step) -> int:
         """Return the peak of live bytes, in a millisecond or two. What is reserved is never less."""
@@ -110,7 +112,14 @@ class Judge:
     def estimate(self, step: Step, reading: AllocatorReading | None = None) -> Estimate:
         """Return everything that is predicted of a step, with the allocator's reading where it is known already."""
         return estimate(
-            step.model, step.setup, step.hardware, self.kernels, self.build, self.expandable_segments, reading
+            step.model,
+            step.setup,
+            step.hardware,
+            self.kernels,
+            self.build,
+            self.expandable_segments,
+            reading,
+            self.headroom_bytes,
         )
 
     def limit(self, step: Step, found: Estimate) -> Limit:

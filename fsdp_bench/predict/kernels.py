@@ -9,11 +9,20 @@ backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from fsdp_bench.spec.hardware import Gpu
 
 FP32 = 4
 INT64 = 8
+
+
+class CrossEntropy(Enum):
+    """Which cross-entropy a training script calls on the logits."""
+
+    FP32_LOGITS = "torch.nn.functional.cross_entropy on logits that were cast to fp32"
+    SAME_DTYPE = "torch.nn.functional.cross_entropy on the logits in the dtype in which they were computed"
+    FLASH_ATTN = "flash_attn.losses.cross_entropy.CrossEntropyLoss: one kernel forward, one backward, nothing in fp32"
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,12 @@ class Kernels:
 
     composite_norms: bool = False
     """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
+
+    cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
+
+    recomputes_every_second_product: bool = False
+    """Selective checkpointing as torchtitan's policy does it: of a block's matrix products (aten::mm) every second one
+    is computed again in backward (torchtitan, parallelize_llama.py: mm_count % 2); otherwise all of them are kept."""
 
     @property
     def is_cuda(self) -> bool:

@@ -257,7 +257,7 @@ class Operators:
             self._make_workspace(self.tape.in_backward)
             return out
 
-        out = self.saved_output(product)
+        out = self.saved_output(product, is_product=bias is None)
         out.node = node
         return out
 
@@ -310,10 +310,10 @@ class Operators:
             self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
         return self._casts[weight]
 
-    def saved_output(self, make: Callable[[], Tensor]) -> Tensor:
-        """Make an output that selective checkpointing keeps, or take the one that it kept."""
+    def saved_output(self, make: Callable[[], Tensor], is_product: bool = False) -> Tensor:
+        """Make an output that selective checkpointing keeps, or take the one that it kept. A product is an aten::mm."""
         kept = self.tape.kept
-        out: Tensor = make() if kept is None else kept.output(make)
+        out: Tensor = make() if kept is None else kept.output(make, is_product)
         return out
 
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:

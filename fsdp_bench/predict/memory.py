@@ -126,7 +126,11 @@ def _parts(events: Sequence[Event]) -> list[Part]:
     cuts = [index for index, event in enumerate(events) if event[0] == mark]
     parts = [Part(0, cuts[0] if cuts else len(events), "load", -1)]
     for index, last in pairwise([*cuts, len(events)]):
-        parts.append(Part(index + 1, last, events[index].label, events[index].number))
+        phase, block, before = events[index].label, events[index].number, parts[-1]
+        if (phase, block) == (before.phase, before.block):  # as of several units in one block, which repeat together
+            parts[-1] = before._replace(last=last)
+        else:
+            parts.append(Part(index + 1, last, phase, block))
     return parts
 
 

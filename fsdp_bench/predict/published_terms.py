@@ -138,15 +138,6 @@ def _torchtitan(s: _Symbols, model: ModelShape, setup: TrainSetup, _packed: bool
                 only="max_reserved",
             )
         )
-    if setup.checkpointing is Checkpointing.SELECTIVE:
-        terms.append(
-            Term(
-                name="every second matrix product is recomputed (wk, wo, w3)",
-                formula="-pT(K + D + F)L",
-                num_bytes=-s.p * s.T * (s.K + s.D + s.F) * s.L,
-                source="torchtrain/parallelisms/parallelize_llama.py, checkpoint_wrapper: mm_count % 2",
-            )
-        )
     return terms
 
 

@@ -19,13 +19,20 @@ class Scaler:
         self._gradients_on_host = gradients_on_host
         self._is_sharded = api_is_fsdp1
         self._has_dtensors = has_dtensors
-        self._scale = op.tape.tensor(1, FP32, "_scale", Category.TEMPORARY)
-        self._growth_tracker = op.tape.storage(4, "_growth_tracker", Category.TEMPORARY)
+        self._scale: Tensor | None = None
+        self._growth_tracker: Storage | None = None
         self._found_inf: Storage | None = None
+
+    def make_scale(self) -> Tensor:
+        """GradScaler._lazy_init_scale_growth_tracker: the first call of ``scale`` makes both tensors, which stay."""
+        if self._scale is None:
+            self._scale = self._op.tape.tensor(1, FP32, "_scale", Category.TEMPORARY)
+            self._growth_tracker = self._op.tape.storage(4, "_growth_tracker", Category.TEMPORARY)
+        return self._scale
 
     def scale(self, loss: Tensor) -> Tensor:
         """GradScaler.scale."""
-        return self._op.mul(loss, self._scale)
+        return self._op.mul(loss, self.make_scale())
 
     def unscale(self) -> None:
         """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""
@@ -48,8 +55,7 @@ class Scaler:
         scratch.hold("found_inf copy", FP32)
         if self._has_dtensors:  # found_inf_reduce_handler
             scratch.hold("all_reduce", FP32)
-            scratch.hold("wait_tensor", FP32)
-            scratch.drop("all_reduce", "wait_tensor")
+            scratch.drop("all_reduce")
         scratch.drop("found_inf copy", "aten::full", "aten::float")
 
     def update(self) -> None:

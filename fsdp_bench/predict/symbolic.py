@@ -10,6 +10,7 @@ torch.fx.experimental.symbolic_shapes.
 
 from __future__ import annotations
 
+import copy
 import operator
 from array import array
 from collections import deque
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, force_setattr
 
 from fsdp_bench.spec.model import ModelShape
 
@@ -89,12 +90,16 @@ _smaller, _larger = _operation(min), _operation(max)
 
 def sym_min(one: int, other: int) -> int:
     """Return the smaller one without deciding which that is."""
+    if not isinstance(one, SymInt):
+        one, other = other, one
     found: int = _smaller(one, other) if isinstance(one, SymInt) else min(one, other)
     return found
 
 
 def sym_max(one: int, other: int) -> int:
     """Return the larger one without deciding which that is."""
+    if not isinstance(one, SymInt):
+        one, other = other, one
     found: int = _larger(one, other) if isinstance(one, SymInt) else max(one, other)
     return found
 
@@ -162,7 +167,7 @@ class Trace(Generic[T]):
         sizes_of = _dimensions(shape)
         self._expressions = expressions = Expressions(list(sizes_of.values()))
         symbolic = dict(zip(sizes_of, expressions.dimensions, strict=True))
-        self.result, sizes = function(replace(shape, **symbolic), *arguments)
+        self.result, sizes = function(_with_symbols(shape, symbolic), *arguments)
         self._places = [(size if isinstance(size, SymInt) else expressions.of(size)).place for size in sizes]
         expressions.end(self._places)
         read = {place for _, *places, _, _ in expressions.instructions for place in places}.union(self._places)
@@ -206,6 +211,14 @@ def traced(
 def _traces(*question: Any) -> deque[Trace[Any]]:
     """Return the traces of a function with these arguments, the last one first."""
     return deque(maxlen=TRACES)
+
+
+def _with_symbols(shape: ModelShape, symbolic: dict[str, SymInt]) -> ModelShape:
+    """Return a copy whose dimensions are symbols, which a ModelShape's own check would refuse as no whole numbers."""
+    symbolic_shape = copy.copy(shape)
+    for name, symbol in symbolic.items():
+        force_setattr(symbolic_shape, name, symbol)
+    return symbolic_shape
 
 
 def _dimensions(shape: ModelShape) -> dict[str, int]:

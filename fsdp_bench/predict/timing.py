@@ -55,6 +55,8 @@ class StepTime:
     """In which something is copied to or from the host."""
     unknown: tuple[str, ...] = ()
     """Whose time nobody knows."""
+    cpu_optimizer_seconds: float = 0.0
+    """The optimizer's step in host memory, under offload: the GPU has nothing to do meanwhile."""
     spans: tuple[Span, ...] = ()
     """Where they were asked for."""
 
@@ -185,7 +187,7 @@ def replay(actions: Iterable[Action], rates: Rates, with_spans: bool = False) ->
     clock, memo, unknown = _Clock(rates), _Memo(rates), dict[str, None]()
     intervals: dict[str, Spans] = {"compute": [], "collective": [], "copy": [], "host": []}
     spans: list[Span] = []
-    phase, block = "", -1
+    phase, block, cpu_optimizer = "", -1, 0.0
     for action in actions:
         work = action.work
         if work is None:
@@ -200,13 +202,14 @@ def replay(actions: Iterable[Action], rates: Rates, with_spans: bool = False) ->
         if action.do is Do.HOST:
             begin = clock.host
             clock.host += seconds
+            cpu_optimizer += seconds if work.name.startswith("optimizer") else 0.0
         else:
             begin = clock.issue(action, seconds)
         kind = KIND[action.do]
         intervals[kind].append((begin, begin + seconds))
         if with_spans:
             spans.append(Span(kind, action.stream, begin, begin + seconds, work, phase, block))
-    return _summary(clock.now, intervals, tuple(unknown), tuple(spans))
+    return _summary(clock.now, intervals, tuple(unknown), tuple(spans), cpu_optimizer)
 
 
 class _Memo:
@@ -224,7 +227,13 @@ class _Memo:
         return self._known[key]
 
 
-def _summary(end: float, intervals: dict[str, Spans], unknown: tuple[str, ...], spans: tuple[Span, ...]) -> StepTime:
+def _summary(
+    end: float,
+    intervals: dict[str, Spans],
+    unknown: tuple[str, ...],
+    spans: tuple[Span, ...],
+    cpu_optimizer_seconds: float,
+) -> StepTime:
     compute, collectives = union(intervals["compute"]), union(intervals["collective"])
     copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
     collectives_are_known = not any("(" in name for name in unknown)
@@ -237,6 +246,7 @@ def _summary(end: float, intervals: dict[str, Spans], unknown: tuple[str, ...], 
         exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
         host_copy_seconds=length(union(intervals["copy"])) if copies_are_known else None,
         unknown=unknown,
+        cpu_optimizer_seconds=cpu_optimizer_seconds,
         spans=spans,
     )
 

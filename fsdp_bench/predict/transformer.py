@@ -21,11 +21,13 @@ M = TypeVar("M", bound="Module")
 class Weight:
     """One parameter of the bare model: its shape, and how operators see it while it is gathered."""
 
-    __slots__ = ("block", "dim0", "name", "numel", "rest", "seen")
+    __slots__ = ("block", "dim0", "name", "ndim", "numel", "rest", "seen")
 
-    def __init__(self, name: str, dim0: int, rest: int = 1) -> None:
+    def __init__(self, name: str, dim0: int, columns: int | None = None) -> None:
+        rest = 1 if columns is None else columns
         self.name = name
         self.dim0 = dim0
+        self.ndim = 1 if columns is None else 2
         self.rest = rest
         """Elements of one row."""
         self.numel = dim0 * rest
@@ -44,7 +46,7 @@ def materialize(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[St
 
 def fill(tape: Tape, weight: Weight) -> None:
     """train/transformer.py, initialize: a matrix is copied from random numbers in fp32."""
-    if weight.rest > 1:
+    if weight.ndim > 1:
         tape.storage(weight.numel * FP32, "aten::normal_", Category.TEMPORARY)
 
 
@@ -74,9 +76,9 @@ class Module:
         """Run the module's operators."""
         raise NotImplementedError
 
-    def own(self, name: str, dim0: int, rest: int = 1) -> Weight:
-        """Register a weight."""
-        weight = Weight(name, dim0, rest)
+    def own(self, name: str, dim0: int, columns: int | None = None) -> Weight:
+        """Register a weight: a vector, or a matrix of so many columns."""
+        weight = Weight(name, dim0, columns)
         self.weights.append(weight)
         return weight
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.axis import FONT, INK
+from fsdp_bench.spec.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 def write(figure: Figure, y: float, text: str, size: float, color: str = INK, weight: str = "normal") -> None:
     """Write a line at the left edge, its middle so many pixels over the lower edge."""
-    figure.text(EDGE / WIDTH, y / HEIGHT, text, fontsize=size, color=color, weight=weight, va="center")
+    figure.text(EDGE / WIDTH, y / HEIGHT, printable(text), fontsize=size, color=color, weight=weight, va="center")
 
 
 @lru_cache(maxsize=4096)

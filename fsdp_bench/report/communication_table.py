@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_bench.report import terminal
 from fsdp_bench.report.tables import disagrees
 from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
@@ -38,14 +39,13 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
         first = [label, *_trial_words(record)]
         kinds: list[CollectiveReading | None] = [*kinds_of(record)] or [None]
         for kind in kinds:
-            table.add_row(*first, *_kind_words(kind))
+            terminal.add_row(table, [*first, *_kind_words(kind)])
             first = [""] * len(first)
-    console = Console(file=console.file, width=max(console.width, 250), no_color=not console.is_terminal)
-    console.print(table)
+    terminal.print_table(table, console, 250)
     ranks = [rank for record in measured for rank in record.ranks]
     failures = {rank.without_communication_failure for rank in ranks if rank.without_communication_failure}
     for line in (*LEGEND, *(f"steps without communication failed: {failure}" for failure in sorted(failures))):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        terminal.note(console, line)
 
 
 def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ cells are too many for one picture.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from fsdp_bench.report.max_size_chart import MEASURED, MOST_BARS, NONE_FITS, UNK
 from fsdp_bench.report.max_size_chart import draw as draw_picture
 from fsdp_bench.report.max_size_words import WORDS
 from fsdp_bench.report.prediction_text import common_line
-from fsdp_bench.report.slides import ORDER, file_word
+from fsdp_bench.report.slides import ORDER
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
+from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
 
 LEVELS = ("offload", "checkpointing", "api", "precision")
@@ -32,13 +34,14 @@ def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
         OSError: when a file cannot be written.
     """
     searched = [cell for cell in record.cells if cell.status != "skipped"]
-    paths: list[Path] = []
+    paths = []
+    taken: Counter[str] = Counter()
     for name, cells in _slides(searched):
         if any(cell.measured is not None and cell.measured.fits for cell in cells):
-            stem = "-".join(filter(None, ["max-size", file_word(name)]))
-            path = folder / f"{stem}.png"
-            if path in paths:  # names that differ in characters that a file's name does not have
-                path = folder / f"{stem}-{len(paths) + 1}.png"
+            part = in_file_name(name)
+            taken[part] += 1
+            number = str(taken[part]) if taken[part] > 1 else ""
+            path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
             draw_picture(picture(record, cells), path)
             paths.append(path)
     return paths

@@ -7,6 +7,7 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_bench.report import terminal
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, Reached
 from fsdp_bench.spec.units import format_gib
 
@@ -22,13 +23,11 @@ def print_frontier(record: FrontierRecord, console: Console) -> None:
         table.add_column(column, justify="left" if column in ("cell", "full in") else "right", no_wrap=True)
     for cell in record.cells:
         if cell.status != "skipped":
-            table.add_row(*_row(cell))
-    if not console.is_terminal or console.width < 150:
-        console = Console(file=console.file, width=max(console.width, 180), no_color=not console.is_terminal)
-    console.print(_title(record), highlight=False, markup=False, soft_wrap=True)
-    console.print(table, highlight=False)
+            terminal.add_row(table, _row(cell))
+    terminal.note(console, _title(record))
+    terminal.print_table(table, console, 180)
     _print_reasons(record, console)
-    console.print(summary(record), highlight=False, markup=False, soft_wrap=True)
+    terminal.note(console, summary(record))
 
 
 def _title(record: FrontierRecord) -> str:
@@ -67,7 +66,7 @@ def _why(cell: FrontierCell) -> str:
 def _print_reasons(record: FrontierRecord, console: Console) -> None:
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
     for reason, count in reasons.most_common(MOST_REASONS):
-        console.print(f"skipped {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        terminal.note(console, f"skipped {count}: {reason}")
 
 
 def at_an_end(cell: FrontierCell) -> bool:

@@ -17,7 +17,7 @@ from fsdp_bench.predict.estimate import Estimate
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.judge import NO_FLASH_ATTENTION
 from fsdp_bench.predict.search import Judge, Limit, Reach, reach_all
-from fsdp_bench.report.prediction import Prediction, Question, document, refusal
+from fsdp_bench.report.prediction import ANSWERS, Prediction, Question, document, refusal
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
@@ -36,11 +36,20 @@ class Assumptions:
     """A calibration, for the time of what fits."""
     with_time: bool | None = None
     """Whether the time of what fits is predicted; None: up to TIMED settings."""
+    headroom_bytes: int | None = None
+    """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
 
     def asked(self, step: Step) -> Question:
         """Return a step of a dial as a question that ``predict`` answers too."""
         return Question(
-            step.model, step.setup, step.hardware, "cuda", self.build, self.expandable_segments, self.profile
+            step.model,
+            step.setup,
+            step.hardware,
+            "cuda",
+            self.build,
+            self.expandable_segments,
+            self.profile,
+            self.headroom_bytes,
         )
 
 
@@ -123,6 +132,15 @@ class Sizes:
         return self.hardware.server.name if isinstance(self.hardware, Cluster) else self.hardware.name
 
     @property
+    def title(self) -> str:
+        """What it is sized for: ``2 x g5.48xlarge``, or the GPUs; the name alone where their number is looked for."""
+        if self.cells[0].dial.name == "world_size":
+            return self.name
+        if isinstance(self.hardware, Cluster):
+            return self.name if self.hardware.num_nodes == 1 else f"{self.hardware.num_nodes} x {self.name}"
+        return f"{self.cells[0].setup.world_size} x {self.name}"
+
+    @property
     def gpu(self) -> Gpu:
         """The card."""
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
@@ -149,7 +167,11 @@ def largest(
     """
     held = [(hardware, [_held(dial, assumptions) for dial in dials]) for hardware, dials in places]
     open_dials = [cell.dial for _, cells in held for cell in cells if not cell.impossible and not cell.unknown]
-    judge = Judge(build=assumptions.build, expandable_segments=assumptions.expandable_segments)
+    judge = Judge(
+        build=assumptions.build,
+        expandable_segments=assumptions.expandable_segments,
+        headroom_bytes=assumptions.headroom_bytes,
+    )
     reached = iter(reach_all(open_dials, judge, lambda done: progress(done, len(open_dials))))
     with_time = len(open_dials) <= TIMED if assumptions.with_time is None else assumptions.with_time
     return [
@@ -196,8 +218,8 @@ def _place(sizes: Sizes) -> dict[str, Any]:
         "expandable_segments": first.assumptions.expandable_segments,
         "load": first.assumptions.build.value,
         "dial": first.dial.name,
-        "fits_means": "no allocation retries, and within the host's memory where that is known; beside the least that"
-        " NCCL takes where that is known (communicators_bytes), and the CUDA context where context_bytes tells it",
+        "fits_means": "no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
+        " and within the host's memory where that is known",
         "server": refusal(first.question)["server"],
         "cells": [_cell(cell, sizes.with_time) for cell in sizes.cells],
     }
@@ -226,9 +248,7 @@ def _cell(cell: Cell, with_time: bool) -> dict[str, Any]:
         "memory": found["memory"],
         "time": found["time"],
         "notes": found["notes"],
-        "fits": found["fits"],
-        "tight": found["tight"],
-        "headroom_bytes": found["headroom_bytes"],
+        **{key: found[key] for key in ANSWERS},
         "limited_by": limit
         and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_words(limit)},
         "next": _next(cell),
@@ -252,6 +272,7 @@ def _next(cell: Cell) -> dict[str, Any] | None:
         "model": beyond.question.model.name,
         "num_parameters": beyond.question.model.num_parameters,
         "fits": found["fits"],
+        "verdict": found["verdict"],
         "needed_bytes": beyond.needed_bytes,
         "headroom_bytes": found["headroom_bytes"],
         "memory": found["memory"],

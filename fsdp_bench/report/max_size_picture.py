@@ -117,7 +117,8 @@ def _bar(name: str, cell: Cell, levels: Sequence[str]) -> MaxSizeBar:
 
 def _subtitle(sizes: Sequence[Sizes]) -> str:
     setup = sizes[0].cells[0].setup
-    names = " and ".join([", ".join(one.name for one in sizes[:-1]), sizes[-1].name] if sizes[1:] else [sizes[0].name])
+    *others, last = [one.title for one in sizes]
+    names = " and ".join([", ".join(others), last] if others else [last])
     first = sizes[0].cells[0]
     name, model = first.dial.name, first.dial[0].model
     what = f"{model.family.value} models" if name == "num_parameters" else model.name
@@ -139,7 +140,7 @@ def _conditions(sizes: Sequence[Sizes]) -> list[str]:
     told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    told += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes))]
+    told += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes)) if free]
     if any(setup.offload is Offload.PARAMS for setup in setups):
         told += dict.fromkeys(host_line(one) for one in sizes)
     return told

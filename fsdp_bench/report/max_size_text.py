@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.predict.estimate import CONTEXT_AND_NCCL_BYTES, CONTEXT_BYTES
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Cell, Sizes, limit_words
 from fsdp_bench.report.max_size_words import model_line, value_text, words_of
@@ -19,8 +18,8 @@ from fsdp_bench.report.prediction_text import (
     title,
     varying_fields,
 )
-from fsdp_bench.report.remedies import dominant
 from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells
+from fsdp_bench.report.verdict_text import dominant, required_lines
 from fsdp_bench.report.words import fact
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
@@ -44,9 +43,9 @@ def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
 def _answer(sizes: Sizes) -> str:
     """Return what holds for one place, on one line."""
     if not sizes.answered:
-        return f"{sizes.name}: unknown what fits (predicted)"
+        return f"{sizes.title}: unknown what fits (predicted)"
     if sizes.nothing_fits:
-        return f"{sizes.name}: nothing fits (predicted)"
+        return f"{sizes.title}: nothing fits (predicted)"
     return best_line(sizes, varying_fields([cell.question for cell in sizes.cells]))
 
 
@@ -102,52 +101,21 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
     if best.at is not None and best.at.fits is None:
         node = format_gib(best.at.estimate.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
-    return f"{sizes.name}: {what} (predicted): {found}, {title(best.shown, varying)}"
+    return f"{sizes.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
 
 
 def meaning(sizes: Sizes) -> str:
     """Return what "fits" means here, with everything that it leaves out."""
-    parts = ["no allocation retries", kept_free(sizes) + _advice(sizes)]
+    parts = ["no allocation retries", *([kept_free(sizes)] if sizes.answered else [])]
     if any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered):
         parts.append(host_line(sizes))
     return "; ".join(parts)
 
 
-def _advice(sizes: Sizes) -> str:
-    """Return how to keep as much free as users report for what nothing is kept free for."""
-    usable, (_, unknown) = sizes.gpu.usable_memory_bytes or 0, _nccl(sizes)
-    reported = CONTEXT_AND_NCCL_BYTES if unknown else CONTEXT_BYTES
-    if sizes.gpu.context_bytes is not None or usable <= 2 * reported:
-        return ""
-    return f": --gpu-memory {(usable - reported) // GIB}GiB does"
-
-
 def kept_free(sizes: Sizes) -> str:
-    """Return for what some of the card is kept free, and for what not."""
-    predicted, unknown = _nccl(sizes)
-    kept = ["the CUDA context, as measured"] if sizes.gpu.context_bytes is not None else []
-    if predicted:
-        some = f" for {', '.join(predicted)}" if unknown else ""
-        kept.append(f"the least that NCCL takes, as predicted{some}")
-    others = ["the CUDA context"] if sizes.gpu.context_bytes is None else []
-    if unknown:
-        others.append(f"NCCL under {', '.join(unknown)}" if predicted else "NCCL")
-    parts = [f"kept free: {' and '.join(kept)}"] if kept else []
-    if others:
-        both = ", for which users report 1 to 3 GiB" if len(others) == 2 else ""
-        parts.append(f"nothing is kept free for {' and '.join(others)}{both}")
-    return "; ".join(parts)
-
-
-def _nccl(sizes: Sizes) -> tuple[list[str], list[str]]:
-    """Return the strategies under which NCCL's part is predicted, and those under which it is not known.
-
-    A rank alone needs none.
-    """
-    answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond)]
-    taken = [(one.question.setup.strategy.value, one.estimate.communicators.num_bytes) for one in answers]
-    predicted = dict.fromkeys(name for name, found in taken if found and found.low)
-    return list(predicted), list(dict.fromkeys(name for name, found in taken if found is None))
+    """Return how much of each GPU is kept free for the CUDA context and NCCL."""
+    answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond) is not None]
+    return "; ".join(required_lines(one.estimate for one in answers))
 
 
 def load_lines(cell: Cell) -> list[str]:

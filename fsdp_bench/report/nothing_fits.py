@@ -10,7 +10,8 @@ from fsdp_bench.report.max_size import Cell, Sizes
 from fsdp_bench.report.max_size_words import value_text, words_of
 from fsdp_bench.report.prediction import Prediction
 from fsdp_bench.report.prediction_text import remedy_line, title, varying_fields
-from fsdp_bench.report.remedies import GAIN, Remedy, dominant, remedies, with_twice_the_gpus
+from fsdp_bench.report.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
+from fsdp_bench.report.verdict_text import dominant
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 
@@ -62,7 +63,8 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
             " activations and logits are not sharded"
         )
     elif not found.remedies:
-        lines.append("  nothing that was tried helps: --loss, --checkpointing, --offload, --optimizer, --batch, GPUs")
+        tried = "--api, --optimizer, --loss, --strategy, --checkpointing, --batch, --offload, more GPUs"
+        lines.append(f"  nothing that was tried helps: {tried}")
     return lines
 
 

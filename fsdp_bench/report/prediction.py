@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.communicators import Communicators
-from fsdp_bench.predict.estimate import KERNELS, Estimate, estimate, read_allocator
+from fsdp_bench.predict.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
 from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.predict.speed import Speed, rates_of, speed
@@ -33,6 +33,8 @@ class Question:
     expandable_segments: bool = False
     profile: Profile | None = None
     """A calibration, which predicts time in place of the datasheet."""
+    headroom_bytes: int | None = None
+    """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
 
     @property
     def gpu(self) -> Gpu | None:
@@ -82,13 +84,24 @@ class Prediction:
         return self.estimate.fits if self._on_card else None
 
     @property
-    def headroom_bytes(self) -> int | None:
-        """What the card has beyond what is reserved without retries and what NCCL takes at least.
+    def verdict(self) -> Verdict | None:
+        """Fits, runs with allocation retries, or does not fit; None when a size is unknown."""
+        return self.estimate.verdict if self._on_card else None
 
-        Negative where it is too small; None where the card's memory is not known.
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What a process can use of the card beyond what is reserved without retries.
+
+        It fits where that is no less than the headroom that is required; None where the card's memory is not known.
         """
-        room = self.estimate.room_bytes
-        return room - self.needed_bytes if self._on_card and room is not None else None
+        card = self.estimate.card_bytes
+        return card - self.needed_bytes if self._on_card and card is not None else None
+
+    @property
+    def required_headroom_bytes(self) -> int | None:
+        """What is kept free of the card for the CUDA context and NCCL; None where the card's memory is not known."""
+        known = self._on_card and self.estimate.card_bytes is not None
+        return self.estimate.required_headroom.num_bytes if known else None
 
     @property
     def communicators(self) -> Communicators | None:
@@ -146,7 +159,15 @@ class Prediction:
 def answer(question: Question) -> Prediction:
     """Predict."""
     hardware, kernels = question.hardware, question.kernel_set
-    found = estimate(question.model, question.setup, hardware, kernels, question.build, question.expandable_segments)
+    found = estimate(
+        question.model,
+        question.setup,
+        hardware,
+        kernels,
+        question.build,
+        question.expandable_segments,
+        headroom_bytes=question.headroom_bytes,
+    )
     return Prediction(question, found)
 
 
@@ -164,15 +185,22 @@ def document(prediction: Prediction, with_time: bool = True, with_communication:
         "time": _time(prediction.speed) if with_time else None,
         "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
         "fits": prediction.fits,
-        "tight": prediction.estimate.is_tight if prediction.fits else None,
+        "verdict": prediction.verdict,
         "headroom_bytes": prediction.headroom_bytes,
+        "required_headroom_bytes": prediction.required_headroom_bytes,
+        "required_headroom_source": None
+        if prediction.required_headroom_bytes is None
+        else prediction.estimate.required_headroom.source,
     }
+
+
+ANSWERS = ("fits", "verdict", "headroom_bytes", "required_headroom_bytes", "required_headroom_source")
+"""Keys that say whether it fits, and by how much."""
 
 
 def refusal(question: Question) -> dict[str, Any]:
     """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
-    keys = ("for_eager", "notes", "memory", "time", "communication", "fits", "tight", "headroom_bytes")
-    nothing = dict.fromkeys(keys)
+    nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "communication", *ANSWERS))
     return {**_asked(question), "impossible": question.impossible, **nothing}
 
 
@@ -218,6 +246,7 @@ def _time(found: Speed) -> dict[str, Any]:
         "communication_seconds": time.communication_seconds,
         "exposed_communication_seconds": time.exposed_communication_seconds,
         "host_copy_seconds": time.host_copy_seconds,
+        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
         "mfu": found.mfu,
         "hfu": found.hfu,

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.predict import TORCH_VERSION
-from fsdp_bench.predict.communicators import Communicators
 from fsdp_bench.report.communicators_text import communicators_fact
 from fsdp_bench.report.prediction import Prediction, Question
-from fsdp_bench.report.remedies import Remedy, dominant
-from fsdp_bench.report.speed_text import SPEED_COLUMNS, rests_on, speed_cells, time_facts
-from fsdp_bench.report.words import UNKNOWN, fact
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.report.remedies import Remedy
+from fsdp_bench.report.speed_text import time_facts
+from fsdp_bench.report.verdict_text import (
+    place_words,
+    required_lines,
+    retries_words,
+    verdict,
+)
+from fsdp_bench.report.words import fact
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib
 
@@ -39,7 +44,8 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
-    lines += [fact("allocator", _allocator(prediction)), *communicators_fact(prediction.communicators)]
+    lines += [fact("allocator", _allocator(prediction)), *required_facts([prediction])]
+    lines += communicators_fact(prediction.communicators)
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
     lines += [
         *time_facts(prediction.speed, prediction.question.profile),
@@ -58,88 +64,19 @@ def _not_predicted(prediction: Prediction) -> list[str]:
     return [fact("not predicted", f"{' and '.join(missing)} (memory beyond reserved)")] if missing else []
 
 
-def verdict(prediction: Prediction) -> str:
-    """Return whether it fits, by how much, and what is in the way."""
-    is_known = prediction.fits is not None
-    return ("in eager it " if is_known and prediction.estimate.for_eager else "") + _verdict(prediction)
-
-
-def _verdict(prediction: Prediction) -> str:
-    estimate = prediction.estimate
-    card, reading = estimate.card_bytes, estimate.allocator
-    if prediction.question.kernels != "cuda":
-        return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a card"
-    if card is None:
-        return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
-    if not estimate.has_flash_attention:
-        return "unknown whether it fits (predicted): torch has no flash attention for this card; peaks below assume it"
-    usable = f"{format_gib(card)} usable"
-    beside = f"{usable}{_less(estimate.communicators)}"
-    if reading.out_of_memory is not None:
-        return f"does not fit (predicted): {_shortage(prediction, beside)}"
-    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {usable}"
-    if reading.num_alloc_retries:
-        less = _less(estimate.communicators)
-        return f"does not fit (predicted): {reserved}{less} only with {_retries(reading.num_alloc_retries)}"
-    if prediction.fits:
-        reported = ": users report 1 to 3 GiB for both" if estimate.context_bytes is None else ""
-        tight = f"; tight{reported}" if estimate.is_tight else ""
-        return f"fits (predicted): {reserved}, {_left(prediction)}{tight}"
-    host = format_gib(estimate.host.peak_bytes)
-    if prediction.fits is None:
-        return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
-    node = format_gib(estimate.host_bytes or 0)
-    return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
-
-
-def _less(communicators: Communicators) -> str:
-    """Return what NCCL takes of the card at least."""
-    taken = communicators.num_bytes
-    return f" less {format_gib(taken.low)} for NCCL" if taken and taken.low else ""
-
-
-def _left(prediction: Prediction) -> str:
-    """Return what the card has beyond what is reserved, and for what."""
-    estimate, taken = prediction.estimate, prediction.estimate.communicators.num_bytes
-    alone, is_measured = estimate.context_headroom_bytes, estimate.context_bytes is not None
-    if taken is None or alone is None:
-        left = format_gib(estimate.headroom_bytes or 0)
-        return f"{left} left for {'NCCL' if is_measured else 'CUDA context and NCCL'}"
-    if alone < 0 or (alone == 0 and not is_measured):
-        return f"nothing left{'' if is_measured else ' for the CUDA context'} if NCCL takes {format_gib(taken.high)}"
-    purpose = "" if is_measured else " for the CUDA context"
-    return f"{format_gib(alone)} left{purpose}" + (" beside NCCL" if taken.high else "")
-
-
-def _why_unknown(gpu: Gpu | None) -> str:
-    if gpu is None:
-        return "no GPU is named; --server NAME or --gpu NAME"
-    return f"nobody documents how much of a {gpu.name} a process can use"
-
-
-def _shortage(prediction: Prediction, usable: str) -> str:
-    """Return what is missing, where it runs out, and what the peak consists of."""
-    memory, full = prediction.estimate.memory, prediction.estimate.allocator.out_of_memory
-    assert full is not None
-    peak = format_gib(memory.peak_allocated_bytes)
-    where = _place(full.phase, full.unit if full.unit >= 0 else None)
-    runs_out = f"it runs out in {where} at {full.label}"
-    needed = format_gib(prediction.needed_bytes)
-    if memory.peak_allocated_bytes <= (prediction.estimate.room_bytes or 0):
-        return f"{usable} would hold the peak of {peak}, but the allocator's segments need {needed}; {runs_out}"
-    return (
-        f"{needed} reserved, {peak} of them allocated, of {usable}, mostly {spaced(dominant(prediction))}; {runs_out}"
-    )
-
-
 def remedy_line(remedy: Remedy) -> str:
     """Return what a switch would change, in numbers that were predicted."""
     found, switch = remedy.prediction, f"{remedy.switch}:"
     if found.fits:
         reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
-        return f"{switch} fits, reserved {reserved} (predicted)"
+        return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
     open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
+
+
+def _speed(prediction: Prediction) -> str:
+    tokens = prediction.speed.tokens_per_second_per_gpu
+    return "" if tokens is None else f", {tokens:,.0f} tokens/s per GPU"
 
 
 def _asked(prediction: Prediction) -> list[str]:
@@ -209,13 +146,9 @@ def hardware_facts(question: Question, prefix: str = "") -> list[str]:
 
 def _peak(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
-    place = _place(memory.peak_phase, memory.peak_block)
+    place = place_words(memory.peak_phase, memory.peak_block)
     peak = format_gib(memory.peak_allocated_bytes)
     return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
-
-
-def _place(phase: str, block: int | None) -> str:
-    return phase if block is None else f"{phase}, block {block}"
 
 
 def _phases(prediction: Prediction) -> list[str]:
@@ -251,12 +184,8 @@ def _allocator(prediction: Prediction) -> str:
         return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
     return (
         f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
-        f"{_retries(reading.num_alloc_retries)} (predicted)"
+        f"{retries_words(reading.num_alloc_retries)} (predicted)"
     )
-
-
-def _retries(count: int) -> str:
-    return "1 allocation retry" if count == 1 else f"{count} allocation retries"
 
 
 def _more(num_bytes: int) -> str:
@@ -295,40 +224,10 @@ def _calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count} calls"
 
 
-def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
-    """Return one row a setup, for several setups of one model on the same hardware."""
-    questions = [*(prediction.question for prediction in predictions), *refused]
-    varying = varying_fields(questions)
-    peaks = ("peak allocated", "in phase", "needs", "fits", "headroom", "mostly")
-    header = ["strategy", *varying, *peaks, *SPEED_COLUMNS]
-    rows = [[*labels(p.question, varying), *_cells(p)] for p in predictions]
-    first = questions[0]
-    common = common_line(first.setup, varying)
-    lines = [
-        fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
-        fact("model", f"{first.model.name}: {first.model.describe()}"),
-        fact("setup", common),
-        *hardware_facts(first),
-        fact("modelled", modelled(first)),
-        fact("rates", rests_on(predictions[0].speed, first.profile)),
-        fact("needs", f"what the allocator reserves without retries; headroom: {_headroom(predictions)}"),
-        *([fact("tight", _tight(predictions))] if any(_fits(one) == TIGHT for one in predictions) else []),
-        "",
-        *aligned([header, *rows], numbers={"peak allocated", "needs", "headroom", *SPEED_COLUMNS}),
-    ]
-    if refused:
-        lines.append("")
-        lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
-    notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
-    lines += ["", *(fact("note", note) for note in notes)] if notes else []
-    return "\n".join(lines)
-
-
-def _headroom(predictions: Sequence[Prediction]) -> str:
-    """Return what a table's headroom is."""
-    taken = [one.estimate.communicators.num_bytes for one in predictions]
-    beside = " and the least that NCCL takes" if any(one and one.low for one in taken) else ""
-    return f"what the card has beyond that{beside}"
+def required_facts(predictions: Sequence[Prediction]) -> list[str]:
+    """Return what is kept free of the card."""
+    known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
+    return [fact("headroom", line) for line in required_lines(known)]
 
 
 def varying_fields(questions: Sequence[Question]) -> list[str]:
@@ -367,44 +266,6 @@ def title(question: Question, varying: Sequence[str]) -> str:
     strategy, *values = labels(question, varying)
     named = zip(varying, values, strict=True)
     return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
-
-
-def _cells(prediction: Prediction) -> list[str]:
-    memory = prediction.estimate.memory
-    largest = dominant(prediction)
-    share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
-    return [
-        format_gib(memory.peak_allocated_bytes),
-        memory.peak_phase,
-        _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
-        _fits(prediction),
-        _size(prediction.headroom_bytes, UNKNOWN),
-        f"{spaced(largest)} {share:.0%}",
-        *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
-    ]
-
-
-TIGHT = "tight"
-
-
-def _tight(predictions: Sequence[Prediction]) -> str:
-    is_measured = predictions[0].estimate.context_bytes is not None
-    left = "NCCL" if is_measured else "the CUDA context and NCCL, for which users report 1 to 3 GiB"
-    return f"it fits, and what is left may be too little for {left}"
-
-
-def _fits(prediction: Prediction) -> str:
-    """Return one or two words; retries are named, because the peaks alone do not show them."""
-    reading = prediction.estimate.allocator
-    if prediction.fits is False and reading.out_of_memory is None:
-        return "NO: retries" if reading.num_alloc_retries else "NO: host memory"
-    if prediction.estimate.is_tight and prediction.fits:
-        return TIGHT
-    return {True: "yes", False: "NO", None: UNKNOWN}[prediction.fits]
-
-
-def _size(num_bytes: int | None, otherwise: str) -> str:
-    return otherwise if num_bytes is None else format_gib(num_bytes)
 
 
 def aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prints predicted against published peaks: a table, the named terms, a summary by kind, what is not predicted."""
+"""Prints predicted beside published peaks: a table, the named terms, a summary by kind, what is left out and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from fsdp_bench.predict.published import PREDICTED_KINDS, PublishedRow
+from fsdp_bench.report.left_out import left_out, taken, wrapped
 from fsdp_bench.spec.units import GIB
 
 WITHIN = 0.05
@@ -17,18 +18,21 @@ _WIDTH = 32
 def format_published(rows: Sequence[PublishedRow]) -> str:
     """Return everything as plain text. ``with terms`` is not the prediction: see published_terms.py."""
     predicted = [row for row in rows if row.predicted_bytes is not None]
+    published = sum(row.kind is not None for row in rows)
     lines = [
-        f"predicted against published: {len({row.case for row in rows})} cases, {len(predicted)} peaks predicted; GiB",
-        "with terms: the prediction and what the framework's own code is known to keep beside it, from shapes alone",
+        f"peaks of memory: {published} published, {len(predicted)} compared; GiB",
+        "with terms: the prediction and what the framework's own code is known to keep beside it",
         "",
         f"  {'case':<{_WIDTH}}{'kind':<14}{'published':>10}{'predicted':>10}{'error':>8}{'with terms':>12}{'error':>8}",
     ]
     lines += [_line(row) for row in predicted]
-    lines += ["", "what each of them is, and the terms that the prediction does not have:"]
+    lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
+    lines += ["", "what was predicted, and the terms that the prediction does not have:"]
     for case in dict.fromkeys(row.case for row in predicted):
         lines += _details([row for row in predicted if row.case == case])
-    lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
-    return "\n".join([*lines, "", "not predicted:", *_reasons(rows)])
+    lines += ["", "where these terms stand:", *_sources(predicted)]
+    lines += ["", *taken((row.family, row.assumptions) for row in predicted)]
+    return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
 def _line(row: PublishedRow) -> str:
@@ -41,13 +45,18 @@ def _line(row: PublishedRow) -> str:
 
 def _details(rows: Sequence[PublishedRow]) -> list[str]:
     row = rows[0]
-    lines = [f"  {row.case}: {row.setup}", f"      source: {row.source}; predicted peak in {row.peak_at}"]
-    lines.append(f"      taken: {'; '.join(row.assumptions)}")
+    lines = wrapped(f"{row.case}: {row.setup}", 2)
+    lines += wrapped(f"source: {row.source}; predicted peak in {row.peak_at}", 6)
     for term in dict.fromkeys(term for peak in rows for term in peak.terms):
         size = "size unknown" if term.num_bytes is None else f"{term.num_bytes / GIB:+.3f} GiB"
         where = f" for {term.only} alone" if term.only else ""
-        lines.append(f"      term {size}{where}: {term.name} ({term.formula}); {term.source}")
+        lines += wrapped(f"term {size}{where}: {term.name} ({term.formula})", 6)
     return lines
+
+
+def _sources(rows: Sequence[PublishedRow]) -> list[str]:
+    terms = dict.fromkeys((term.name, term.source) for row in rows for term in row.terms)
+    return [line for name, source in terms for line in wrapped(f"{name}: {source}", 2)]
 
 
 def _summary(kind: str, predicted: Sequence[PublishedRow]) -> list[str]:
@@ -72,16 +81,6 @@ def _errors(name: str, found: Sequence[float | None]) -> str:
         f"  {name:<34}{len(errors)} peaks, median |error| {median(sizes):.1%}, worst {worst:+.1%},"
         f" {within} within {WITHIN:.0%}"
     )
-
-
-def _reasons(rows: Sequence[PublishedRow]) -> list[str]:
-    """Group by reason: which cases, in their order."""
-    grouped: dict[str, list[str]] = {}
-    for row in rows:
-        if row.reason is not None:
-            name = row.case if row.kind is None else f"{row.case} ({row.kind} {_gib(row.measured_bytes)})"
-            grouped.setdefault(row.reason, []).append(name)
-    return [f"  {reason}: {', '.join(names)}" for reason, names in grouped.items()]
 
 
 def _gib(size_bytes: int | None) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fsdp_bench.catalog import loader
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.dials import depth_dial
-from fsdp_bench.predict.published import packaged_rows
+from fsdp_bench.predict.published_cases import packaged_rows
 from fsdp_bench.report.canvas import EDGE, WIDTH, wrap
 from fsdp_bench.report.max_size import Assumptions, Cell, Sizes, document_of, largest
 from fsdp_bench.report.max_size_chart import NONE_FITS, PUBLISHED, MaxSizeBar, MaxSizePicture, Panel
@@ -119,7 +119,7 @@ def compare_published_sizes() -> list[Comparison]:
         cluster = _cluster(bar)
         setups = [_setup(bar, precision, cluster.world_size) for precision in PRECISIONS]
         places.append((cluster, [depth_dial(BLOCKS, setup, cluster) for setup in setups]))
-    return [Comparison(*pair) for pair in zip(bars, largest(places, Assumptions()), strict=True)]
+    return [Comparison(*pair) for pair in zip(bars, largest(places, Assumptions(headroom_bytes=0)), strict=True)]
 
 
 def _cluster(bar: PublishedSize) -> Cluster:

@@ -1,66 +1,60 @@
-"""Prints predicted against published throughput: a table, a summary beside one constant MFU, what was assumed."""
+"""Prints predicted beside published throughput: a table, a summary beside constant MFUs, what is left out and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
-from fsdp_bench.predict.published_speed import SpeedRow, SpeedSummary
+from fsdp_bench.predict.published_speed import SpeedRow, SpeedSummary, kind_of
+from fsdp_bench.report.left_out import left_out, taken
 
-_WIDTH = 40
+_WIDTH = 36
 
 
 def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
     """Return everything as plain text."""
-    predicted = [row for row in rows if row.error is not None]
+    compared = [row for row in rows if row.error is not None]
+    constants = ", ".join(f"{mfu:.1%} on {gpu}" for gpu, mfu in summary.best_constant_mfu.items())
     lines = [
-        f"predicted against published throughput: {len(predicted)} rows, from datasheets alone; tokens/s per GPU",
-        f"constant MFU: the one of {summary.best_constant_mfu:.1%} that fits all these rows best, chosen afterwards",
+        f"throughput: {len(rows)} published, {len(compared)} compared; from datasheets alone; tokens/s per GPU",
+        f"constant MFU: what fits the rows of each GPU best, chosen afterwards: {constants}",
         "",
-        f"  {'case':<{_WIDTH}}{'':<10}{'published':>10}{'predicted':>10}{'error':>8}{'constant MFU':>14}{'exposed':>9}",
+        f"  {'case':<{_WIDTH}}{'':<9}{'published':>10}{'predicted':>10}{'error':>8}{'constant MFU':>14}{'exposed':>9}",
     ]
-    lines += [_line(row) for row in predicted]
-    lines += ["", *_summary(predicted, summary), "", "taken:"]
-    lines += [f"  {fact}: {', '.join(families)}" for fact, families in _assumptions(predicted).items()]
-    return "\n".join([*lines, "", "not predicted:", *_reasons(rows)])
+    lines += [_line(row) for row in compared]
+    lines += ["", *_summary(compared, summary), ""]
+    lines += taken((row.family, row.assumptions) for row in compared)
+    return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
 def _line(row: SpeedRow) -> str:
     assert row.predicted_tokens_per_second is not None
-    line = f"  {row.case:<{_WIDTH}}{'compiled' if row.compiled else 'eager':<10}"
+    line = f"  {row.case:<{_WIDTH}}{kind_of(row):<9}"
     line += f"{row.published_tokens_per_second:>10,.0f}{row.predicted_tokens_per_second:>10,.0f}"
     return f"{line}{row.error:>+8.1%}{row.constant_mfu_error:>+14.1%}{row.exposed_share:>9.1%}"
 
 
 def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
-    lines = [f"  {'median |error|':<30}{'rows':>6}{'predicted':>12}{'constant MFU':>14}"]
-    groups = {"all": list(rows)}
+    """Return the median errors: of all rows, by who published them, by GPU, by eager and compiled code on each GPU."""
+    groups: dict[str, list[SpeedRow]] = {"all": list(rows)}
     for family in summary.by_family:
         groups[family] = [row for row in rows if row.family == family]
-    groups["eager"] = [row for row in rows if not row.compiled]
-    groups["compiled"] = [row for row in rows if row.compiled]
+        on = list(dict.fromkeys(row.gpu for row in groups[family]))
+        if len(on) > 1:
+            groups |= {f"{family} on {gpu}": [r for r in groups[family] if r.gpu == gpu] for gpu in sorted(on)}
+    for gpu in sorted(summary.best_constant_mfu):
+        of_gpu = [row for row in rows if row.gpu == gpu]
+        groups[gpu] = of_gpu
+        for kind in ("eager", "compiled"):
+            groups[f"{gpu} {kind}"] = [row for row in of_gpu if kind_of(row) == kind]
+    lines = [f"  {'median |error|':<30}{'rows':>6}{'predicted':>12}{'constant MFU':>14}{'too fast':>10}"]
     for name, group in groups.items():
         if group:
-            ours = median(abs(row.error or 0.0) for row in group)
-            constant = median(abs(row.constant_mfu_error or 0.0) for row in group)
-            lines.append(f"  {name:<30}{len(group):>6}{ours:>12.1%}{constant:>14.1%}")
+            ours, constant = _median(row.error for row in group), _median(row.constant_mfu_error for row in group)
+            fast = f"{sum((row.error or 0.0) > 0 for row in group)} of {len(group)}"
+            lines.append(f"  {name:<30}{len(group):>6}{ours:>12.1%}{constant:>14.1%}{fast:>10}")
     return lines
 
 
-def _assumptions(rows: Sequence[SpeedRow]) -> dict[str, list[str]]:
-    """Return what was taken for granted, and for which families or cases."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        for fact in row.assumptions:
-            who = row.case if "of the blocks" in fact else row.family
-            if who not in found.setdefault(fact, []):
-                found[fact].append(who)
-    return found
-
-
-def _reasons(rows: Sequence[SpeedRow]) -> list[str]:
-    grouped: dict[str, list[str]] = {}
-    for row in rows:
-        if row.reason is not None:
-            grouped.setdefault(row.reason, []).append(row.case)
-    return [f"  {reason}: {', '.join(names)}" for reason, names in grouped.items()]
+def _median(errors: Iterable[float | None]) -> float:
+    return median(abs(error or 0.0) for error in errors)

@@ -6,7 +6,6 @@ devices, versions of torch and run plans are never mixed. What is too much for o
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fsdp_bench.report.bars import device_name, ended
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
     for members in _comparable(measured):
         for values, part in split(members):
             device = (members[0].device,) if kinds > 1 else ()
-            name = file_word("-".join((*device, *values)))
+            name = in_file_name("-".join((*device, *values)))
             names[name] += 1
             number = (str(names[name]),) if names[name] > 1 else ()
             suffix = "".join(f"-{word}" for word in (name, *number) if word)
@@ -265,11 +265,6 @@ def _plan(record: TrialRecord) -> Hashable:
 def torch_version(record: TrialRecord) -> str | None:
     """Return the torch that the ranks ran; None where no rank got far enough to say."""
     return next((rank.environment["torch"] for rank in record.ranks if "torch" in rank.environment), None)
-
-
-def file_word(text: str) -> str:
-    """Return a text as a part of a file's name: at most 150 letters, digits, dots and dashes."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:150].strip("-")
 
 
 def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> Slide:

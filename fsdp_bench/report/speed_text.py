@@ -30,14 +30,15 @@ def time_facts(found: Speed, profile: Profile | None) -> list[str]:
             f"operators {format_seconds(time.compute_seconds or 0.0)};"
             f" collectives {format_seconds(time.communication_seconds)}, of which"
             f" {format_seconds(time.exposed_communication_seconds)} while no operator runs"
-            f"{_copies(time.host_copy_seconds)}",
+            f"{_part('copies to and from the host', time.host_copy_seconds)}"
+            f"{_part('optimizer on the CPU', time.cpu_optimizer_seconds)}",
         ),
     ]
     return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
 
 
-def _copies(seconds: float | None) -> str:
-    return f"; copies to and from the host {format_seconds(seconds)}" if seconds else ""
+def _part(name: str, seconds: float | None) -> str:
+    return f"; {name} {format_seconds(seconds)}" if seconds else ""
 
 
 def rests_on(found: Speed, profile: Profile | None) -> str:
@@ -67,10 +68,15 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
+def step_text(seconds: float) -> str:
+    """Print a step's time with the digits that tell settings apart."""
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
 def speed_cells(found: Speed) -> list[str]:
     """Return the cells of SPEED_COLUMNS."""
     time, tokens = found.time, found.tokens_per_second_per_gpu
     if time.step_seconds is None or time.exposed_communication_seconds is None or tokens is None:
         return [UNKNOWN] * len(SPEED_COLUMNS)
     exposed = time.exposed_communication_seconds / time.step_seconds
-    return [format_seconds(time.step_seconds), share(exposed), f"{tokens:,.0f}", share(found.mfu)]
+    return [step_text(time.step_seconds), share(exposed), f"{tokens:,.0f}", share(found.mfu)]

@@ -11,8 +11,9 @@ from fsdp_bench.predict.events import Category
 from fsdp_bench.report.axis import FONT, HEADER_FONT, INK, LINE
 from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, scale_axis, text_width, write
 from fsdp_bench.report.prediction import Prediction, Question
-from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields, verdict
+from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
+from fsdp_bench.report.verdict_text import verdict
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB, MIB, format_gib
 
@@ -154,8 +155,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_firs
     _write_over(axes, _peak_words(panel, is_alone), FONT, 5.0)
     if not is_alone:
         prediction = panel.prediction
-        fits = {True: "fits", False: "does not fit", None: "fit unknown"}[prediction.fits]
-        fits += ", tight" if prediction.fits and prediction.estimate.is_tight else ""
+        fits = "fit unknown" if prediction.verdict is None else prediction.verdict.words
         _title(axes, f"{panel.title}: {fits}", INK if prediction.fits is not False else FAILURE)
 
 
@@ -199,9 +199,8 @@ def _hidden_reason(prediction: Prediction) -> str:
         is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
         if is_seen:
             return ""
-        taken = estimate.communicators.num_bytes
-        beside = f", NCCL {format_gib(taken.low)}" if taken and taken.low else ""
-        return f"; its segments need {format_gib(prediction.needed_bytes)}{beside}"
+        kept = format_gib(estimate.required_headroom.num_bytes)
+        return f"; its segments need {format_gib(prediction.needed_bytes)}, {kept} are kept free"
     if count := reading.num_alloc_retries:
         return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
     return "; host memory is too small"

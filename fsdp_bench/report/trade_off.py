@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot
+from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.axis import FONT, INK, LINE
-from fsdp_bench.report.canvas import EDGE, HEIGHT, WIDTH, new_figure, text_width, wrap, write
+from fsdp_bench.report.canvas import DPI, EDGE, HEIGHT, WIDTH, new_figure, text_width, wrap, write
 from fsdp_bench.report.prediction import Prediction
 from fsdp_bench.report.prediction_text import common_line, title, varying_fields
 from fsdp_bench.report.speed_text import rests_on
+from fsdp_bench.report.verdict_text import required_lines
 from fsdp_bench.report.words import hardware_words
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB
@@ -25,8 +26,13 @@ MOST = 30
 """Setups that one picture shows legibly."""
 FAR = 3.0
 """Times the card's memory, or what fits, beyond which a setup is an arrow at the right end."""
-CLOSE = 12.0
-"""Pixels within which two points are on the same place."""
+MARKER = 11.0
+"""Points across."""
+LABEL_FONT = 10.5
+LABEL_AT = (17.0, 20.0, 26.0, 34.0, 44.0, 58.0, 76.0, 100.0)
+"""Pixels between a point and its label, tried in this order."""
+TURNS = tuple(pi * turn / 8 for turn in (4, 0, 8, 12, 2, 6, 14, 10, 3, 5, 1, 7, 15, 9, 13, 11))
+"""Directions of a label, tried in this order: over the point, right, left, under it, and between."""
 FRONTIER, FITS, NOT = "#0072B2", "#8CCBF0", "#A61C00"
 
 
@@ -86,6 +92,7 @@ def _figure(points: Sequence[Point], predictions: Sequence[Prediction]) -> Figur
             hardware_words(question.hardware, question.setup.world_size),
             common_line(question.setup, varying_fields([one.question for one in predictions])),
             "predicted for eager, rank 0",
+            *required_lines(one.estimate for one in predictions if one.required_headroom_bytes is not None),
             f"rates: {rests_on(first.speed, question.profile)}",
         ],
         WIDTH - 2 * EDGE,
@@ -136,29 +143,61 @@ def right_end(points: Sequence[Point], card_gib: float) -> float:
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point], edge: float) -> None:
-    """Draw every point with its number; points on the same place share a label."""
-    labels: dict[tuple[float, float, str], list[int]] = {}
+    """Draw every point, and its number beside it; what is far beyond the card is an arrow at the right end."""
+    from matplotlib.patheffects import withStroke
+
+    places: dict[tuple[float, float], list[int]] = {}
     for index, point in enumerate(points, start=1):
         color = NOT if point.fits is False else FRONTIER if point in best else FITS
         beyond = point.memory_gib > edge
-        x = edge * 0.985 if beyond else point.memory_gib
-        axes.plot(x, point.tokens, marker=">" if beyond else "o", color=color, markersize=20, markeredgecolor="white")
-        labels.setdefault(_place(axes, (x, point.tokens, color), labels), []).append(index)
-    for (x, y, color), numbers in labels.items():
-        text = ",".join(map(str, numbers))
-        axes.annotate(text, (x, y), fontsize=min(10.0, 26.0 / len(text)), weight="bold", ha="center", va="center",
-                      color=INK if color == FITS else "white")  # fmt: skip
+        place = (edge * 0.985 if beyond else point.memory_gib, point.tokens)
+        axes.plot(
+            *place, marker=">" if beyond else "o", color=color, markersize=MARKER, markeredgecolor="white", zorder=3
+        )
+        places.setdefault(place, []).append(index)
+    middles = [tuple(map(float, axes.transData.transform(place))) for place in places]
+    texts = [",".join(map(str, numbers)) for numbers in places.values()]
+    box = axes.bbox
+    limits = (float(box.x0), float(box.y0), float(box.x1), float(box.y1))
+    for (x, y), text, (dx, dy) in zip(places, texts, label_offsets(middles, texts, limits), strict=True):
+        is_far = hypot(dx, dy) > LABEL_AT[2]
+        line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 5}
+        axes.annotate(text, (x, y), (dx * 72 / DPI, dy * 72 / DPI), textcoords="offset points", fontsize=LABEL_FONT,
+                      ha="center", va="center", color=INK, zorder=4, arrowprops=line if is_far else None,
+                      path_effects=[withStroke(linewidth=2.5, foreground="white")])  # fmt: skip
 
 
-def _place(
-    axes: Axes, place: tuple[float, float, str], taken: Iterable[tuple[float, float, str]]
-) -> tuple[float, float, str]:
-    """Return the place of a point of that colour, or the one that is taken already and so close that both are one."""
-    for other in taken:
-        (x, y), (ox, oy) = axes.transData.transform([place[:2], other[:2]])
-        if hypot(x - ox, y - oy) < CLOSE and other[2] == place[2]:
-            return other
-    return place
+def label_offsets(
+    middles: Sequence[tuple[float, ...]], texts: Sequence[str], limits: tuple[float, float, float, float]
+) -> list[tuple[float, float]]:
+    """Return where each label's middle is, from its point, in pixels: inside the limits, on no marker and no label.
+
+    The nearest free place is taken, point by point; where there is none, the nearest of all.
+    """
+    half = MARKER * DPI / 72 / 2
+    taken = [(x - half, y - half, x + half, y + half) for x, y in middles]
+    offsets = []
+    for (x, y), text in zip(middles, texts, strict=True):
+        width, height = text_width(text, LABEL_FONT) / 2 + 2, LABEL_FONT * DPI / 72 / 2 + 1
+        tried = [(r * cos(turn), r * sin(turn)) for r in LABEL_AT for turn in TURNS]
+        boxes = [(x + dx - width, y + dy - height, x + dx + width, y + dy + height) for dx, dy in tried]
+        free = (i for i, box in enumerate(boxes) if _is_inside(box, limits) and not any(_meet(box, o) for o in taken))
+        chosen = next(free, 0)
+        taken.append(boxes[chosen])
+        offsets.append(tried[chosen])
+    return offsets
+
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top."""
+
+
+def _is_inside(box: Box, limits: Box) -> bool:
+    return box[0] >= limits[0] and box[1] >= limits[1] and box[2] <= limits[2] and box[3] <= limits[3]
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _draw(axes: Axes, points: Sequence[Point], card_bytes: int | None, kind: str) -> None:

@@ -6,17 +6,27 @@ import functools
 import math
 import os
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked, build
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
 
 T = TypeVar("T")
-S = TypeVar("S", bound=msgspec.Struct)
+C = TypeVar("C", bound=Checked)
+
+
+_NOT_PLAIN = re.compile(r"[^\x00-\x7e]")
+
+
+def _escape(found: re.Match[str]) -> str:
+    """Return a character as JSON escapes it: one or two UTF-16 units."""
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
 
 LARGEST_INTEGER = 2**63 - 1
 """Nothing that is stored is larger; what is cannot be a float without an error in every sum."""
@@ -30,21 +40,25 @@ def _encode_other(value: object) -> object:
 
 def _decode_other(kind: type, value: object) -> object:
     if kind is Precision:
-        return Precision.parse(str(value))
+        return Precision.parse(value)  # type: ignore[arg-type]  # which refuses what is no text
     raise NotImplementedError(f"cannot read {kind.__name__}")
 
 
 def to_json(value: object) -> bytes:
-    """Encode as indented JSON with a final newline; sets and unknown types are refused.
+    """Encode as indented JSON in ASCII, as json.dumps does, with a final newline; unknown types are refused.
 
-    What JSON or UTF-8 cannot hold is written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which
-    ``from_json`` reads back where the type is AnyFloat; lone surrogates of a text as their escapes.
+    Whatever names are in it, every terminal and encoding can show it, and none obeys it. What JSON or UTF-8 cannot hold
+    is written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back where
+    the type is AnyFloat; lone surrogates of a text as their escapes.
     """
-    return msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _NOT_PLAIN.sub(_escape, data.decode()).encode()
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Decode strictly.
+    """Decode JSON; a Checked type reads words in any case and whole numbers as its constructor does.
 
     Raises:
         msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
@@ -83,16 +97,32 @@ def to_builtins(value: object) -> Any:
 
 
 def from_builtins(value: object, kind: type[T]) -> T:
-    """Turn dictionaries, lists, strings and numbers into a spec value, strictly.
+    """Turn dictionaries, lists, strings and numbers into a spec value, as ``from_json``.
 
     Raises:
-        msgspec.ValidationError: for a value of another shape, or one that the type refuses.
+        msgspec.ValidationError: for values of another shape; caused by a SpecError where the type is Checked.
     """
     try:
         return msgspec.convert(value, type=kind, dec_hook=_decode_other)
+    except msgspec.ValidationError as error:
+        return _read_otherwise(value, kind, error)
     except (RecursionError, ArithmeticError, LookupError, AttributeError) as error:
         # A type's own check met a number or a word that it did not expect.
         raise msgspec.ValidationError(_reason(error)) from error
+
+
+def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError) -> T:
+    """Read what msgspec refused as the constructor of a Checked type would, which knows more spellings and says more.
+
+    Raises:
+        msgspec.ValidationError: caused by the constructor's SpecError; for other types the one that there was.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Checked) and isinstance(value, dict)):
+        raise error from error.__cause__
+    try:
+        return build(kind, value)
+    except SpecError as reason:
+        raise msgspec.ValidationError(str(reason)) from reason
 
 
 def from_stored(value: object, kind: type[T]) -> T:
@@ -156,26 +186,13 @@ def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
     return value
 
 
-def from_words(fields: dict[str, Any], kind: type[S]) -> S:
+def from_words(fields: dict[str, Any], kind: type[C]) -> C:
     """Turn what a user wrote into a spec type.
-
-    Words are read before msgspec sees them: it knows their vocabulary, but neither the aliases nor the nearest word.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
     """
-    read = dict(fields)
-    for field in msgspec.structs.fields(kind):
-        if field.name in read and isinstance(field.type, type) and issubclass(field.type, StrEnum):
-            read[field.name] = field.type(read[field.name])
-    try:
-        return from_builtins(read, kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise error.__cause__ from None
-        message, _, path = str(error).partition(" - at `$")
-        name = path.strip(".`")
-        raise SpecError(f"{name}: {fields[name]!r} is not allowed: {message}" if name in fields else message) from None
+    return build(kind, fields)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

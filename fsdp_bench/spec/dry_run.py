@@ -6,12 +6,17 @@ from typing import Literal
 
 import msgspec
 
+from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
 """Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
+
+TensorKind = Literal["fake", "real"]
+"""Tensors without data, or real tensors in CPU memory: slower and only as large as this machine's memory, but without
+anything of torch replaced."""
 
 CATEGORIES = (
     "parameters",
@@ -26,7 +31,11 @@ CATEGORIES = (
 """What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
 
 
-class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}
+"""Arguments that a user's function may take, by TrainSetup's names, and their options: the size of its batch."""
+
+
+class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user's own model: a function that returns it together with a batch."""
 
     function: str
@@ -35,25 +44,38 @@ class UserModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``pkg.mod:Class``: the class of the model's blocks."""
     folder: str = "."
     """Where ``pkg`` is looked for first."""
+    arguments: dict[str, int] = {}
+    """What the user asked for of SIZES: passed to the function, which must take it."""
 
 
-class DryRunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
-        SpecError: when it names no model, or two.
+        SpecError: when it names no model, or two, or a module to wrap by blocks of which nobody says what they are.
     """
 
     setup: TrainSetup
     model: ModelShape | None = None
     module: UserModule | None = None
     kernels: KernelSet = "cuda"
+    rank: int = 0
+    """The rank of the world whose memory is followed."""
+    tensors: TensorKind = "fake"
     trace: str | None = None
     """A file for every change of the live bytes in the measured step, with the operator that made it."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if (self.model is None) == (self.module is None):
             raise SpecError("a dry run needs a model's shape or a user's module, and not both")
+        if not 0 <= self.rank < self.setup.world_size:
+            raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
+        if self.tensors == "real" and (self.kernels == "cuda" or self.module is not None):
+            raise SpecError("tensors: real ones are of a benchmark model on the CPU; kernels must be cpu")
+        if self.module is not None and self.module.block is None and self.setup.wrap is Wrap.BLOCK:
+            raise SpecError(
+                "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
+            )
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +93,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes of one warm training step of rank 0, tracked by storage. Tensors held no data."""
+    """Live bytes of one warm training step of one rank, tracked by storage."""
 
     peak_allocated_bytes: int
     """The largest of the step's phases."""
@@ -80,7 +102,8 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     """Peak by phase: forward, loss, backward, optimizer; over all micro-batches. Of a step in the steady state; forward
     also of FSDP1's first step."""
     load_bytes: int
-    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways."""
+    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways. A
+    benchmark model is loaded as a trial's worker loads it, from the meta device, part by part."""
     resident: Resident
     breakdown_bytes: dict[str, int]
     """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""
@@ -91,7 +114,11 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     """torch's version."""
     seconds: float
     """How long this dry run took, without the import of torch."""
-    device: Literal["fake"] = "fake"
+    rank: int = 0
+    device: Literal["fake", "cpu"] = "fake"
+    """``cpu`` for real tensors."""
+    arguments: dict[str, int] = {}
+    """Of a user's module: the SIZES that its function was called with; what it does not take is not known."""
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fsdp_bench.spec.text import printable
+
+LONGEST_VALUE = 80
+"""Characters of a value that a message shows."""
+
 
 class FsdpBenchError(Exception):
     """The root of this package's errors."""
+
+    exit_code = 2
+    """Of the command line that it ends."""
 
 
 class UserError(FsdpBenchError):
@@ -43,13 +51,24 @@ class WrapError(FsdpBenchError, ValueError):
     """A combination of wrapping options that cannot work, with the reason."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the closest known word in any case, or an empty string."""
+    words = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], words, n=1, cutoff=cutoff)
+    return f" (did you mean {words[close[0]]!r}?)" if close else ""
 
 
 def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
     """Build the error for a value outside a closed vocabulary: the field, the value, what is allowed."""
     words = list(allowed)
-    return SpecError(f"{field}: {value!r} is not allowed; one of {', '.join(words)}{nearest(str(value), words)}")
+    close = nearest(value, words) if isinstance(value, str) else ""
+    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(words)}{close}")
+
+
+def shown(value: object) -> str:
+    """Return a value as messages print it: its repr on one line, cut where it is long, with the length of the whole."""
+    try:
+        text = printable(repr(value))
+    except Exception:  # a number of too many digits, or what a foreign class raises
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"

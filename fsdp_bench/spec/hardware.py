@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-import msgspec
-
+from fsdp_bench.spec.checked import Checked, Count, Positive, Word
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
-def _check_positive(field: str, value: float | None) -> None:
-    if value is not None and value <= 0:
-        raise SpecError(f"{field}: {value} is not allowed; a positive number, or leave it out when it is unknown")
-
-
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a fact was read."""
 
     title: str
@@ -26,48 +18,45 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What had to be derived, and how."""
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU as torch sees one device."""
 
     name: str
     product_names: tuple[str, ...]
     """Exactly what NVML and torch.cuda.get_device_name report for it."""
-    memory_gib: float
+    memory_gib: Positive
     """Nominal memory, as sold."""
     source: Source
-    dense_flops_per_second: dict[str, float]
+    dense_flops_per_second: dict[str, Positive]
     """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32; a missing dtype is unknown or unsupported."""
     native_bf16: bool
-    compute_capability: float | None = None
+    compute_capability: Positive | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
-    memory_bandwidth_bytes_per_second: float | None = None
-    num_multiprocessors: int | None = None
+    memory_bandwidth_bytes_per_second: Positive | None = None
+    num_multiprocessors: Count | None = None
     """Streaming multiprocessors, or compute units."""
-    matmul_reach: float | None = None
+    matmul_reach: Positive | None = None
     """The share of the 16-bit peak that the best of large matrix products reach, where somebody published it."""
     matmul_reach_source: Source | None = None
-    sustained_clock: float | None = None
+    sustained_clock: Positive | None = None
     """The share of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
     sustained_clock_source: Source | None = None
-    nvml_total_bytes: int | None = None
+    nvml_total_bytes: Count | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
-    usable_memory_bytes: int | None = None
+    usable_memory_bytes: Count | None = None
     """What one process that is alone on the GPU can fill: torch.cuda.get_device_properties(0).total_memory, which is
     also the "total capacity" of torch's out-of-memory messages. Everything of the process must fit into it: what the
     caching allocator reserves, the CUDA context and NCCL's buffers. The latter two are not subtracted, because they
     depend on the CUDA version and on the communicators; a context that was measured is (see context_bytes)."""
     usable_memory_source: Source | None = None
-    context_bytes: int | None = None
+    context_bytes: Count | None = None
     """What a process's CUDA context takes, where a calibration measured it; ``usable_memory_bytes`` is then without it.
     No catalogue has it."""
 
-    def __post_init__(self) -> None:
-        for dtype, peak in self.dense_flops_per_second.items():
+    def _check(self) -> None:
+        for dtype in self.dense_flops_per_second:
             if dtype not in _PEAK_DTYPES:
                 raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
-            _check_positive(f"dense_flops_per_second.{dtype}", peak)
-        for field in ("memory_gib", "memory_bandwidth_bytes_per_second", "nvml_total_bytes", "usable_memory_bytes"):
-            _check_positive(field, getattr(self, field))
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Dense peak for ``fp32``, ``bf16`` or ``fp16``, or None when it is not documented.
@@ -83,7 +72,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.dense_flops_per_second.get(dtype)
 
 
-class LinkKind(StrEnum):
+class LinkKind(Word):
     """What GPUs or nodes are joined with. The topology that a cost of collectives needs follows from it."""
 
     NVSWITCH = "nvswitch"
@@ -101,61 +90,49 @@ class LinkKind(StrEnum):
     """Ethernet without RDMA between nodes; Google's GPUDirect-TCPX and TCPXO among it."""
 
     @classmethod
-    def _missing_(cls, value: object) -> LinkKind:
-        for member in cls:
-            if str(value).strip().lower() == member.value:
-                return member
-        raise not_allowed("kind", value, [member.value for member in cls])
+    def field(cls) -> str:
+        """The field in the catalogue's files."""
+        return "kind"
 
 
-class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A link of every GPU of a node: to the other GPUs, or to the host."""
 
     kind: LinkKind
     source: Source
     generation: str | None = None
     """For people: ``NVLink 4``, ``PCIe 4.0 x16``."""
-    bandwidth_bytes_per_second: float | None = None
+    bandwidth_bytes_per_second: Positive | None = None
     """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
-    gpus_per_uplink: int | None = None
+    gpus_per_uplink: Count | None = None
     """Of a host link: GPUs that share one uplink of that bandwidth, so that together they reach it once. Absent where
     nobody documents the wiring."""
-    gpus_per_socket: int | None = None
+    gpus_per_socket: Count | None = None
     """Of GPUs that PCIe joins: how many are attached to one processor. Absent where nobody documents the wiring."""
-    socket_bandwidth_bytes_per_second: float | None = None
+    socket_bandwidth_bytes_per_second: Positive | None = None
     """Between two processors, per direction, as NCCL reckons with it for their kind (src/graph/topo.h)."""
 
-    def __post_init__(self) -> None:
-        _check_positive("gpus_per_uplink", self.gpus_per_uplink)
-        _check_positive("gpus_per_socket", self.gpus_per_socket)
-        _check_positive("socket_bandwidth_bytes_per_second", self.socket_bandwidth_bytes_per_second)
-        _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
 
-
-class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Network(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What joins one node to the other nodes."""
 
     kind: LinkKind
     source: Source
     generation: str | None = None
-    num_nics: int | None = None
+    num_nics: Count | None = None
     """Network interfaces that carry the GPUs' traffic; those for storage and management are not counted."""
-    bandwidth_bytes_per_second: float | None = None
+    bandwidth_bytes_per_second: Positive | None = None
     """Nominal, per node and per direction: of all those interfaces together, as sold (3200 Gbps = 400e9)."""
 
-    def __post_init__(self) -> None:
-        _check_positive("num_nics", self.num_nics)
-        _check_positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
 
-
-class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine with GPUs, bought or rented: a node of a cluster."""
 
     name: str
     provider: str
     gpu: str
     """The GPU's name in the catalogue."""
-    gpus_per_node: int
+    gpus_per_node: Count
     source: Source
     """Of the GPUs, the host memory and the processors; the links have their own."""
     aliases: tuple[str, ...] = ()
@@ -164,19 +141,15 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_link: Interconnect | None = None
     """Between a GPU and the host's memory."""
     inter_node: Network | None = None
-    host_memory_bytes: int | None = None
+    host_memory_bytes: Count | None = None
     """As documented for the machine; the operating system and the data loader live in it too."""
-    num_vcpus: int | None = None
+    num_vcpus: Count | None = None
     """Hardware threads that a rented machine shows."""
-    num_cores: int | None = None
+    num_cores: Count | None = None
     """Physical cores, where they are what is documented."""
 
-    def __post_init__(self) -> None:
-        for field in ("gpus_per_node", "host_memory_bytes", "num_vcpus", "num_cores"):
-            _check_positive(field, getattr(self, field))
 
-
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes of one kind, of which a training run uses the same number of GPUs each.
 
     Raises:
@@ -185,17 +158,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     server: Server
     gpu: Gpu
-    num_nodes: int = 1
-    gpus_per_node: int
+    num_nodes: Count = 1
+    gpus_per_node: Count
     """GPUs that are used on each node."""
 
-    def __post_init__(self) -> None:
-        if self.num_nodes < 1:
-            raise SpecError(f"nodes: {self.num_nodes} is not allowed; 1 or more")
-        if not 1 <= self.gpus_per_node <= self.server.gpus_per_node:
+    def _check(self) -> None:
+        if self.gpus_per_node > self.server.gpus_per_node:
             has = self.server.gpus_per_node
             raise SpecError(f"gpus-per-node: {self.gpus_per_node} is not allowed; {self.server.name} has {has}")
-        if self.gpu.name != self.server.gpu:
+        if self.gpu.name.lower() != self.server.gpu.lower():
             raise SpecError(f"gpu: {self.gpu.name} is not the GPU of {self.server.name}, which is {self.server.gpu}")
 
     @property

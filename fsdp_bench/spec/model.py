@@ -10,34 +10,33 @@ Every count here is checked against the modules of train/transformer.py built on
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta
 
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.checked import Checked, Count, Word
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
 
 
-class Family(StrEnum):
+class Family(Word):
     """The transformer families that train/transformer.py builds."""
 
     LLAMA = "llama"
     GPT2 = "gpt2"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Family:
-        for member in cls:
-            if str(value).strip().lower() == member.value:
-                return member
-        raise not_allowed("family", value, [member.value for member in cls])
-
 
 LARGEST_DIMENSION = 2**24
 """Of a model: sizes that no model has, so few that a tensor's bytes are a 64-bit number."""
+Dimension = Annotated[int, Meta(ge=1, le=LARGEST_DIMENSION)]
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+LONGEST_NAME = 200
+"""Characters of a model's name, which tables, charts and the names of their files repeat."""
+
+
+class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dimensions of one model. All sizes are counts of elements.
 
     Raises:
@@ -46,23 +45,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     family: Family
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
+    num_hidden_layers: Dimension
+    hidden_size: Dimension
+    num_attention_heads: Dimension
+    num_key_value_heads: Dimension
+    intermediate_size: Dimension
+    vocab_size: Dimension
+    max_position_embeddings: Count
     """Learned positions (gpt2); for llama, whose positions are rotary, a limit without parameters."""
     tie_word_embeddings: bool = False
 
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                raise SpecError(f"{field}: {value} is not allowed; a positive number (model {self.name})")
-            if isinstance(value, int) and value > LARGEST_DIMENSION and field != "max_position_embeddings":
-                raise SpecError(f"{field}: {value} is not allowed; up to {LARGEST_DIMENSION} (model {self.name})")
+    def _check(self) -> None:
+        if not self.name.isprintable() or len(self.name) > LONGEST_NAME:
+            raise SpecError(f"name: {shown(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
         if self.hidden_size % self.num_attention_heads:
             raise SpecError(
                 f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from fsdp_bench.spec.checked import Checked, Count, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
+
+Hardware = Literal["cuda", "cpu"]
+"""What was measured: GPUs or a CPU."""
 
 PROBE = ModelShape(
     name="probe",
@@ -33,14 +40,14 @@ CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
 takes several times as long as the copy alone, or as a cast."""
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Seconds = Annotated[float, Meta(ge=0)]
+"""0 where it was lost in the noise."""
+
+
+class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SpecError(f"seconds: {self.seconds} is not allowed; a positive number")
+    seconds: Positive
 
 
 class MatmulTime(Timed, frozen=True, kw_only=True):
@@ -49,9 +56,9 @@ class MatmulTime(Timed, frozen=True, kw_only=True):
     layout: str
     """Which factor is transposed: ``nt`` forward, ``nn`` for the input's gradient, ``tn`` for the weight's."""
     dtype: str
-    m: int
-    n: int
-    k: int
+    m: Count
+    n: Count
+    k: Count
 
 
 class AttentionTime(Timed, frozen=True, kw_only=True):
@@ -59,9 +66,9 @@ class AttentionTime(Timed, frozen=True, kw_only=True):
 
     backward: bool
     dtype: str
-    heads: int
-    length: int
-    head_dim: int
+    heads: Count
+    length: Count
+    head_dim: Count
 
 
 class OperatorTime(Timed, frozen=True, kw_only=True):
@@ -69,7 +76,7 @@ class OperatorTime(Timed, frozen=True, kw_only=True):
 
     operator: str
     dtype: str
-    num_bytes: int
+    num_bytes: Count
     """Read and written."""
 
 
@@ -78,7 +85,7 @@ class CopyTime(Timed, frozen=True, kw_only=True):
 
     direction: str
     """``to_device`` or ``to_host``."""
-    num_bytes: int
+    num_bytes: Count
 
 
 class OptimizerTime(Timed, frozen=True, kw_only=True):
@@ -86,8 +93,8 @@ class OptimizerTime(Timed, frozen=True, kw_only=True):
 
     kind: str
     """As in a setup; with ``host `` before it where it runs in host memory beside a GPU."""
-    num_tensors: int
-    num_elements: int
+    num_tensors: Count
+    num_elements: Count
     """Of all tensors."""
 
 
@@ -95,17 +102,17 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
     """A collective of a group, while all other groups of that size do the same."""
 
     kind: str
-    group_size: int
+    group_size: Count
     neighbours: bool
     """The group's ranks follow each other; otherwise they are as far apart as they can be."""
-    message_bytes: int
+    message_bytes: Count
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the ranks report: everything but what a prediction of the probe has to be taken from."""
 
-    num_ranks: int
-    threads_per_rank: int
+    num_ranks: Count
+    threads_per_rank: Count
     device_name: str
     versions: dict[str, str]
     probe_step_seconds: dict[str, float]
@@ -121,16 +128,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     collective: tuple[CollectiveTime, ...] = ()
 
 
-class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What so many ranks measured at once on this machine: on a CPU they share its cores."""
 
-    num_ranks: int
-    threads_per_rank: int
-    launch_seconds: float
+    num_ranks: Count
+    threads_per_rank: Count
+    launch_seconds: Seconds
     """What the host needs for one operator besides the operator itself: Python, the dispatcher, autograd."""
-    hook_seconds: dict[str, float]
+    hook_seconds: dict[str, Seconds]
     """By api: what one of a wrapper's hooks takes."""
-    context_bytes: int | None = None
+    context_bytes: Annotated[int, Meta(ge=0)] | None = None
     """What the CUDA context takes of a GPU, as in Measured."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
@@ -152,22 +159,19 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine's calibration."""
 
     schema_version: int = SCHEMA_VERSION
     machine: str
-    device: str
-    """``cuda`` or ``cpu``."""
+    device: Hardware
     device_name: str
     measured_on: str
     """The day."""
     versions: dict[str, str]
     ranks: tuple[RankProfile, ...]
 
-    def __post_init__(self) -> None:
-        if self.device not in ("cuda", "cpu"):
-            raise not_allowed("device", self.device, ("cuda", "cpu"))
+    def _check(self) -> None:
         if not self.ranks:
             raise SpecError("ranks: none; a calibration holds at least one number of ranks")
 
@@ -193,14 +197,15 @@ def read_profile(path: Path) -> Profile:
         SpecError: for a file that cannot be read, is no TOML, or is of another shape or a newer version.
     """
     try:
-        content = msgspec.toml.decode(path.read_bytes())
-        if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) > SCHEMA_VERSION:
-            newer = content["schema_version"]
-            raise SpecError(f"{path}: calibration of version {newer}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+        content = read_document(path, "TOML")
+    except SpecError as error:
+        raise SpecError(f"{error}; `fsdp-bench calibrate` writes such a file") from None
+    version = content.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise SpecError(f"{path}: calibration of version {version}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+    try:
         return from_builtins(content, Profile)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; `fsdp-bench calibrate` writes such a file") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except msgspec.ValidationError as error:
         raise SpecError(f"{path}: no calibration: {error}; `fsdp-bench calibrate` writes one") from None
 
 

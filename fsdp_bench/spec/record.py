@@ -13,7 +13,9 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -56,25 +58,32 @@ class Outcome(StrEnum):
         return self in (Outcome.OOM_GPU, Outcome.OOM_HOST)
 
 
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+MOST_STEPS = 10**6
+MOST_THREADS = 4096
+LONGEST_TIMEOUT_SECONDS = 1e6
+"""Of one trial: eleven days."""
+
+
+class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run and measured.
 
     Raises:
         SpecError: for a plan that would measure nothing.
     """
 
-    warmup_steps: int = 2
-    """Steps before the measured ones. On a CPU the peak of live tensors is tracked in these, where it costs time."""
-    steps: int = 3
+    warmup_steps: Annotated[int, Meta(ge=2, le=MOST_STEPS)] = 2
+    """Steps before the measured ones. On a CPU the peak of live tensors is tracked in these, where it costs time.
+    Adam's states appear in the first step, and FSDP2's first step counts DTensor's sharding propagation."""
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 3
     """Measured steps: each one's seconds are stored."""
-    communication_steps: int = 1
+    communication_steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 1
     """Steps under the profiler, after the measured ones, for communication time. 0 leaves it unknown."""
-    steps_without_communication: int = 0
+    steps_without_communication: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
     """Steps in a world whose collectives end at once, after everything else; 0 leaves what they take unknown."""
-    timeout_seconds: float = 300.0
-    memory_limit_bytes: int | None = None
+    timeout_seconds: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT_SECONDS)] = 300.0
+    memory_limit_bytes: Count | None = None
     """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
-    threads_per_rank: int | None = None
+    threads_per_rank: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
     """CPU threads of one rank's operators; by default the cores divided by the ranks."""
     backend: Literal["gloo"] | None = None
     """The process group's, where it is not NCCL on GPUs and gloo on a CPU. Over gloo several ranks can share a GPU, as
@@ -86,24 +95,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     emulate: bool = False
     """One process is rank 0 of the whole world, and nobody is at the other end: its collectives end at once."""
 
-    def __post_init__(self) -> None:
-        # Adam's states appear in the first step and FSDP2's first step counts DTensor's sharding propagation.
-        least_steps = {"warmup_steps": 2, "steps": 1, "communication_steps": 0, "steps_without_communication": 0}
-        for field, least in least_steps.items():
-            if (value := getattr(self, field)) < least:
-                raise SpecError(f"{field}: {value} is not allowed; {least} or more")
-        if not 0 < self.timeout_seconds < math.inf:
-            raise SpecError(f"timeout_seconds: {self.timeout_seconds} is not allowed; a positive number, and finite")
+    def _check(self) -> None:
         if self.emulate and self.backend is not None:
             raise SpecError(f"backend: {self.backend!r} is not allowed with emulate = true; nobody is there")
         for field in ("communication_steps", "steps_without_communication"):
             if self.emulate and getattr(self, field):
                 raise SpecError(f"{field}: {getattr(self, field)} is not allowed with emulate = true; nobody is there")
-        if self.threads_per_rank is not None and self.threads_per_rank < 1:
-            raise SpecError(f"threads_per_rank: {self.threads_per_rank} is not allowed; 1 or more")
 
 
-class TrialSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrialSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One trial to run: what a worker is given."""
 
     id: str

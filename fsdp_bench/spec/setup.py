@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from typing import Any
+import re
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta
 
-from fsdp_bench.spec.errors import SpecError, nearest, not_allowed
-
-
-class _Word(StrEnum):
-    """A closed vocabulary. Reading ignores case, surrounding blanks and ``-`` against ``_``, and knows aliases."""
-
-    @classmethod
-    def aliases(cls) -> dict[str, str]:
-        """Return the other spellings that are read, lower case, each with the member's value."""
-        return {}
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field that this vocabulary belongs to, for messages."""
-        return cls.__name__.lower()
-
-    @classmethod
-    def _missing_(cls, value: object) -> Any:
-        folded = str(value).strip().lower().replace("_", "-")
-        target = cls.aliases().get(folded, folded)
-        for member in cls:
-            if member.value.lower().replace("_", "-") == target.lower().replace("_", "-"):
-                return member
-        raise not_allowed(cls.field(), value, [*(member.value for member in cls), *cls.aliases()])
+from fsdp_bench.spec.checked import Checked, Count, Positive, Word
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 
-class ShardingStrategy(_Word):
+class ShardingStrategy(Word):
     """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number."""
 
     FULL_SHARD = "FULL_SHARD"
@@ -76,21 +53,26 @@ class ShardingStrategy(_Word):
         return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
-class Api(_Word):
+class Api(Word):
     """fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, and DistributedDataParallel for NO_SHARD."""
 
     FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
 
 
-class Offload(_Word):
+class Offload(Word):
     """Whether parameters, gradients and optimizer states live in host memory."""
 
     NONE = "none"
     PARAMS = "params"
 
+    @classmethod
+    def unsupported(cls) -> dict[str, str]:
+        """What FSDP users ask for and torch's FSDP cannot do by itself."""
+        return {"optimizer": "the optimizer's states alone in host memory"}
 
-class Checkpointing(_Word):
+
+class Checkpointing(Word):
     """Activation checkpointing: of nothing, of all but the costly operators' outputs, or of whole blocks."""
 
     NONE = "none"
@@ -98,7 +80,7 @@ class Checkpointing(_Word):
     FULL = "full"
 
 
-class OptimizerKind(_Word):
+class OptimizerKind(Word):
     """AdamW in PyTorch's three implementations, and plain SGD (foreach)."""
 
     ADAMW_FOREACH = "adamw-foreach"
@@ -117,7 +99,7 @@ class OptimizerKind(_Word):
         return "optimizer"
 
 
-class Loss(_Word):
+class Loss(Word):
     """How the cross-entropy is computed: on the whole fp32 logits, chunk by chunk, or compiled."""
 
     PLAIN = "plain"
@@ -125,7 +107,7 @@ class Loss(_Word):
     COMPILED = "compiled"
 
 
-class Wrap(_Word):
+class Wrap(Word):
     """What becomes an FSDP unit: each block, each subtree over a size, or the model as one."""
 
     BLOCK = "block"
@@ -133,7 +115,7 @@ class Wrap(_Word):
     NONE = "none"
 
 
-class BackwardPrefetch(_Word):
+class BackwardPrefetch(Word):
     """When backward gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
 
     BACKWARD_PRE = "BACKWARD_PRE"
@@ -160,12 +142,17 @@ _NAMED_PRECISIONS = {
     "fp16-mixed": ("fp32", "fp16", "fp32"),
     "bf16-true": ("bf16", "bf16", "bf16"),
 }
+_PRECISION_ALIASES = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+"""What accelerate and Lightning mean by these words."""
+_NARROW = re.compile(r"(mx|nv)?(fp|float|int|nf|e4m|e5m)-?[2348]\b.*")
+"""Dtypes of fewer than 16 bits."""
 
 
 class Precision:
     """Three dtypes: of the stored parameters, of compute and all-gather, of gradient reduction.
 
-    Written as a name (``bf16-mixed``) or as a free triple (``bf16/bf16/fp32``). Immutable and hashable.
+    Written in any case as a name (``bf16-mixed``), or as a free triple (``bf16/bf16/fp32``). ``bf16`` and ``fp16`` mean
+    ``bf16-mixed`` and ``fp16-mixed``, as in accelerate and Lightning. Immutable and hashable.
     """
 
     __slots__ = ("compute", "reduce", "store")
@@ -174,13 +161,20 @@ class Precision:
     reduce: str
 
     def __init__(self, store: str, compute: str, reduce: str) -> None:
-        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``."""
-        for part, dtype in (("stored", store), ("compute", compute), ("reduction", reduce)):
-            if dtype not in _DTYPES:
-                raise SpecError(f"precision: {part} dtype {dtype!r} is not allowed; one of {', '.join(_DTYPES)}")
-        object.__setattr__(self, "store", store)
-        object.__setattr__(self, "compute", compute)
-        object.__setattr__(self, "reduce", reduce)
+        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``.
+
+        Raises:
+            SpecError: for any other dtype.
+        """
+        for part, name, dtype in (
+            ("stored", "store", store),
+            ("compute", "compute", compute),
+            ("reduction", "reduce", reduce),
+        ):
+            folded = dtype.strip().lower() if isinstance(dtype, str) else dtype
+            if folded not in _DTYPES:
+                raise SpecError(f"precision: {part} dtype {shown(dtype)} is not allowed; one of {', '.join(_DTYPES)}")
+            object.__setattr__(self, name, folded)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("Precision is immutable")
@@ -192,16 +186,17 @@ class Precision:
         Raises:
             SpecError: naming the precisions that exist.
         """
-        folded = str(text).strip().lower().replace("_", "-")
+        folded = text.strip().lower().replace("_", "-") if isinstance(text, str) else ""
+        folded = _PRECISION_ALIASES.get(folded, folded)
         if folded in _NAMED_PRECISIONS:
             return cls(*_NAMED_PRECISIONS[folded])
         parts = folded.split("/")
         if len(parts) == 3:
             return cls(*parts)
-        raise SpecError(
-            f"precision: {text!r} is not allowed; one of {', '.join(_NAMED_PRECISIONS)}, "
-            f"or STORED/COMPUTE/REDUCE like 'bf16/bf16/fp32'{nearest(folded, _NAMED_PRECISIONS)}"
-        )
+        allowed = f"one of {', '.join(_NAMED_PRECISIONS)}, or STORED/COMPUTE/REDUCE like 'bf16/bf16/fp32'"
+        if _NARROW.fullmatch(folded):
+            raise SpecError(f"precision: {shown(text)} is not supported, only dtypes of 16 and 32 bits are; {allowed}")
+        raise SpecError(f"precision: {shown(text)} is not allowed; {allowed}{nearest(folded, _NAMED_PRECISIONS)}")
 
     @property
     def name(self) -> str:
@@ -243,20 +238,15 @@ FP32 = Precision("fp32", "fp32", "fp32")
 MOST_RANKS = 2**20
 MOST_TOKENS = 2**34
 """Of one forward pass of one GPU: so many that no card holds them, so few that a tensor's bytes are a 64-bit number."""
-_POSITIVE_FIELDS = (
-    "world_size",
-    "micro_batch_size",
-    "sequence_length",
-    "gradient_accumulation_steps",
-    "min_num_params",
-)
 
 
-class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a training step but the model and the machine.
 
+    Words are read in any case, however a setup is made: ``TrainSetup(strategy="zero3", precision="bf16-mixed")``.
+
     Raises:
-        SpecError: when a value is outside its range, or two values contradict each other.
+        SpecError: when a value is of another type or outside its range, or two values contradict each other.
     """
 
     strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
@@ -265,43 +255,34 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offload: Offload = Offload.NONE
     checkpointing: Checkpointing = Checkpointing.NONE
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
-    world_size: int = 1
-    shard_size: int | None = None
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    shard_size: Count | None = None
     """Ranks that share one copy of the parameters under a hybrid strategy; by default half of the world."""
-    micro_batch_size: int = 1
+    micro_batch_size: Count = 1
     """Sequences per rank in one forward pass."""
-    sequence_length: int = 1024
-    gradient_accumulation_steps: int = 1
+    sequence_length: Count = 1024
+    gradient_accumulation_steps: Count = 1
     sync_every_micro_batch: bool = True
     """Whether gradients are reduced in every micro-batch (FSDP2's default) or only in the last (``no_sync``)."""
-    max_grad_norm: float | None = None
+    max_grad_norm: Positive | None = None
     loss: Loss = Loss.PLAIN
     compile: bool = False
     wrap: Wrap = Wrap.BLOCK
-    min_num_params: int = 100_000_000
+    min_num_params: Count = 100_000_000
     """With ``wrap = "size"``: the parameters from which a subtree becomes a unit (torch's own default)."""
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
     use_orig_params: bool = True
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, Meta(ge=0)] = 1e-4
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for field in _POSITIVE_FIELDS:
-            if (value := getattr(self, field)) < 1:
-                raise SpecError(f"{field}: {value} is not allowed; 1 or more")
-        if self.world_size > MOST_RANKS:
-            raise SpecError(f"world_size: {self.world_size} is not allowed; up to {MOST_RANKS}")
+    def _check(self) -> None:
         if self.micro_batch_size * self.sequence_length > MOST_TOKENS:
             raise SpecError(
                 f"micro_batch_size {self.micro_batch_size} x sequence_length {self.sequence_length}: not allowed;"
                 f" up to {MOST_TOKENS} tokens"
             )
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise SpecError(f"max_grad_norm: {self.max_grad_norm} is not allowed; a positive number, or leave it out")
-        if not 0 <= self.learning_rate < math.inf:
-            raise SpecError(f"learning_rate: {self.learning_rate} is not allowed; 0 or more")
         self._check_shard_size()
 
     def _check_shard_size(self) -> None:
@@ -311,7 +292,7 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise SpecError(
                 f"shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one, not {self.strategy.value}"
             )
-        if self.shard_size < 1 or self.world_size % self.shard_size:
+        if self.world_size % self.shard_size:
             raise SpecError(f"shard_size: {self.shard_size} is not allowed; a divisor of world_size {self.world_size}")
 
     @property
@@ -353,6 +334,13 @@ class TrainSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def tokens_per_step_per_rank(self) -> int:
         """Tokens that one rank trains on in one optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.sequence_length
+
+
+SELECTIVE_AROUND_UNITS = (
+    "selective checkpointing of a block with FSDP units inside it fails in torch: it counts FSDP's profiler marks as"
+    " operators of the block and does not find them again when it recomputes; wrap = block, a larger min_num_params,"
+    " or checkpointing full or none"
+)
 
 
 def impossible(setup: TrainSetup, device: str) -> str | None:
@@ -398,15 +386,23 @@ def _option_impossible(setup: TrainSetup) -> str | None:
 
 
 def _hybrid_impossible(setup: TrainSetup) -> str | None:
+    """Hybrid strategies shard inside groups and replicate between them: at least 2 groups of at least 2 ranks."""
     if not setup.strategy.is_hybrid:
         return None
-    shard = setup.shard_size or setup.world_size // 2
-    if setup.world_size < 4 or setup.world_size % max(shard, 1) or not 1 < shard < setup.world_size:
-        return (
-            f"{setup.strategy.value} needs at least 2 groups of at least 2 ranks, not world size {setup.world_size}"
-            f" in groups of {shard}; use 4 or more ranks"
-        )
-    return None
+    world, shard = setup.world_size, setup.shard_size or setup.world_size // 2
+    needs = f"{setup.strategy.value} needs at least 2 groups of at least 2 ranks"
+    if world < 4:
+        return f"{needs}, not world size {world}; use 4 or more ranks"
+    if 1 < shard < world and world % shard == 0:
+        return None
+    largest = next((size for size in range(world // 2, 1, -1) if world % size == 0), None)
+    if largest is None:
+        return f"{needs}, and {world} ranks cannot be cut into equal groups; use another world size"
+    if shard == world:
+        return f"{needs}; shard size {shard} of {world} ranks leaves one group; use a shard size of {largest} or less"
+    if shard == 1:
+        return f"{needs}; shard size 1 shards nothing; use a shard size of 2 to {largest}"
+    return f"{needs}; {world} ranks cannot be cut into groups of {shard}; use a shard size of {largest} or less"
 
 
 def _precision_impossible(setup: TrainSetup, device: str) -> str | None:

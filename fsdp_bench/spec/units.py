@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
+
+LARGEST = 2**63 - 1
+"""Bytes, or a count: what fits into 64 bits."""
 
 _BYTE_UNITS = {
     "b": 1,
@@ -26,8 +29,24 @@ _NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 def _split(text: str, field: str, example: str) -> tuple[float, str]:
     match = _NUMBER.match(text)
     if match is None:
-        raise SpecError(f"{field}: {text!r} is not a size; write it like {example!r}")
-    return float(match.group(1)), match.group(2).lower()
+        raise SpecError(f"{field}: {shown(text)} is not a size; write it like {example!r}")
+    number = float(match.group(1))
+    if number > LARGEST:
+        raise SpecError(f"{field}: {shown(text)} is too large")
+    return number, match.group(2).lower()
+
+
+def _checked(size: int, value: object, field: str, what: str) -> int:
+    """Return a size or count that is positive and fits into 64 bits.
+
+    Raises:
+        SpecError: for any other.
+    """
+    if size <= 0:
+        raise SpecError(f"{field}: {shown(value)} is not a positive {what}")
+    if size > LARGEST:
+        raise SpecError(f"{field}: {shown(value)} is too large")
+    return size
 
 
 def parse_bytes(value: str | int, field: str = "size") -> int:
@@ -37,17 +56,17 @@ def parse_bytes(value: str | int, field: str = "size") -> int:
         SpecError: for anything else, and for sizes that are not positive.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {value!r} is not a size; write it like '24GiB'")
+        raise SpecError(f"{field}: {shown(value)} is not a size; write it like '24GiB'")
     if isinstance(value, int):
         size = value
     else:
         number, unit = _split(value, field, "24GiB")
         if unit not in _BYTE_UNITS:
-            raise SpecError(f"{field}: {value!r} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB")
+            raise SpecError(
+                f"{field}: {shown(value)} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+            )
         size = round(number * _BYTE_UNITS[unit])
-    if size <= 0:
-        raise SpecError(f"{field}: {value!r} is not a positive size")
-    return size
+    return _checked(size, value, field, "size")
 
 
 def parse_count(value: str | int, field: str = "count") -> int:
@@ -57,17 +76,15 @@ def parse_count(value: str | int, field: str = "count") -> int:
         SpecError: for anything else, and for counts that are not positive.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {value!r} is not a count; write it like '7B' or '124M'")
+        raise SpecError(f"{field}: {shown(value)} is not a count; write it like '7B' or '124M'")
     if isinstance(value, int):
         count = value
     else:
         number, unit = _split(value, field, "7B")
         if unit not in _COUNT_UNITS:
-            raise SpecError(f"{field}: {value!r} has an unknown suffix; one of K, M, B, T")
+            raise SpecError(f"{field}: {shown(value)} has an unknown suffix; one of K, M, B, T")
         count = round(number * _COUNT_UNITS[unit])
-    if count <= 0:
-        raise SpecError(f"{field}: {value!r} is not a positive count")
-    return count
+    return _checked(count, value, field, "count")
 
 
 def format_gib(size_bytes: float) -> str:

@@ -22,7 +22,7 @@ from fsdp_bench.predict.timeline import Action, Work
 from fsdp_bench.predict.timing import issued, replay
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured, Profile, RankProfile
+from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Measured, Profile, RankProfile
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.launchers import worker_environment
 from fsdp_bench.sweep.logs import last_lines
@@ -48,7 +48,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     Raises:
         SpecError: when a rank fails; its last words are in the message.
     """
-    device = "cuda" if machine.gpus else "cpu"
+    device: Hardware = "cuda" if machine.gpus else "cpu"
     found: list[Measured] = []
     for count in counts:
         found.append(_measure(count, device, partial(progress, count)))
@@ -62,7 +62,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     )
 
 
-def _measure(count: int, device: str, say: Callable[[str], None]) -> Measured:
+def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as name:
         folder = Path(name)
         ranks = [_start(rank, count, device, folder) for rank in range(count)]
@@ -79,7 +79,7 @@ def _measure(count: int, device: str, say: Callable[[str], None]) -> Measured:
         return from_json(out.read_bytes(), Measured)
 
 
-def _start(rank: int, count: int, device: str, folder: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.Popen[bytes]:
     environment = worker_environment() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -113,7 +113,7 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
         time.sleep(0.05)
 
 
-def rank_profile(measured: Measured, device: str) -> RankProfile:
+def rank_profile(measured: Measured, device: Hardware) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
     They are those with which the replay of the probe's step takes what the probe took. So they hold what goes with
@@ -151,7 +151,7 @@ def _is_reducers(action: Action) -> bool:
 class _Probe:
     """The probe's step as the prediction sees it, where collectives end at once."""
 
-    def __init__(self, measured: RankProfile, device: str, api: Api, strategy: ShardingStrategy) -> None:
+    def __init__(self, measured: RankProfile, device: Hardware, api: Api, strategy: ShardingStrategy) -> None:
         self._setup = TrainSetup(
             api=api,
             strategy=strategy,

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.shapes import MODEL_KEYS, is_share_of_card, shape_of
-from fsdp_bench.sweep.sweep_file import SweepFile, table
+from fsdp_bench.sweep.sweep_file import SweepFile, table, tables
 from fsdp_bench.sweep.words import FIELD_ALIASES, check_keys, convert
 
 _SETUP_KEYS = TrainSetup.__struct_fields__
 _GRID_KEYS = (*MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
 
 Cell = dict[str, Any]
+
+MOST_CELLS = 100_000
+"""That a table of a sweep file may cross to: almost a year of trials of five minutes."""
 
 
 def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
@@ -33,7 +37,7 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
     yield from (("[grid]", cell) for cell in _cross(grid, "[grid]"))
     single = {key: value for key, value in grid.items() if not isinstance(value, list)}
     listed = {key for key, value in grid.items() if isinstance(value, list)}
-    for number, extra_table in enumerate(_tables(document, "include"), 1):
+    for number, extra_table in enumerate(tables(document, "include"), 1):
         place = f"[[include]] {number}"
         extra = _canonical(f"{place} ", extra_table)
         if {"model", "params"} & set(extra):  # either names the model
@@ -47,20 +51,13 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
         yield from ((place, cell) for cell in _cross(merged, place))
 
 
-def _tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    value = document.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise SpecError(f"{key}: must be a list of tables, each written [[{key}]]")
-    return value
-
-
 def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
     check_keys(place, words, _GRID_KEYS)
     renamed: dict[str, Any] = {}
     for key, value in words.items():
         target = FIELD_ALIASES.get(key, key)
         if target in renamed:
-            raise SpecError(f"{place}{key!r} and {target!r} are the same thing; keep one")
+            raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
         renamed[target] = value
     return renamed
 
@@ -72,6 +69,8 @@ def _cross(words: dict[str, Any], place: str) -> Iterator[Cell]:
     if not words:
         return
     axes = [value if isinstance(value, list) else [value] for value in words.values()]
+    if (count := math.prod(map(len, axes))) > MOST_CELLS:
+        raise SpecError(f"{place} crosses to {count} cells; up to {MOST_CELLS} are allowed")
     for values in itertools.product(*axes):
         yield dict(zip(words, values, strict=True))
 
@@ -130,7 +129,7 @@ def excludes(file: SweepFile) -> list[Exclude]:
         SpecError: naming the place.
     """
     found = []
-    for number, words in enumerate(_tables(file.document, "exclude"), 1):
+    for number, words in enumerate(tables(file.document, "exclude"), 1):
         place = f"[[exclude]] {number}"
         words = dict(words)
         reason = words.pop("reason", None)

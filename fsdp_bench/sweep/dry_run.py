@@ -8,11 +8,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
+from typing import IO, Unpack
 
 import msgspec
 
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.predict.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
@@ -27,20 +30,33 @@ from fsdp_bench.sweep.outcome import signal_name
 class DryRunError(FsdpBenchError):
     """A dry run ended with an error that is not the user's; the message is one line."""
 
+    exit_code = 1
 
-def dry_run(shape: ModelShape, setup: TrainSetup, kernels: KernelSet = "cuda") -> DryRunReading:
-    """Run one setup dry, in a process of its own.
+
+def dry_run(
+    model: str | Path | ModelShape,
+    setup: TrainSetup | None = None,
+    kernels: KernelSet = "cuda",
+    **setup_fields: Unpack[SetupFields],
+) -> DryRunReading:
+    """Run PyTorch's own FSDP code as rank 0, on tensors without data: ``dry_run("7B", world_size=8, api="fsdp2")``.
+
+    Needs torch but no GPU; takes seconds, in a process of its own. Sizes in the answer are in bytes.
 
     Args:
-        shape: the model.
-        setup: how it is trained.
+        model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
+        setup: how it is trained; by default TrainSetup's defaults.
         kernels: whose operators run, ``cpu`` or ``cuda``.
+        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
 
     Raises:
+        SpecError: for what is not allowed, naming field, value and what is.
         MachineError: for what cannot be run dry, or not with this torch, in one line.
         DryRunError: when PyTorch's code fails.
     """
-    return reading_of(run_one(DryRunSpec(model=shape, setup=setup, kernels=kernels)))
+    found = read_setup(setup, setup_fields)
+    shape = find_model(model, found.sequence_length)
+    return reading_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
 
 
 def run_one(spec: DryRunSpec) -> DryRunAnswer:

@@ -8,13 +8,15 @@ from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.record import TrialRecord
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With which a spreadsheet's formulas begin (OWASP, CSV Injection)."""
+
 
 def flat_row(record: TrialRecord) -> dict[str, Any]:
-    """Return the row: identity, model, setup, outcome, then the worst rank's memory and the medians of time."""
-    memory = record.worst_rank_memory
-    effective = next((rank.effective for rank in record.ranks if rank.effective), None)
-    setup = to_builtins(record.setup)
-    setup["requested_strategy"] = setup.pop("strategy")
+    """Return the row: identity, model, setup, outcome, the worst memory of all ranks and the medians of time.
+
+    ``loss`` is the setup's cross-entropy (plain, chunked, compiled); ``final_loss`` is the number it reached.
+    """
     return {
         "id": record.id,
         "sweep": record.sweep,
@@ -24,6 +26,21 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "fits": record.fits,
         "reason": record.reason,
         "suspect": "; ".join(record.suspect) or None,
+        **_model_and_setup(record),
+        "memory_limit_bytes": record.run.memory_limit_bytes,
+        **_memory(record),
+        **_speed(record),
+        "final_loss": record.final_loss,
+        "torch": next((rank.environment.get("torch") for rank in record.ranks if rank.environment), None),
+        "started_at": record.started_at,
+        "wall_seconds": record.wall_seconds,
+    }
+
+
+def _model_and_setup(record: TrialRecord) -> dict[str, Any]:
+    setup = to_builtins(record.setup)
+    setup["requested_strategy"] = setup.pop("strategy")
+    return {
         "model": record.model.name,
         "family": record.model.family.value,
         "num_parameters": record.num_parameters,
@@ -33,21 +50,51 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "strategy": record.setup.strategy.value,
         "effective_strategy": record.effective_strategy,
         **setup,
-        "memory_limit_bytes": record.run.memory_limit_bytes,
-        "peak_allocated_bytes": memory.peak_allocated_bytes if memory else None,
-        "peak_phase": memory.peak_phase if memory else None,
-        "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
-        "peak_device_bytes": memory.peak_device_bytes if memory else None,
-        "peak_host_bytes": memory.peak_host_bytes if memory else None,
-        "num_alloc_retries": memory.num_alloc_retries if memory else None,
-        "num_ooms": memory.num_ooms if memory else None,
-        "parameters_bytes": memory.parameters_bytes if memory else None,
-        "gradients_bytes": memory.gradients_bytes if memory else None,
-        "optimizer_state_bytes": memory.optimizer_state_bytes if memory else None,
-        "num_units": effective.num_units if effective else None,
+    }
+
+
+_MOST_OF_ANY_RANK = (
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "peak_device_bytes",
+    "peak_host_bytes",
+    "num_alloc_retries",
+    "num_ooms",
+    "parameters_bytes",
+    "gradients_bytes",
+    "optimizer_state_bytes",
+)
+"""Fields of MemoryReading, each of the rank that has the most of it."""
+_WITH_RANK = ("peak_allocated_bytes", "peak_reserved_bytes", "num_alloc_retries")
+"""Those beside which a column says which rank that is."""
+
+
+def _memory(record: TrialRecord) -> dict[str, Any]:
+    """Return the largest reading of any rank, field by field; the phase is that of the largest peak allocated."""
+    worst = record.worst_rank_memory
+    row: dict[str, Any] = {}
+    for field in _MOST_OF_ANY_RANK:
+        most, rank = most_of_any_rank(record, field)
+        row[field] = most
+        if field in _WITH_RANK:
+            row[f"{field.removesuffix('_bytes')}_rank"] = rank
+    effective = next((rank.effective for rank in record.ranks if rank.effective), None)
+    return {**row, "peak_phase": worst and worst.peak_phase, "num_units": effective and effective.num_units}
+
+
+def most_of_any_rank(record: TrialRecord, field: str) -> tuple[int | None, int | None]:
+    """Return the largest value of a field and the first rank that has it; None twice where no rank knows it."""
+    known = [(getattr(rank.memory, field), -rank.rank) for rank in record.ranks if rank.memory]
+    value, negated = max(((value, rank) for value, rank in known if value is not None), default=(None, None))
+    return value, None if negated is None else -negated
+
+
+def _speed(record: TrialRecord) -> dict[str, Any]:
+    flops = record.model_flops_per_second
+    return {
         "step_seconds": record.step_seconds,
         "tokens_per_second_per_gpu": record.tokens_per_second_per_gpu,
-        "model_tflops_per_second": _scaled(record.model_flops_per_second, 1e-12),
+        "model_tflops_per_second": None if flops is None else flops * 1e-12,
         "mfu": record.mfu,
         "hfu": record.hfu,
         "peak_flops_source": record.peak_flops_source,
@@ -55,10 +102,6 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "exposed_communication_seconds": record.exposed_communication_seconds,
         "seconds_without_communication": record.seconds_without_communication,
         "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
-        "loss": record.final_loss,
-        "torch": next((rank.environment.get("torch") for rank in record.ranks if rank.environment), None),
-        "started_at": record.started_at,
-        "wall_seconds": record.wall_seconds,
     }
 
 
@@ -97,5 +140,9 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
     }
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it is written to a CSV file: text that a spreadsheet would run as a formula begins with ``'``."""
+    return {
+        column: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        for column, value in row.items()
+    }

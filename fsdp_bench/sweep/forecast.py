@@ -47,4 +47,4 @@ def _judge(search: Search) -> Judge:
     if search.device == "cpu":
         kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
         return Judge(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
-    return Judge()
+    return Judge(headroom_bytes=0)  # a trial may fill the card: what context and NCCL take is not torch's to have

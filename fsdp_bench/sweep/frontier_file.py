@@ -17,7 +17,7 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, model_dial, sequence_dial
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.frontier import cell_label
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
@@ -190,9 +190,9 @@ def _bounded(word: str, dial: Dial, words: dict[str, Any]) -> Dial:
     read = partial(_bound, word, words)
     smallest, largest = read("smallest", 1), read("largest", dial.values[-1])
     if largest > dial.values[-1] and "largest" in words:
-        raise SpecError(f"[frontier] largest: {words['largest']!r} is beyond the dial's end, {dial.values[-1]}")
+        raise SpecError(f"[frontier] largest: {shown(words['largest'])} is beyond the dial's end, {dial.values[-1]}")
     if smallest > largest:
-        raise SpecError(f"[frontier] smallest: {words['smallest']!r} is above largest")
+        raise SpecError(f"[frontier] smallest: {shown(words['smallest'])} is above largest")
     values: list[int] = []
     for value in dial.values:
         if smallest <= value <= largest and (not values or value >= RESOLUTION * values[-1]):
@@ -210,5 +210,5 @@ def _bound(word: str, words: dict[str, Any], key: str, default: int) -> int:
     if word == "params":
         return parse_count(value, f"[frontier] {key}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"[frontier] {key}: {value!r} is not allowed; 1 or more")
+        raise SpecError(f"[frontier] {key}: {shown(value)} is not allowed; 1 or more")
     return value

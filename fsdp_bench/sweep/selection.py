@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.codec import from_words, to_builtins
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.frontier_file import FrontierPlan, Search
@@ -64,11 +64,13 @@ def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
 
 def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
     """Read K/N; of how many trials is not known yet where that is None."""
-    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of or of > (num_trials or of):
         most = "the number of trials" if num_trials is None else f"{num_trials}, the number of trials"
-        raise SpecError(f"--part: {part!r} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter")
+        raise SpecError(
+            f"--part: {shown(part)} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter"
+        )
     return number, of
 
 
@@ -130,7 +132,7 @@ def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
     field, _, wanted = selection.partition("=")
     field = FIELD_ALIASES.get(field, field)
     if field not in fields:
-        raise SpecError(f"--only: unknown field {field!r}{nearest(field, fields)}")
+        raise SpecError(f"--only: unknown field {shown(field)}{nearest(field, fields)}")
     return field, _canonical(field, wanted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.ladder import rung, rungs
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.units import format_count, parse_count
@@ -53,10 +53,10 @@ def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machi
     """
     if "model" in cell:
         name = cell["model"]
-        if name not in models:
+        if not isinstance(name, str) or name not in models:
             known = ", ".join(models) or "none is defined"
             raise SpecError(
-                f"model: {name!r} is not defined; [models.*] of this file: {known}{nearest(str(name), models)}"
+                f"model: {shown(name)} is not defined; [models.*] of this file: {known}{nearest(str(name), models)}"
             )
         if "params" in cell:
             raise SpecError("model and params both name a size; keep one")
@@ -77,15 +77,17 @@ def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> Mod
     if family is Family.GPT2 and isinstance(sequence_length, int) and sequence_length > GPT2_POSITIONS:
         positions = sequence_length
     if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2):
-        raise SpecError(f"vocab_size: {vocab_size!r} is not allowed; 2 or more")
+        raise SpecError(f"vocab_size: {shown(vocab_size)} is not allowed; 2 or more")
     percent = _PERCENT_OF_CARD.match(str(cell["params"]))
     if not percent:
         return rung(family, parse_count(cell["params"], "params"), vocab_size, positions)
     if not machine.gpus:
-        raise SpecError(f"params: {cell['params']!r} needs a GPU; on a CPU give a count like '10M'")
+        raise SpecError(f"params: {shown(cell['params'])} needs a GPU; on a CPU give a count like '10M'")
     # Capped by what the ladder has; at most the share, so the largest rung that is not above it.
     target = machine.gpus[0].memory_bytes * float(percent.group(1)) / 100 / BYTES_PER_PARAMETER
     fitting = [shape for shape in rungs(family, vocab_size, positions) if shape.num_parameters <= target]
     if not fitting:
-        raise SpecError(f"params: {cell['params']!r} is {format_count(target)} parameters, below the ladder's smallest")
+        raise SpecError(
+            f"params: {shown(cell['params'])} is {format_count(target)} parameters, below the ladder's smallest"
+        )
     return fitting[-1]

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
+from fsdp_bench.spec.documents import parse, read_text
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.units import format_gib, parse_bytes
@@ -31,6 +31,9 @@ from fsdp_bench.sweep.words import check_keys, convert
 _RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
 LAUNCHERS = ("fork", "torchrun", "resident")
 """A fork for every rank, torchrun for every trial, or one process for one trial of one rank after another."""
+
+RESERVED_NAMES = ("trials",)
+"""Of a sweep's folder: every file in a folder of that name is read as a trial's record."""
 
 NO_GPU = "this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES)"
 
@@ -100,17 +103,13 @@ def read_file(
         SweepFileError: one line: the file, the place in it, what is allowed.
         MachineError: when --gpu-memory asks for a larger card.
     """
+    if not path.exists():
+        raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")
     try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
-    except FileNotFoundError:
-        raise SweepFileError(
-            f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/"
-        ) from None
-    except OSError as error:
-        raise SweepFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepFileError(f"{path}: not valid TOML: {error}") from None
+        text = read_text(path, "TOML")
+        document = parse(text, "TOML", path)
+    except SpecError as error:
+        raise SweepFileError(str(error)) from None
     with naming(path):
         if emulate_world is not None:
             document = _emulating(document, emulate_world, path.stem)
@@ -125,7 +124,7 @@ def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str
     cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
-            {key: value for key, value in words.items() if key != "world_size"} for words in document["include"]
+            {key: value for key, value in words.items() if key != "world_size"} for words in tables(document, "include")
         ]
     return {**document, **cells, "run": run}
 
@@ -186,6 +185,18 @@ def table(document: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
+def tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return a list of tables of the file, empty when it is not there.
+
+    Raises:
+        SpecError: when it is something else.
+    """
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise SpecError(f"{key}: must be a list of tables, each written [[{key}]]")
+    return value
+
+
 def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return a word of a closed vocabulary.
 
@@ -193,14 +204,18 @@ def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
         SpecError: naming what is allowed.
     """
     if value not in allowed:
-        raise SpecError(f"{field}: {value!r} is not allowed; one of {', '.join(allowed)}")
+        raise SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(allowed)}")
     return str(value)
 
 
 def _name(run: dict[str, Any], stem: str) -> str:
     name = run.get("name", stem)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise SpecError(f"[run] name: {name!r} is not allowed; letters, digits, '.', '_' and '-', for a folder's name")
+        raise SpecError(
+            f"[run] name: {shown(name)} is not allowed; letters, digits, '.', '_' and '-', for a folder's name"
+        )
+    if name.lower() in RESERVED_NAMES:
+        raise SpecError(f"[run] name: {shown(name)} is not allowed; results keep records in folders of that name")
     return name
 
 

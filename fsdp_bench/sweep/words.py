@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
-
+from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.codec import from_words
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
 """Short names, as on the command line."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=Checked)
 
 
 def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -24,7 +23,7 @@ def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> Non
     for key in table:
         if key not in known:
             hint = nearest(key, known) or f"; one of {', '.join(known)}"
-            raise SpecError(f"{place}unknown key {key!r}{hint}")
+            raise SpecError(f"{place}unknown key {shown(key)}{hint}")
 
 
 def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:

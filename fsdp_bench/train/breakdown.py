@@ -9,7 +9,8 @@ The rule, first match wins:
     gradients             were some parameter's ``.grad`` when a phase began
     reduction_buffers     took part in a reduce-scatter or all-reduce during backward
     gradients             made in backward, and their data was moved into one of the two above
-    logits                the loss function's argument; made by the loss; in backward, what is as wide as the logits
+    logits                the loss function's argument, of a user's model what its output calls logits; made by the
+                          loss function of the benchmark models; in backward, what is as wide as the logits
     activations           made in forward, or in backward by checkpointing, or before the step (its tokens)
     temporary             everything else
 """
@@ -30,8 +31,9 @@ from fsdp_bench.train.step import Training
 class Owners:
     """Notes while steps run which storages belong to whom."""
 
-    def __init__(self, tracker: FakeTracker, training: Training) -> None:
+    def __init__(self, tracker: FakeTracker, training: Training, *, loss_makes_logits: bool = True) -> None:
         self._tracker = tracker
+        self._loss_makes_logits = loss_makes_logits
         self._training = training
         self._gradients: set[int] = set()
         self._logits: set[int] = set()
@@ -81,7 +83,7 @@ class Owners:
     def _by_birth(self, number: int) -> str:
         birth = self._tracker.births[number]
         if birth.phase == "loss":
-            return "logits"
+            return "logits" if self._loss_makes_logits else "temporary"
         if birth.phase == "backward" and self._width in birth.shape[-1:]:
             return "logits"
         if birth.phase in ("forward", "start", "load") or (birth.phase == "backward" and birth.recomputed):

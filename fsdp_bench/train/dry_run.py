@@ -14,28 +14,30 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Api, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, TrainSetup, impossible
 from fsdp_bench.train.breakdown import Owners
 from fsdp_bench.train.dtypes import DTYPES
 from fsdp_bench.train.fake_tracker import Step
-from fsdp_bench.train.fake_world import FakeWorld, fake_world
+from fsdp_bench.train.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.optimizer import build_optimizer
 from fsdp_bench.train.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
-from fsdp_bench.train.transformer import BLOCKS, GPT2, Llama, Transformer
-from fsdp_bench.train.user_module import load_user_module, loss_of, module_step
+from fsdp_bench.train.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.user_module import load_user_module, logits_of, loss_of, module_step
+from fsdp_bench.train.wrap_plan import Initializer
 
 WARM_STEPS = 2
 """Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
@@ -51,13 +53,14 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
     begin = time.perf_counter()
     setup = spec.setup
     _refuse(spec)
-    with fake_world(setup, spec.kernels) as world:
+    is_real = spec.tensors == "real"
+    with real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
         subject = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)
         load_bytes = world.tracker.peak_bytes
-        owners = Owners(world.tracker, training)
-        _watch_logits(training, owners)
+        owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
+        _watch_logits(training, owners, subject.logits_of)
         first = world.tracker.record(lambda: subject.step(training))
         for _ in range(WARM_STEPS - 1):
             subject.step(training)
@@ -78,6 +81,9 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
             kernels=spec.kernels,
             torch=str(torch.__version__),
             seconds=time.perf_counter() - begin,
+            rank=spec.rank,
+            device="cpu" if is_real else "fake",
+            arguments=subject.arguments,
         )
 
 
@@ -94,23 +100,37 @@ class _Subject:
     block: type[nn.Module] | None
     loss_function: Callable[[Any, Any], torch.Tensor]
     step: Callable[[Training], object]
+    logits_of: Callable[[Any], Any]
+    """Finds the logits in what the loss function is given."""
+    arguments: dict[str, int]
+    """Sizes that a user's function was called with."""
+    initialize: Initializer | None = None
+    """Fills the parameters of a model that is on the meta device."""
 
 
 def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     setup = spec.setup
     dtype = DTYPES[setup.precision.store]
-    with torch.device(world.home_of(setup)):
-        if spec.module is not None:
-            user = load_user_module(spec.module, dtype, world.home_of(setup))
-            if user.block is None and setup.wrap is Wrap.BLOCK:
-                raise SpecError(
-                    "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
-                )
-            count = setup.gradient_accumulation_steps
-            return _Subject(user.model, user.block, loss_of, lambda made: module_step(made, [user.batch] * count))
-        assert spec.model is not None
-        bare = build_fake(spec.model, dtype)
-        return _Subject(bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step)
+    if spec.module is not None:
+        with torch.device(world.home_of(setup)):
+            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
+            step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
+            return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
+    assert spec.model is not None
+    with _disable_current_modes():
+        bare = build(spec.model, dtype)
+    loss = loss_function(setup.loss)
+    fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
+    return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
+
+
+@torch.no_grad()
+def _fill_without_generator(parameter: torch.Tensor, name: str) -> None:
+    """``initialize`` for a device that has no random number generator: the same tensors, without values."""
+    if name.endswith("bias") or parameter.ndim == 1:
+        parameter.zero_()
+    else:
+        parameter.copy_(torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_())
 
 
 def _refuse(spec: DryRunSpec) -> None:
@@ -126,7 +146,11 @@ def _refuse(spec: DryRunSpec) -> None:
 
 def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
     """Wrap, make the optimizer, as worker.py does."""
-    model = world.wrap(subject.model, setup, subject.block)
+    model = world.wrap(subject.model, setup, subject.block, subject.initialize)
+    scaler = build_scaler(setup, world.device)
+    if scaler is not None:
+        # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
+        scaler._init_scale = 1.0
     return Training(
         model=model,
         optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
@@ -134,26 +158,17 @@ def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training
         setup=setup,
         device=world.device,
         meter=world.tracker,
-        scaler=build_scaler(setup, world.device),
+        scaler=scaler,
     )
 
 
-def build_fake(shape: ModelShape, dtype: torch.dtype) -> Transformer:
-    """Build a benchmark model in ``dtype`` from the start: ``to`` cannot replace fake parameters."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        return Llama(shape) if shape.family is Family.LLAMA else GPT2(shape)
-    finally:
-        torch.set_default_dtype(default)
-
-
-def _watch_logits(training: Training, owners: Owners) -> None:
+def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:
     compute_loss = training.loss_function
 
     def watched(logits: Any, targets: Any) -> torch.Tensor:
-        if isinstance(logits, torch.Tensor):
-            owners.note_logits(logits)
+        found = find(logits)
+        if isinstance(found, torch.Tensor):
+            owners.note_logits(found)
         return compute_loss(logits, targets)
 
     training.loss_function = watched
@@ -162,7 +177,7 @@ def _watch_logits(training: Training, owners: Owners) -> None:
 def _token_step(training: Training) -> None:
     setup = training.setup
     size = (setup.micro_batch_size, setup.sequence_length + 1)
-    train_step(training, [torch.empty(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
+    train_step(training, [torch.zeros(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
 
 
 def _write_trace(path: Path, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""A world of N ranks of which only rank 0 exists, and whose tensors have no data: what a dry run runs in.
+"""A world of N ranks of which only one exists, and whose tensors have no data: what a dry run runs in.
 
 The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
 have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
@@ -26,29 +26,43 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.fake_gpu import fake_gpu
-from fsdp_bench.train.fake_tracker import FakeTracker
+from fsdp_bench.train.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.finished_hook import finished_hook
 from fsdp_bench.train.fused_kernels import fused_kernels
+from fsdp_bench.train.replaced_collectives import alone
 from fsdp_bench.train.workarounds import applied
 from fsdp_bench.train.wrap import BlockClasses, fsdp, hybrid_mesh
+from fsdp_bench.train.wrap_plan import Initializer
 
 
 @dataclass(frozen=True)
 class FakeWorld:
-    """Rank 0 of a world; made by fake_world()."""
+    """One rank of a world; made by fake_world(), or by real_world() for tensors with data."""
 
     device: torch.device
     mesh: DeviceMesh | None
     tracker: FakeTracker
-    mode: FakeTensorMode
 
     def home_of(self, setup: TrainSetup) -> torch.device:
         """Return where to build a model: FSDP moves its units from the host to the device, DDP the whole model."""
         return self.device if _is_ddp(setup) else torch.device("cpu")
 
-    def wrap(self, model: nn.Module, setup: TrainSetup, blocks: BlockClasses | None) -> nn.Module:
+    def wrap(
+        self,
+        model: nn.Module,
+        setup: TrainSetup,
+        blocks: BlockClasses | None,
+        initialize: Initializer | None = None,
+    ) -> nn.Module:
         """Wrap a model as a worker does: train/wrap.py, fsdp()."""
-        wrapped = fsdp(model, setup=setup, TransformerBlock=blocks, device=self.device, device_mesh=self.mesh)
+        wrapped = fsdp(
+            model,
+            setup=setup,
+            TransformerBlock=blocks,
+            device=self.device,
+            device_mesh=self.mesh,
+            initialize=initialize,
+        )
         if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
             wrapped.register_comm_hook(None, finished_hook)
         return wrapped
@@ -64,8 +78,8 @@ class _AcceleratorMode(FakeTensorMode):
 
 
 @contextmanager
-def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
-    """Make this process rank 0 of the setup's world for a while.
+def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator[FakeWorld]:
+    """Make this process one rank of the setup's world for a while.
 
     Raises:
         MachineError: when this torch cannot be worked around (workarounds.py).
@@ -75,7 +89,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
         device = _device(kernels)
-        dist.init_process_group("fake", rank=0, world_size=setup.world_size, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
         stack.enter_context(mode)
@@ -84,7 +98,23 @@ def fake_world(setup: TrainSetup, kernels: KernelSet) -> Iterator[FakeWorld]:
             # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         tracker = stack.enter_context(FakeTracker(device))
-        yield FakeWorld(device, mesh, tracker, mode)
+        yield FakeWorld(device, mesh, tracker)
+
+
+@contextmanager
+def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
+    """Make this process one rank of the setup's world for a while, with real tensors on the CPU.
+
+    Collectives are finished at once; a gather fills every place with this rank's own shard.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(alone())
+        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
+        stack.callback(_end_world)
+        device = torch.device("cpu")
+        mesh = _mesh(setup, device)
+        tracker = stack.enter_context(RealTracker(device, _tensors_of(mesh)))
+        yield FakeWorld(device, mesh, tracker)
 
 
 def _device(kernels: KernelSet) -> torch.device:
@@ -101,6 +131,13 @@ def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     if setup.api is Api.FSDP2 and not _is_ddp(setup):
         return init_device_mesh(device.type, (setup.world_size,))
     return None
+
+
+def _tensors_of(mesh: DeviceMesh | None) -> list[torch.Tensor]:
+    """Return the tensors with the ranks' numbers, which operators see when dimensions are taken out of a mesh."""
+    names = ("_mesh", "_rank_map", "mesh")
+    found = [getattr(mesh, name, None) for name in names]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
 def _end_world() -> None:

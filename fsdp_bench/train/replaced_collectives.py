@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,18 @@ def be_alone() -> None:
     """
     _replace(_GATHERS, _fill_every_place)
     _replace(_SCATTERS, _keep_the_own_part)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Do the same for a while."""
+    before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
+    be_alone()
+    try:
+        yield
+    finally:
+        for name, found in before.items():
+            setattr(dist, name, found)
 
 
 def go_through_the_host(device_type: str = "cuda") -> None:

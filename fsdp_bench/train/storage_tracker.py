@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fsdp_bench.spec.units import format_gib
 
@@ -89,8 +89,12 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's storage is followed. Not on meta: DTensor propagates shardings on fake "CPU" tensors."""
-        return tensor.untyped_storage().device.type == "cpu"
+        """Whether a tensor's storage is followed.
+
+        Not on meta: DTensor propagates shardings on fake "CPU" tensors. Nor that of a tensor which wraps another one,
+        such as AsyncCollectiveTensor: it has a size, but no memory.
+        """
+        return tensor.untyped_storage().device.type == "cpu" and not is_traceable_wrapper_subclass(tensor)
 
     def _count_all(self, values: Any) -> None:
         for value in values:

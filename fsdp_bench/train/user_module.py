@@ -1,14 +1,16 @@
 """A user's own model in a dry run: ``pkg.mod:function`` returns it with a batch, and nothing else is asked of it.
 
-The function is called with fake tensors in force: whatever it creates costs no memory, and reading a value fails. Its
-forward pass is called with the batch: ``model(**batch)`` for a mapping, ``model(*batch)`` for a tuple or list, else
-``model(batch)``. The loss is ``output.loss``, or ``output["loss"]``, or the output itself if it is a scalar, or the
-mean of the output's first floating tensor.
+The function is called with fake tensors in force: whatever it creates costs no memory, and reading a value fails. A
+parameter of it named ``micro_batch_size`` or ``sequence_length`` gets --batch or --seq. The model is called with the
+batch: ``model(**batch)`` for a mapping, ``model(*batch)`` for a tuple or list, else ``model(batch)``. The loss is
+``output.loss``, or ``output["loss"]``, or the output itself if it is a scalar, or else the first floating tensor in the
+output; of several elements their mean.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdp_bench.spec.dry_run import UserModule
+from fsdp_bench.spec.dry_run import SIZES, UserModule
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.step import Training, gradient_sync, optimizer_step
 
 
@@ -31,9 +34,18 @@ class UserModel:
     model: nn.Module
     batch: Any
     block: type[nn.Module] | None
+    arguments: dict[str, int]
+    """What of SIZES the function was called with."""
 
 
-def load_user_module(spec: UserModule, dtype: torch.dtype, home: torch.device) -> UserModel:
+CONTRACT = (
+    "it is called model(**batch) for a dict, model(*batch) for a tuple or list, else model(batch); the loss is"
+    " output.loss, output['loss'], a scalar output, or the mean of the first floating tensor in the output"
+)
+"""How a user's model is called, and what its loss is."""
+
+
+def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:
     """Import and call the user's function; put its model on ``home``, its batch on the host.
 
     Raises:
@@ -46,10 +58,11 @@ def load_user_module(spec: UserModule, dtype: torch.dtype, home: torch.device) -
     block = _find(spec.block, "transformer-block") if spec.block is not None else None
     if block is not None and not (isinstance(block, type) and issubclass(block, nn.Module)):
         raise SpecError(f"transformer-block: {spec.block} is no class of nn.Module")
+    arguments = _arguments(function, spec, setup)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        returned = function()
+        returned = function(**arguments)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise SpecError(f"module: {spec.function}() raised {type(error).__name__}: {text}") from error
@@ -59,7 +72,28 @@ def load_user_module(spec: UserModule, dtype: torch.dtype, home: torch.device) -
         raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
     model, batch = returned
     _allocate(model, dtype, home)
-    return UserModel(model, tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch), block)
+    on_host = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch)
+    return UserModel(model, on_host, block, arguments)
+
+
+def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, int]:
+    """Return the sizes that a function takes: what was asked for, else the setup's where it has no default of its own.
+
+    Raises:
+        SpecError: when a size was asked for that it does not take.
+    """
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        known = inspect.Signature().parameters
+    for name in spec.arguments:
+        if name not in known:
+            raise SpecError(
+                f"{SIZES[name]}: {spec.function}() makes its own batch; give it a parameter {name} to pass"
+                f" --{SIZES[name]} on, or leave the option out"
+            )
+    needed = {name: getattr(setup, name) for name in SIZES if name in known and known[name].default is inspect._empty}
+    return needed | spec.arguments
 
 
 def _find(path: str, option: str) -> Any:
@@ -128,10 +162,19 @@ def loss_of(output: Any, _batch: Any = None) -> Tensor:
     Raises:
         SpecError: when there is none, and no floating tensor to take the mean of.
     """
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(found, Tensor):
-        return found
-    for leaf in tree_leaves(output):
+    for leaf in (_named(output, "loss"), *tree_leaves(output)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf if leaf.dim() == 0 else leaf.float().mean()
-    raise SpecError(f"module: the model's output, {type(output).__name__}, has no loss and no floating tensor")
+    raise SpecError(
+        f"module: the model returned {type(output).__name__}, which has no loss and no floating tensor; {CONTRACT}"
+    )
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """Return the tensor that a model's output calls its logits; None where it names none."""
+    found = _named(output, "logits")
+    return found if isinstance(found, Tensor) and found.dim() > 0 else None
+
+
+def _named(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

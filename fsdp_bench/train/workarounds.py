@@ -130,6 +130,23 @@ def _no_check(_original: Any) -> Any:
     return lambda *_args, **_kwargs: None
 
 
+def _itself(_original: Any) -> Any:
+    return lambda tensor: tensor
+
+
+def _only_allocate(_original: Any) -> Any:
+    """Allocate what verify_params_across_processes (c10d/reducer.cpp) does, without a look at it."""
+
+    def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
+        num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
+        # Of each rank its number of parameters, one tensor each; all sizes and strides, and on the host again.
+        _counts = torch.empty(1 + process_group.size(), dtype=torch.int64, device=device)
+        _metadata = torch.empty(num_sizes, dtype=torch.int64, device=device)
+        _control = torch.empty(num_sizes, dtype=torch.int64, device="cpu")
+
+    return verify
+
+
 class _RealIndices(TorchDispatchMode):
     """Runs operators on int32 tensors for real: the reducer writes bucket numbers into them by pointer."""
 
@@ -253,6 +270,13 @@ WORKAROUNDS = (
         replace=_known_scalars,
     ),
     Workaround(
+        symbol="torch.distributed._functional_collectives:wait_tensor",
+        marker="_c10d_functional.wait_tensor",
+        why="a collective's fake tensor is waited for by making another one (_wait_tensor_meta); the operator on real "
+        "tensors returns its argument",
+        replace=_itself,
+    ),
+    Workaround(
         symbol="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
         marker="FakeTensorMode()",
         why="DTensor tries an operator on fake tensors to learn its result's shape; torch 2.11 does so in every step "
@@ -263,7 +287,7 @@ WORKAROUNDS = (
         symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
         marker="_verify_params_across_processes",
         why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
-        replace=_no_check,
+        replace=_only_allocate,
     ),
     Workaround(
         symbol="torch.distributed:Reducer._rebuild_buckets",

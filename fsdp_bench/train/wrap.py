@@ -46,9 +46,6 @@ from fsdp_bench.train.wrap_plan import Initializer, WrapPlan
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
-_HELPER_PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed-bf16-reduce", "fp16": "fp32/fp16/fp16"}
-"""What ``mp`` means in helpers of this signature: parameters stored in fp32, computed and reduced in that dtype."""
-
 
 class ShardsNothingWarning(UserWarning):
     """The call leaves every rank with all parameters at once."""
@@ -84,8 +81,9 @@ def fsdp(
         model: the bare model, on the CPU, on its device, or on the meta device (then ``initialize`` is needed).
         auto_wrap: make several FSDP units: each ``TransformerBlock``, or what ``auto_wrap_policy`` chooses, or
             each subtree of at least ``min_num_params``. False makes the whole model one unit.
-        mp: ``fp32``, ``bf16`` or ``fp16``: parameters are stored in fp32, computed and reduced in this dtype.
-            Also any name or triple of spec.setup.Precision, such as ``bf16-mixed`` with fp32 reduction.
+        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed: parameters stored in fp32, computed in bf16, gradients
+            reduced in fp32), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``, ``bf16-true``, or a triple
+            STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``. The words mean what they mean in a TrainSetup.
         shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
             ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
         TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
@@ -119,7 +117,7 @@ def fsdp(
         setup = TrainSetup(
             strategy=ShardingStrategy(shard_strat),
             api=Api(api),
-            precision=Precision.parse(_HELPER_PRECISIONS.get(mp, mp)),
+            precision=Precision.parse(mp),
             offload=Offload.PARAMS if cpu_offload else Offload.NONE,
             checkpointing=Checkpointing(activation_checkpointing),
             world_size=_world_size(process_group, device_mesh),

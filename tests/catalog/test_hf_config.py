@@ -107,7 +107,7 @@ def test_the_name_is_the_files_own_or_its_folders(tmp_path: Path) -> None:
         ({**LLAMA, "attention_bias": True}, ": cannot be predicted or trained here: it has biases in its projections"),
         ({**LLAMA, "head_dim": 256}, ": cannot be predicted or trained here: its heads are 256 wide"),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config is set"),
-        ({**LLAMA, "hidden_size": 64.5}, "Expected `int`, got `float` - at `hidden_size`"),
+        ({**LLAMA, "hidden_size": 64.5}, "hidden_size: 64.5 is not allowed; a whole number"),
         ({**LLAMA, "num_attention_heads": 33}, "hidden_size: 4096 is not a multiple of num_attention_heads 33"),
         ({"model_type": "llama", "vocab_size": 8}, "has no num_hidden_layers, hidden_size,"),
         ({**GPT2, "add_cross_attention": True}, "add_cross_attention is set"),

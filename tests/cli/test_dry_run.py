@@ -1,4 +1,4 @@
-"""``fsdp-bench dry-run`` as a process: what it prints, and what it refuses in one line."""
+"""``fsdp-bench dry-run`` in one process: what it prints, and what it refuses in one line."""
 
 from __future__ import annotations
 
@@ -42,10 +42,14 @@ def linear():
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "users.py").write_text(USERS)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("one_dry_run_process")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("users")
+    (folder / "users.py").write_text(USERS)
+    return folder
 
 
 def test_json_has_the_names_of_the_prediction_and_adds_up() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_command
+from tests.conftest import run_command, run_process
 
 
 def test_help_and_import_load_no_torch_and_no_pandas() -> None:
@@ -55,9 +55,17 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[st
 
 
 def test_no_arguments_at_all_print_the_help() -> None:
-    done = run_command()
+    done = run_process()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == run_command("--help").stdout
+
+
+def test_a_process_prints_what_a_call_prints_and_ends_with_its_code() -> None:
+    too_large = ("predict", "--model", "llama-2-70b", "--gpu", "l4", "--world-size", "1", "--strategy", "ddp")
+    for words, code in ((("servers", "g5.48xlarge"), 0), (too_large, 3), (("swep",), 2)):
+        process, call = run_process(*words), run_command(*words)
+        assert process.returncode == call.returncode == code
+        assert (process.stdout, process.stderr) == (call.stdout, call.stderr)
 
 
 def test_doctor_tells_what_a_sweep_will_do() -> None:
@@ -70,7 +78,7 @@ def test_doctor_tells_what_a_sweep_will_do() -> None:
 
 def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = run_command("sweep", "sweeps/gpu.toml", "--results", tmp_path)
+    done = run_process("sweep", "sweeps/gpu.toml", "--results", tmp_path)
     assert done.returncode == 2
     assert "this machine shows no GPU" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -104,35 +104,46 @@ def test_the_fewest_gpus_agree_with_predict() -> None:
 
 
 def test_what_is_needed_is_what_makes_it_fit() -> None:
-    """The need that is named, with the least that NCCL takes, is enough as --gpu-memory; a little less is not."""
+    """The need that is named, with what is kept free, is enough as --gpu-memory; a little less is not."""
     words = ("--server", "p5.48xlarge", "--dial", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
     small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
     (cell,) = small["cells"]
     needed = cell["next"]["needed_bytes"]
-    least = cell["next"]["memory"]["communicators_bytes"]["low"]
-    assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - least - needed < 0
+    assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - needed < 0
     assert small["nothing_fits"]["needed_bytes"] == needed
     model = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", 2048)
-    nccl = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["memory"]["communicators_bytes"]["low"]
-    assert nccl > 2**28
-    for memory, code in ((needed + nccl, 0), (needed + nccl - 2 * 2**20, 3)):
+    kept = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["required_headroom_bytes"]
+    assert kept > 2**30
+    for memory, code in ((needed + kept, 0), (needed + kept - 2 * 2**20, 3)):
         assert run_command("max-size", *words, "--gpu-memory", f"{memory}B").returncode == code
 
 
-def test_what_is_kept_free_is_told_for_each_strategy() -> None:
+def test_the_largest_that_is_announced_fits_in_the_words_of_predict_too() -> None:
+    """Two g5.48xlarge: what NCCL takes over PCIe is not known, and 2 GiB of each GPU are kept free in both verbs."""
+    place = ("--server", "g5.48xlarge", "--nodes", 2, "--strategy", "FULL_SHARD", "--checkpointing", "full")
+    text = run_command("max-size", *place, "--precision", "bf16-mixed", "--seq", 2048).stdout
+    size = re.match(r"2 x g5\.48xlarge: largest model that fits \(predicted\): llama-([\d.]+[MB])", text)
+    assert size is not None
+    assert "2.0 GiB of each GPU kept free, for CUDA context and NCCL: assumed" in " ".join(text.split())
+    found = predicted(*place, "--params", size[1], "--precision", "bf16-mixed", "--seq", 2048, code=0)
+    assert found["verdict"] == "fits"
+    assert found["headroom_bytes"] >= 2 * 2**30
+
+
+def test_what_is_kept_free_is_told_for_known_and_unknown_communicators() -> None:
     """Shard groups of four of eight GPUs: what HYBRID_SHARD's communicators take is not documented."""
     words = ("--server", "p5.48xlarge", "--nodes", 2, "--shard-size", 4, "--strategy", "FULL_SHARD,HYBRID_SHARD")
     cells = {cell["strategy"]: cell["memory"]["communicators_bytes"] for cell in document(*words)["cells"]}
     assert cells["FULL_SHARD"]["low"] > 0
     assert cells["HYBRID_SHARD"] is None
     text = " ".join(run_command("max-size", *words).stdout.split())
-    assert "kept free: the least that NCCL takes, as predicted for FULL_SHARD; nothing is kept free for" in text
-    assert "the CUDA context and NCCL under HYBRID_SHARD, for which users report 1 to 3 GiB" in text
+    assert "GiB of each GPU kept free, for the CUDA context: assumed, and NCCL's derived buffers" in text
+    assert "2.0 GiB of each GPU kept free, for CUDA context and NCCL: assumed" in text
 
 
 def test_one_rank_alone_keeps_nothing_free_for_nccl_and_does_not_speak_of_it() -> None:
     text = " ".join(run_command("max-size", "--gpu", "H100-SXM", "--world-size", 1, *ONE_CELL[2:]).stdout.split())
-    assert "nothing is kept free for the CUDA context: --gpu-memory" in text
+    assert "1.5 GiB of each GPU kept free, for the CUDA context: assumed; users" in text
 
 
 @pytest.mark.parametrize("shard_size", [3, 8])

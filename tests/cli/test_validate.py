@@ -35,7 +35,7 @@ def test_what_would_be_ignored_is_refused_in_one_line(words: tuple[object, ...],
 
 
 def test_report_shows_matrix_rates_or_communication() -> None:
-    done = run_command("report", RESULTS / "quick", "--communication", "--calibration", CALIBRATION)
+    done = run_command("report", RESULTS / "cpu", "--communication", "--calibration", CALIBRATION)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--calibration is about matrix products" in done.stderr
 
@@ -47,5 +47,5 @@ def test_the_help_tells_the_defaults() -> None:
 
 
 def test_without_a_calibration_the_line_on_time_says_what_to_give() -> None:
-    done = run_command("validate", "--against", RESULTS / "quick")
+    done = run_command("validate", "--against", RESULTS / "cpu")
     assert "time is not compared: no datasheet tells a CPU's rates; give --calibration FILE" in done.stdout

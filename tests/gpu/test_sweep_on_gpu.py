@@ -33,7 +33,7 @@ def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
     launcher: str, write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = write_sweep(GRID, f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 1")
-    done = run_command("sweep", file, "--results", tmp_path, "--no-charts", timeout=600)
+    done = run_command("sweep", file, "--results", tmp_path, "--no-charts")
     assert done.returncode == 0, done.stderr
     for path in tmp_path.glob("*/tiny/trials/*.json"):
         record = read_record(path.read_bytes(), path.name)
@@ -52,7 +52,7 @@ def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffe
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
-    done = run_command("sweep", file, "--results", tmp_path, "--no-charts", timeout=600)
+    done = run_command("sweep", file, "--results", tmp_path, "--no-charts")
     assert done.returncode == 0, done.stderr
     records = [read_record(p.read_bytes(), p.name) for p in tmp_path.glob("*/tiny/trials/*.json")]
     by_batch = {record.setup.micro_batch_size: record for record in records}
@@ -68,7 +68,7 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
 ) -> None:
     file = write_sweep("api = 'fsdp2'", f"device = 'cuda'\n{ALONE}")
     file.write_text(file.read_text() + "\n[frontier]\ndial = 'micro_batch_size'\n")
-    done = run_command("sweep", file, "--results", tmp_path, "--gpu-memory", "256MiB", timeout=600)
+    done = run_command("sweep", file, "--results", tmp_path, "--gpu-memory", "256MiB")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*/tiny-on-256MiB/frontier.json")
     record = read_frontier(path.read_bytes(), path.name)
@@ -87,7 +87,7 @@ def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(
     """Recording begins with the process: the snapshot has the parameters' allocations, and where they came from."""
     file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
     words = ("sweep", file, "--results", tmp_path, "--no-charts", "--memory-snapshot")
-    assert run_command(*words, timeout=600).returncode == 0
+    assert run_command(*words).returncode == 0
     outcomes = {}
     for path in tmp_path.glob("*/tiny/trials/*.json"):
         record = read_record(path.read_bytes(), path.name)
@@ -109,7 +109,7 @@ def test_trials_that_share_a_process_find_what_trials_alone_find(
     for launcher in ("fork", "resident"):
         run = f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 0\n{ALONE}"
         file = write_sweep(GRID.replace("world_size = 1", "world_size = 8"), run)
-        done = run_command("sweep", file, "--results", tmp_path / launcher, "--no-charts", timeout=600)
+        done = run_command("sweep", file, "--results", tmp_path / launcher, "--no-charts")
         assert done.returncode == 0, done.stderr
         readings[launcher] = {}
         for path in (tmp_path / launcher).glob("*/tiny/trials/*.json"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
@@ -13,19 +15,60 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
 from tests.predict.test_step import shape
 
-CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "20"))
-"""`make validate` draws more."""
+CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "12"))
+LAYERS = int(os.environ.get("FSDP_BENCH_TEST_LAYERS", "3"))
+"""`make validate` draws more and deeper ones: a dry run takes as long as it has layers."""
+
+WITH_COPIES = list(itertools.product((True, False), Checkpointing))
+
+
+def shallow(cell: Cell) -> Cell:
+    """The cell with no more layers than LAYERS."""
+    layers = min(cell.model.num_hidden_layers, LAYERS)
+    return Cell(model=replace(cell.model, num_hidden_layers=layers), setup=cell.setup)
+
+
+def with_copies(use_orig_params: bool, checkpointing: Checkpointing) -> Cell:
+    """FSDP1 without sharding, with offload, in the dtype that is stored: nothing frees them but their successors."""
+    setup = TrainSetup(
+        strategy=ShardingStrategy.NO_SHARD,
+        world_size=2,
+        sequence_length=64,
+        precision=Precision.parse("fp32"),
+        offload=Offload.PARAMS,
+        checkpointing=checkpointing,
+        use_orig_params=use_orig_params,
+    )
+    return Cell(model=shape(num_hidden_layers=4, hidden_size=128, num_attention_heads=4), setup=setup)
+
+
+DRAWN: dict[KernelSet, tuple[Cell, ...]] = {
+    "cpu": tuple(map(shallow, draw_cells(CELLS, 101, "cpu"))),
+    "cuda": tuple(map(shallow, draw_cells(CELLS // 2, 102, "cuda"))),
+}
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[KernelSet, list[Comparison]]:
+    """Every drawn cell and those with copies, predicted and run by one process."""
+    cells = [(kernels, cell) for kernels, drawn in DRAWN.items() for cell in drawn]
+    cells += [("cuda", with_copies(*case)) for case in WITH_COPIES]
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for kernels, cell in cells]
+    answers = dict(dry_runs(specs))
+    found: dict[KernelSet, list[Comparison]] = {"cpu": [], "cuda": []}
+    for index, (kernels, cell) in enumerate(cells):
+        found[kernels].append(compare_with_dry_run(cell, answers[index], kernels))
+    return found
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kernels", "seed", "count"), [("cpu", 101, CELLS), ("cuda", 102, CELLS // 2)])
-def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet, seed: int, count: int) -> None:
+@pytest.mark.parametrize("kernels", list(DRAWN))
+def test_predicted_peaks_are_those_of_real_fsdp_without_data(
+    kernels: KernelSet, compared: dict[KernelSet, list[Comparison]]
+) -> None:
     """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
-    cells = draw_cells(count, seed, kernels)
-    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for cell in cells]
-    comparisons: list[Comparison] = [
-        compare_with_dry_run(cells[index], answer, kernels) for index, answer in dry_runs(specs)
-    ]
+    count = len(DRAWN[kernels])
+    comparisons = compared[kernels][:count]
     summary = summarize(comparisons, "dry run")
     worst = "\n".join(f"{c.worst} {c.label}" for c in worst_first(comparisons, 5))
     failures = [c.error for c in comparisons if c.error is not None]
@@ -37,26 +80,13 @@ def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet,
     assert max(spread.worst for spread in summary.phases.values()) <= 0.005, worst
 
 
-@pytest.mark.parametrize("use_orig_params", [True, False])
-@pytest.mark.parametrize("checkpointing", list(Checkpointing))
+@pytest.mark.parametrize("case", WITH_COPIES)
 def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
-    use_orig_params: bool, checkpointing: Checkpointing
+    case: tuple[bool, Checkpointing], compared: dict[KernelSet, list[Comparison]]
 ) -> None:
-    """FSDP1 without sharding, with offload, in the dtype that is stored: nothing frees them but their successors."""
-    setup = TrainSetup(
-        strategy=ShardingStrategy.NO_SHARD,
-        world_size=2,
-        sequence_length=64,
-        precision=Precision.parse("fp32"),
-        offload=Offload.PARAMS,
-        checkpointing=checkpointing,
-        use_orig_params=use_orig_params,
-    )
-    model = shape(num_hidden_layers=4, hidden_size=128, num_attention_heads=4)
-    ((_, answer),) = dry_runs([DryRunSpec(model=model, setup=setup, kernels="cuda")])
-    compared = compare_with_dry_run(Cell(model=model, setup=setup), answer, "cuda")
-    assert compared.error is None
-    assert compared.is_equal, compared.phases
+    found = compared["cuda"][len(DRAWN["cuda"]) + WITH_COPIES.index(case)]
+    assert found.error is None
+    assert found.is_equal, found.phases
 
 
 def test_the_drawn_cells_cover_what_the_model_claims() -> None:

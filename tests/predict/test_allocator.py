@@ -517,7 +517,6 @@ def segments_of(allocator: CachingAllocator) -> list[list[Block]]:
     return list({chain[0].address: chain for chain in chains}.values())
 
 
-@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_allocated_is_within_active_is_within_reserved(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -536,7 +535,6 @@ def test_allocated_is_within_active_is_within_reserved(
     assert (allocator.num_alloc_retries, allocator.num_ooms) == (0, 0)
 
 
-@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_blocks_tile_their_segments_and_no_two_free_ones_touch(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -555,7 +553,6 @@ def test_blocks_tile_their_segments_and_no_two_free_ones_touch(
             assert block.is_mapped or after.is_mapped
 
 
-@settings(deadline=None)
 @given(STEPS, OPTIONS)
 def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     steps: list[tuple[int, int, int]], options: dict[str, bool]
@@ -569,7 +566,6 @@ def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     assert (allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes) == (0, 0, 0)
 
 
-@settings(deadline=None)
 @given(STEPS, st.booleans(), st.booleans())
 def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
     steps: list[tuple[int, int, int]], expandable: bool, ahead: bool
@@ -584,7 +580,6 @@ def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
         assert short.peak_reserved_bytes < peak
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_more_deferral_never_means_fewer_active_bytes(steps: list[tuple[int, int, int]]) -> None:
     """With expandable segments, where a block is never larger than its request rounded up."""
@@ -662,7 +657,7 @@ class Plain:
             blocks[:] = merged
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS, st.one_of(st.none(), st.integers(0, 200)))
 def test_it_agrees_with_a_plain_search_at_every_event(steps: list[tuple[int, int, int]], card_mib: int | None) -> None:
     card_bytes = None if card_mib is None else card_mib * MIB
@@ -776,7 +771,7 @@ class PlainExpandable:
         return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 9), SIZES), max_size=60))
 def test_expandable_segments_agree_with_a_plain_list_at_every_step(steps: list[tuple[int, int]]) -> None:
     allocator = CachingAllocator(expandable_segments=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -18,12 +18,12 @@ from fsdp_bench.predict.compiled import compiled_run, kept_in
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from tests.conftest import simulating
 from tests.predict.test_allocator import MIB, STEPS, events_from
 
 CELLS = [cell for cell in draw_cells(60, seed=5, device="cuda") if cell.model.head_dim % 4 == 0]
 
 
-@settings(deadline=None)
 @given(STEPS, st.one_of(st.none(), st.integers(0, 200)), st.booleans(), st.booleans(), st.booleans())
 def test_random_events_read_the_same(
     steps: list[tuple[int, int, int]], card_mib: int | None, expandable: bool, ahead: bool, pace: bool
@@ -37,7 +37,7 @@ def test_random_events_read_the_same(
     assert plain == fast
 
 
-@settings(max_examples=20, deadline=None)
+@simulating
 @given(st.sampled_from(CELLS), st.floats(0.7, 1.1), st.booleans())
 def test_programs_read_the_same_with_and_without_room(cell: Cell, share: float, expandable: bool) -> None:
     program = step.first_steps(replace(cell.model, num_hidden_layers=9), cell.setup, CUDA)
@@ -60,42 +60,44 @@ def test_a_tensor_that_is_not_alive_is_not_freed(run: Run) -> None:
         replay(events, run=run)
 
 
-def test_it_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
-    """The second process finds what the first one left; compiling would take seconds and new files."""
-    code = "from fsdp_bench.predict.compiled import compiled_run; compiled_run()"
-    kept = []
-    for _ in range(2):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.o")})
-    assert len(kept[0]) == 1
-    assert kept[0] == kept[1]
-
-
-def test_what_is_kept_needs_no_numba(tmp_path: Path) -> None:
-    """Importing numba takes ten times as long as loading the machine code."""
-    code = "import sys; from fsdp_bench.predict.compiled import compiled_run as c; c(); print('numba' in sys.modules)"
-
-    def imports_numba() -> bool:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-        return done.stdout.strip() == "True"
-
-    assert [imports_numba(), imports_numba()] == [True, False]
-    (kept,) = tmp_path.rglob("*.o")
-    kept.write_bytes(b"damaged")
-    assert [imports_numba(), imports_numba()] == [True, False]
-
-
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same() -> None:
+def run_compiling(cache: Path) -> list[str]:
+    """Have a new process compile or load the replay; return whether it agrees, is kept and needed numba."""
     code = (
+        "import sys;"
         "from fsdp_bench.predict.allocator import replay;"
         "from fsdp_bench.predict.compiled import compiled_run, is_kept;"
-        "print(replay((), run=compiled_run()) == replay(()), is_kept())"
+        "print(replay((), run=compiled_run()) == replay(()), is_kept(), 'numba' in sys.modules)"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": "/proc/none"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "False"]
+    return done.stdout.split()
+
+
+def test_it_is_compiled_once_for_all_processes_and_then_needs_no_numba(tmp_path: Path) -> None:
+    """Importing numba takes ten times as long as loading the machine code, and compiling takes seconds."""
+    assert run_compiling(tmp_path) == ["True", "True", "True"]
+    (kept,) = tmp_path.rglob("*.o")
+    written = kept.stat().st_mtime_ns
+    assert run_compiling(tmp_path) == ["True", "True", "False"]
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_what_was_damaged_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running damaged machine code would end the process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled, "compile_run", lambda: b"machine code")
+    monkeypatch.setattr(compiled, "MachineCode", bytes)
+    for _ in range(2):
+        assert compiled_run.__wrapped__() == b"machine code"
+        kept_in().write_bytes(b"damaged")
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    monkeypatch.setattr(compiled, "compile_run", lambda: b"machine code")
+    monkeypatch.setattr(compiled, "MachineCode", bytes)
+    assert compiled_run.__wrapped__() == b"machine code"
+    assert not compiled.is_kept()
 
 
 def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as with_fields
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
-from fsdp_bench.predict.estimate import CONTEXT_AND_NCCL_BYTES, CONTEXT_BYTES, estimate, predict_memory
+from fsdp_bench.predict.estimate import estimate, predict_memory
 from fsdp_bench.predict.events import Kind
 from fsdp_bench.predict.host import Build, host_memory, pinned_bytes
 from fsdp_bench.predict.kernels import (
@@ -74,24 +72,6 @@ def test_it_fits_only_without_retries() -> None:
     assert small.fits is False
     assert small.headroom_bytes is not None
     assert small.headroom_bytes < 0
-
-
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [
-        ("p5.48xlarge", CONTEXT_BYTES + 566 * 2**20),  # the most that NCCL takes there: test_communicators.py
-        ("g6e.48xlarge", CONTEXT_AND_NCCL_BYTES),  # GPUs joined by PCIe: NCCL's part is unknown
-    ],
-)
-def test_it_is_tight_where_the_context_has_too_little_beside_nccl(name: str, least: int) -> None:
-    found = estimate(model("gpt2").shape(), TrainSetup(world_size=8), cluster(name))
-    assert found.card_bytes is not None
-    taken = found.communicators.num_bytes
-    for left, tight in ((least, False), (least - 1, True)):
-        full = with_fields(found.allocator, peak_reserved_bytes=found.card_bytes - left)
-        card = with_fields(found, allocator=full)
-        assert (card.fits, card.is_tight) == (True, tight)
-        assert card.headroom_bytes == left - (taken.low if taken else 0)
 
 
 def test_without_a_card_it_is_not_known_whether_it_fits() -> None:

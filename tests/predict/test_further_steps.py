@@ -14,8 +14,8 @@ from fsdp_bench.predict.further_steps import handed_on
 from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.predict.program import SIMULATED_BLOCKS, alike
 from fsdp_bench.sweep.drawn_cells import Cell
+from tests.conftest import simulating
 from tests.predict.test_program import CELLS
-from tests.predict.test_step import many
 
 BEFORE = [Event(Kind.ALLOCATE, 0), Event(Kind.RECORD_EVENT, 1), Event(Kind.RECORD_EVENT, 2)]
 
@@ -52,7 +52,7 @@ def test_what_one_block_hands_to_another_is_not_repeated() -> None:
     assert alike(events, [(2, 12)]) is None  # only one of the two that stand for all
 
 
-@many
+@simulating
 @given(st.sampled_from(CELLS), st.sampled_from([16, 2048]), st.floats(0.7, 1.1))
 def test_a_replay_that_stops_between_steps_ends_as_one_that_does_not(cell: Cell, capacity: int, share: float) -> None:
     program = step.first_steps(cell.model, cell.setup, CUDA)

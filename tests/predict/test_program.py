@@ -17,7 +17,8 @@ from fsdp_bench.predict.kernels import CUDA
 from fsdp_bench.predict.program import Program, alike, plain
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
-from tests.predict.test_step import many, shape
+from tests.conftest import simulating
+from tests.predict.test_step import shape
 
 CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.head_dim % 4 == 0]
 
@@ -59,7 +60,7 @@ def told(program: Program) -> Iterator[tuple[object, ...]]:
                     )
 
 
-@many
+@simulating
 @given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
 def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
     model = replace(cell.model, num_hidden_layers=layers)
@@ -78,7 +79,7 @@ def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: Sha
     assert max(len(found.turns(part)) for part in found.parts) == 12 - program.SIMULATED_BLOCKS + 1
 
 
-@many
+@simulating
 @given(st.sampled_from(CELLS))
 def test_a_program_and_its_events_are_one_to_the_allocator(cell: Cell) -> None:
     model = replace(cell.model, num_hidden_layers=9)

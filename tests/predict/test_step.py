@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from fsdp_bench.predict.step import BETWEEN_STEPS, simulate
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from tests.conftest import simulating
 
 ON_CPU = draw_cells(400, seed=11, device="cpu")
 ON_CUDA = [cell for cell in draw_cells(200, seed=12, device="cuda") if cell.model.head_dim % 4 == 0]
@@ -26,7 +27,6 @@ cases = st.sampled_from(
     [(cell, CPU) for cell in ON_CPU] + [(cell, kernels) for cell in ON_CUDA for kernels in (CUDA, CUDA_OBSERVED)]
 )
 Grow = Callable[[Cell], Cell]
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def shape(**sizes: int) -> ModelShape:
@@ -40,7 +40,7 @@ def live_bytes(events: list[Event]) -> int:
     return sum(signs.get(event.kind, 0) * event.num_bytes for event in events)
 
 
-@many
+@simulating
 @given(cases)
 def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) -> None:
     """The shortened simulation and the whole one have the same peaks, breakdown and end."""
@@ -57,7 +57,7 @@ def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) 
     assert breakdown(short.events, peak, short.extra_blocks) == breakdown(whole.events, b.phases[b.peak_phase])
 
 
-@many
+@simulating
 @given(cases)
 def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -82,7 +82,7 @@ def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case:
     assert 0 <= before - after <= tokens * 3 + 4096
 
 
-@many
+@simulating
 @given(cases)
 def test_the_breakdown_adds_up_to_the_byte(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -110,7 +110,7 @@ def one_layer_more(cell: Cell) -> Cell:
 
 
 @pytest.mark.parametrize("grow", [larger_batch, longer_sequence, one_layer_more])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@simulating
 @given(cases)
 def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -119,7 +119,7 @@ def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Ke
     assert after >= before
 
 
-@many
+@simulating
 @given(cases)
 def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case

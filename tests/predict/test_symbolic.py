@@ -18,7 +18,8 @@ from fsdp_bench.spec.ladder import rungs
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, TrainSetup, impossible
 from fsdp_bench.sweep.drawn_cells import draw_cells
-from tests.predict.test_step import many, shape
+from tests.conftest import simulating
+from tests.predict.test_step import shape
 
 CELLS = [cell for cell in draw_cells(300, seed=31, device="cuda") if cell.model.head_dim % 4 == 0]
 SETUPS = [replace(cell.setup, sequence_length=min(cell.setup.sequence_length, 512)) for cell in CELLS]
@@ -28,7 +29,7 @@ OFFLOADING = [replace(setup, offload=Offload.PARAMS) for setup in SETUPS]
 OFFLOADING = [setup for setup in OFFLOADING if impossible(setup, "cuda") is None]
 
 
-@many
+@simulating
 @given(
     st.sampled_from(SETUPS),
     st.sampled_from(list(Family)),
@@ -55,7 +56,7 @@ def test_a_trace_has_the_sizes_of_each_model(
             assert [(event.kind, event.category, event.label) for event in program.instructions.events] == labels
 
 
-@many
+@simulating
 @given(st.sampled_from(OFFLOADING), st.lists(st.sampled_from(MODELS), min_size=3, max_size=6))
 def test_host_memory_is_that_of_each_model(setup: TrainSetup, models: list[ModelShape]) -> None:
     for model in (replace(model, num_hidden_layers=1 + model.num_hidden_layers % 9) for model in models):

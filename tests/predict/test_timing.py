@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
@@ -18,6 +18,7 @@ from fsdp_bench.predict.timing import issued, replay, step_time
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
+from tests.conftest import simulating
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def setups(draw: st.DrawFn) -> tuple[ModelShape, TrainSetup]:
     return shape, setup
 
 
-@settings(max_examples=60, deadline=None)
+@simulating
 @given(setups(), st.sampled_from([1e9, 1e10, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
 def test_time_is_conserved(
     drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool
@@ -111,7 +112,7 @@ def test_time_is_conserved(
     assert faster.step_seconds <= time.step_seconds + tiny
 
 
-@settings(max_examples=30, deadline=None)
+@simulating
 @given(setups(), st.booleans())
 def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
     """What takes no time is not exposed."""
@@ -125,7 +126,7 @@ def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup]
         assert time.step_seconds == pytest.approx(time.compute_seconds)
 
 
-@settings(max_examples=30, deadline=None)
+@simulating
 @given(setups())
 def test_a_middle_block_stands_for_the_others(drawn: tuple[ModelShape, TrainSetup]) -> None:
     """Twelve layers of which six are simulated issue what twelve simulated ones do."""
@@ -142,7 +143,7 @@ def test_a_middle_block_stands_for_the_others(drawn: tuple[ModelShape, TrainSetu
     assert stretched == whole
 
 
-@settings(max_examples=30, deadline=None)
+@simulating
 @given(setups())
 def test_every_collective_is_on_the_timeline(drawn: tuple[ModelShape, TrainSetup]) -> None:
     """What traffic.py counts, which equals measured trials, is what the timeline sends."""

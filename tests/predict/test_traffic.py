@@ -63,7 +63,7 @@ def test_real_ranks_send_what_is_predicted(world_size: int, tmp_path: Path) -> N
 
 MEASURED = [
     record
-    for record in read_records(RESULTS / "xeon-2-cores" / "quick")
+    for record in read_records(RESULTS / "xeon-2-cores" / "cpu")
     if any(rank.communication for rank in record.ranks)
 ]
 

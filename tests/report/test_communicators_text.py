@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.predict.communicators import communicators_of
 from fsdp_bench.report.communicators_text import communicators_fact
-from fsdp_bench.report.prediction import Question, answer
-from fsdp_bench.report.prediction_text import verdict
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
-
-MIB = 2**20
 
 
 def told(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
@@ -40,22 +32,3 @@ def test_what_is_unknown_has_a_reason_beside_what_is_known() -> None:
 def test_one_rank_has_no_line() -> None:
     assert communicators_fact(communicators_of(TrainSetup(world_size=1), None)) == []
     assert communicators_fact(None) == []
-
-
-@pytest.mark.parametrize(
-    ("headroom", "words"),
-    [
-        (10 * 2**30, "left for the CUDA context beside NCCL"),
-        (566 * MIB + 2**20, "1.0 MiB left for the CUDA context beside NCCL; tight"),
-        (566 * MIB, "nothing left for the CUDA context if NCCL takes 566.0 MiB; tight"),
-    ],
-)
-def test_the_first_line_tells_what_the_context_has_for_itself(headroom: int, words: str) -> None:
-    """566 MiB is the most on p5 (tests/predict/test_communicators.py)."""
-    found = BUILT_IN.server("p5.48xlarge")
-    where = Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), gpus_per_node=8)
-    given = answer(Question(BUILT_IN.model("gpt2").shape(), TrainSetup(world_size=8), where))
-    card = given.estimate.card_bytes
-    assert card is not None
-    full = replace(given.estimate.allocator, peak_reserved_bytes=card - headroom)
-    assert words in verdict(replace(given, estimate=replace(given.estimate, allocator=full)))

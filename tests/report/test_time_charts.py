@@ -20,6 +20,7 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
 from tests.conftest import run_command
+from tests.report.pictures import assert_is_a_slide
 
 MIXED = Precision("fp32", "bf16", "fp32")
 
@@ -141,7 +142,9 @@ def test_all_three_are_drawn(tmp_path: Path) -> None:
     asked = [word for option, name in names.items() for word in (option, tmp_path / name)]
     done = run_command("predict", *words, "--strategy", "FULL_SHARD,NO_SHARD", *asked)
     assert done.returncode == 0, done.stderr
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in names.values())
+    assert_is_a_slide(tmp_path / "step.png")
+    assert_is_a_slide(tmp_path / "trade.svg", "FULL_SHARD", "NO_SHARD")
+    assert_is_a_slide(tmp_path / "scaling.png")
 
 
 def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_flops_are_near_six_per_parameter_where_attention_is_small() -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"hidden_size": 0}, ["hidden_size", "0", "positive"]),
+        ({"hidden_size": 0}, ["hidden_size", "0", "1 or more"]),
         ({"num_attention_heads": 3}, ["hidden_size", "num_attention_heads 3"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
     ],

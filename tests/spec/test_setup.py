@@ -76,7 +76,7 @@ def test_a_named_triple_is_its_name() -> None:
     assert str(Precision.parse("fp32/bf16/fp32")) == "bf16-mixed"
 
 
-@pytest.mark.parametrize("word", ["bf16", "int8/bf16/fp32", "fp32/fp32"])
+@pytest.mark.parametrize("word", ["bf17", "int8/bf16/fp32", "fp32/fp32"])
 def test_an_unknown_precision_names_the_known_ones(word: str) -> None:
     with pytest.raises(SpecError, match=r"precision: .* not allowed; one of"):
         Precision.parse(word)

@@ -37,7 +37,7 @@ def dials(draw: st.DrawFn) -> list[int]:
 
 
 @given(values=dials(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_answer_is_right_and_never_takes_more_trials_than_bisection(values: list[int], data: st.DataObject) -> None:
     indices = st.integers(-1, len(values) - 1)
     truth, predicted = data.draw(indices), data.draw(st.none() | indices)
@@ -45,7 +45,7 @@ def test_the_answer_is_right_and_never_takes_more_trials_than_bisection(values: 
 
 
 @given(values=dials(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_prediction_within_5_percent_takes_at_most_4_trials(values: list[int], data: st.DataObject) -> None:
     truth = data.draw(st.integers(0, len(values) - 1))
     predicted = data.draw(st.sampled_from([i for i, v in enumerate(values) if is_near(v, values[truth])]))
@@ -57,7 +57,7 @@ def is_near(value: int, truth: int) -> bool:
 
 
 @given(values=dials(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_another_prediction_in_between_costs_no_more_than_bisection(values: list[int], data: st.DataObject) -> None:
     indices = st.integers(-1, len(values) - 1)
     truth, first, second = data.draw(indices), data.draw(st.none() | indices), data.draw(indices)

@@ -23,7 +23,7 @@ def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(
 ) -> None:
     grid = "world_size = 2\nloss = 'plain'\napi = ['fsdp1', 'fsdp2']\ncompile = [false, true]"
     file = write_sweep(grid, "communication_steps = 1\ntimeout_seconds = 400")
-    done = run_command("sweep", file, "--results", tmp_path, "--machine", "m", timeout=900)
+    done = run_command("sweep", file, "--results", tmp_path, "--machine", "m")
     assert done.returncode == 0, done.stderr
     records = records_of(tmp_path / "m" / "tiny")
     for api in ("fsdp1", "fsdp2"):

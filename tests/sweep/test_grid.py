@@ -121,7 +121,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
         ("[grid]\nmodel='tiny'\nstratgy='zero3'", ["[grid]", "'stratgy'", "did you mean 'strategy'"]),
         ("[run]\nstep=3\n[grid]\nmodel='tiny'", ["[run]", "'step'", "did you mean 'steps'"]),
         ("[gird]\nmodel='tiny'", ["'gird'", "did you mean 'grid'"]),
-        ("[grid]\nmodel='tiny'\nprecision='bf16'", ["precision", "'bf16'", "bf16-mixed"]),
+        ("[grid]\nmodel='tiny'\nprecision='bf17'", ["precision", "'bf17'", "bf16-mixed"]),
         ("[grid]\nmodel='tiny'\nworld_size='two'", ["world_size", "two"]),
         ("[grid]\nmodel='tiny'\nworld_size=0", ["world_size", "0", "1 or more"]),
         ("[grid]\nmodel='tiny'\nworld_size=[]", ["world_size", "empty list"]),
@@ -135,7 +135,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
         ("[run]\nmemory_limit='2 parsecs'\n[grid]\nmodel='tiny'", ["memory_limit", "GiB"]),
         ("[run]\ndevice='tpu'\n[grid]\nmodel='tiny'", ["device", "'tpu'", "auto, cpu, cuda"]),
         ("[run]\nname='../x'\n[grid]\nmodel='tiny'", ["name", "'../x'"]),
-        ("[grid]\nmodel='tiny'\nmodel='tiny'", ["not valid TOML", "line"]),
+        ("[grid]\nmodel='tiny'\nmodel='tiny'", ["is not TOML", "line"]),
         ("grid = 3", ["grid", "must be a table"]),
         ("", ["grid is empty"]),
     ],
@@ -169,7 +169,7 @@ def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
     assert msgspec.structs.asdict(plan)["device"] == "cpu"
 
 
-@pytest.mark.parametrize("name", ["quick.toml", "gpu.toml"])
+@pytest.mark.parametrize("name", ["quick.toml", "cpu.toml", "gpu.toml"])
 def test_the_shipped_sweeps_resolve_on_eight_gpus(name: str) -> None:
     plan = read_sweep(Path(__file__).parents[2] / "sweeps" / name, machine(GPUS))
     assert any(trial.skip_reason is None for trial in plan.trials)

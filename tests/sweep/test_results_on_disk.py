@@ -1,4 +1,4 @@
-"""Results: broken, foreign, newer and unwritable ones, through real processes."""
+"""Results: broken, foreign, newer and unwritable ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,29 @@ import pytest
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.record import Outcome, read_record
 from fsdp_bench.sweep.store import Store, load_results
-from tests.conftest import run_command
+from tests.conftest import run_command, write_tiny_sweep
 
 TWO_TRIALS = "world_size = 1\nseed = [0, 1]"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two trials that is done: its file, and its results with their charts."""
+    folder = tmp_path_factory.mktemp("swept")
+    done = run_command(*sweep_in(folder, write_tiny_sweep(folder, TWO_TRIALS)))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def copied(swept: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(swept, tmp_path / "copy")
+
+
+def sweep_in(folder: Path, file: Path) -> tuple[object, ...]:
+    """The words that run that sweep, or go on with it."""
+    return ("sweep", file, "--results", folder, "--machine", "m")
 
 
 @pytest.fixture
@@ -63,13 +83,13 @@ def test_a_full_results_folder_is_one_line_and_exit_code_2(
 def test_a_folder_that_fills_up_during_the_sweep_loses_nothing_that_was_recorded(
     write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
 ) -> None:
-    results = mounted("size=160k")
-    grid = f"world_size = 1\nseed = {list(range(40))}"
+    results = mounted("size=112k")
+    grid = f"world_size = 1\nseed = {list(range(20))}"
     done = run_command("sweep", write_sweep(grid), "--results", results, "--no-charts")
     assert done.returncode == 2
     assert "No space left on device; free space" in done.stderr.strip().splitlines()[-1]
     records = list(results.glob("*/tiny/trials/*.json"))
-    assert 1 <= len(records) < 40
+    assert 1 <= len(records) < 20
     for path in records:
         assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
 
@@ -81,12 +101,9 @@ def test_a_results_path_that_is_a_file_is_one_line(write_sweep: Callable[..., Pa
     assert "results cannot be written: Not a directory" in one_line(done.stderr)
 
 
-def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(
-    write_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
-    words = ("sweep", write_sweep(TWO_TRIALS), "--results", tmp_path, "--machine", "m", "--no-charts")
-    assert run_command(*words).returncode == 0
-    folder = tmp_path / "m" / "tiny"
+def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(copied: Path) -> None:
+    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
+    folder = copied / "m" / "tiny"
     cut, whole = sorted((folder / "trials").glob("*.json"))
     half = cut.read_bytes()[: cut.stat().st_size // 2]
     cut.write_bytes(half)
@@ -102,12 +119,9 @@ def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(
     assert whole.read_bytes() == untouched
 
 
-def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(
-    write_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
-    words = ("sweep", write_sweep("world_size = 1"), "--results", tmp_path, "--machine", "m", "--no-charts")
-    assert run_command(*words).returncode == 0
-    (path,) = (tmp_path / "m" / "tiny" / "trials").glob("*.json")
+def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(copied: Path) -> None:
+    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
+    path = min((copied / "m" / "tiny" / "trials").glob("*.json"))
     newer = path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 99')
     path.write_bytes(newer)
     done = run_command(*words)
@@ -130,21 +144,31 @@ def test_what_a_killed_run_left_half_written_is_swept_away(tmp_path: Path) -> No
     store.close()
 
 
-def test_results_load_as_a_table_with_units_in_the_names(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    words = ("sweep", write_sweep(TWO_TRIALS), "--results", tmp_path, "--machine", "m")
-    done = run_command(*words)
-    assert done.returncode == 0, done.stderr
-    table = load_results(tmp_path / "m" / "tiny")
+def test_who_finds_a_folder_taken_leaves_it_alone_and_may_have_it_later(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
+    first.open()
+    first.scratch.mkdir()
+    with pytest.raises(ResultsError, match="another fsdp-bench sweep is writing here"):
+        second.open()
+    second.close()
+    assert first.scratch.exists()
+    first.close()
+    second.open()
+    second.close()
+
+
+def test_results_load_as_a_table_with_units_in_the_names(swept: Path) -> None:
+    table = load_results(swept / "m" / "tiny")
     assert len(table) == 2
     assert set(table["source"]) == {"measured"}
     assert set(table["device"]) == {"cpu"}
     assert (table["peak_allocated_bytes"] > 0).all()
     assert (table["requested_strategy"] == "FULL_SHARD").all()
     assert (table["effective_strategy"] == "NO_SHARD").all()  # FSDP1 in a world of one
-    csv = (tmp_path / "m" / "tiny" / "trials.csv").read_text().splitlines()
+    csv = (swept / "m" / "tiny" / "trials.csv").read_text().splitlines()
     assert len(csv) == 3
     assert csv[0].split(",") == list(table.columns)
-    as_json = json.loads(run_command("report", tmp_path, "--json").stdout)
+    as_json = json.loads(run_command("report", swept, "--json").stdout)
     assert [row["id"] for row in as_json["trials"]] == list(table["id"])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
-from tests.conftest import command, run_command
+from tests.conftest import command
 
 
 def _hear_interrupts() -> None:
@@ -126,7 +126,7 @@ def test_two_sweeps_do_not_write_to_one_folder(write_sweep: Callable[..., Path],
     ranks = wait_for_ranks(first, 1)
     for rank in ranks:
         rank.suspend()  # so that the first one is still there, however slow the second one's start is
-    second = run_command(*sweep.words[3:])
+    second = run_process(*sweep.words[3:])
     for rank in ranks:
         rank.resume()
     assert second.returncode == 2

@@ -13,7 +13,7 @@ import pytest
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
 from fsdp_bench.sweep import runner
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
-from tests.conftest import run_command
+from tests.conftest import run_command, run_process, write_tiny_sweep
 from tests.sweep.test_grid import machine
 
 RunSweep = Callable[..., list[TrialRecord]]
@@ -33,14 +33,38 @@ def run_sweep(write_sweep: Callable[..., Path], tmp_path: Path) -> RunSweep:
     return run
 
 
-def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(run_sweep: RunSweep) -> None:
-    (record,) = run_sweep("world_size = 2\nprecision = 'bf16-mixed'", "warmup_steps = 3\nmemory_limit = '1GiB'")
+FULL_RUN = """
+warmup_steps = 3
+memory_limit = "1GiB"
+communication_steps = 2
+steps_without_communication = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one trial of two ranks that measures all that there is, and keeps a trace."""
+    folder = tmp_path_factory.mktemp("swept")
+    file = write_tiny_sweep(folder, "world_size = 2\nprecision = 'bf16-mixed'", FULL_RUN)
+    done = run_command("sweep", file, "--results", folder, "--machine", "m", "--no-charts", "--trace")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(swept: Path) -> TrialRecord:
+    """The record of that trial."""
+    (path,) = (swept / "m" / "tiny" / "trials").glob("*.json")
+    return read_record(path.read_bytes(), path.name)
+
+
+def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(record: TrialRecord) -> None:
     assert record.outcome is Outcome.OK
     assert record.fits
     assert (record.source, record.device) == ("measured", "cpu")
     assert len(record.ranks) == 2
     for rank in record.ranks:
-        assert (len(rank.warmup_seconds), len(rank.step_seconds), len(rank.losses)) == (3, 1, 4)
+        assert (len(rank.warmup_seconds), len(rank.step_seconds)) == (3, 1)
         assert rank.memory is not None
         assert set(rank.memory.phases) == {"load", "forward", "loss", "backward", "optimizer"}
         assert rank.memory.peak_allocated_bytes == max(rank.memory.phases.values())
@@ -73,8 +97,7 @@ def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sw
     assert "BudgetExceeded" in (large.stderr_tail or "")
 
 
-def test_communication_is_measured_on_steps_of_its_own(run_sweep: RunSweep) -> None:
-    (record,) = run_sweep("world_size = 2", "communication_steps = 2")
+def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> None:
     for rank in record.ranks:
         assert len(rank.step_seconds) == 1
         assert len(rank.communication) == 2
@@ -90,20 +113,18 @@ def test_results_go_to_a_relative_folder_as_they_do_by_default(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = write_sweep("world_size = 2", "timeout_seconds = 30")
-    done = run_command("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
+    done = run_process("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "results" / "m" / "tiny" / "trials").glob("*.json")
     assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
 
 
-def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, tmp_path: Path) -> None:
-    (forked,) = run_sweep("world_size = 2")
-    (tmp_path / "m").rename(tmp_path / "forked")
-    (launched,) = run_sweep("world_size = 2", "launcher = 'torchrun'")
+def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, record: TrialRecord) -> None:
+    (launched,) = run_sweep("world_size = 2\nprecision = 'bf16-mixed'", FULL_RUN + "launcher = 'torchrun'")
     assert launched.outcome is Outcome.OK
-    assert launched.id == forked.id
-    assert [rank.losses for rank in launched.ranks] == [rank.losses for rank in forked.ranks]
-    for one, other in zip(launched.ranks, forked.ranks, strict=True):
+    assert launched.id == record.id
+    assert [rank.losses for rank in launched.ranks] == [rank.losses for rank in record.ranks]
+    for one, other in zip(launched.ranks, record.ranks, strict=True):
         assert one.memory is not None
         assert other.memory is not None
         assert one.memory.phases["load"] == other.memory.phases["load"]
@@ -113,12 +134,18 @@ def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep,
 
 def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSweep, tmp_path: Path) -> None:
     grid = "world_size = 1\nstrategy = ['FULL_SHARD', 'NO_SHARD']\napi = ['fsdp1', 'fsdp2']"
-    selected = run_sweep(grid, "", "--only", "strategy=zero3", "--only", "api=fsdp2")
+    run = "steps_without_communication = 2"
+    selected = run_sweep(grid, run, "--only", "strategy=zero3", "--only", "api=fsdp2")
     assert [(r.setup.strategy.value, r.setup.api.value) for r in selected] == [("FULL_SHARD", "fsdp2")]
     csv = tmp_path / "m" / "tiny" / "trials.csv"
     assert len(csv.read_text().splitlines()) == 1 + 1
-    assert len(run_sweep(grid)) == 4
-    run_sweep(grid, "", "--only", "api=fsdp1")
+    whole = run_sweep(grid, run)
+    assert len(whole) == 4
+    assert selected[0] in whole
+    for record in whole:  # one rank has nothing to be timed without
+        assert record.ranks[0].seconds_without_communication == ()
+        assert record.exposed_by_difference_seconds is None
+    run_sweep(grid, run, "--only", "api=fsdp1")
     assert len(csv.read_text().splitlines()) == 1 + 4  # the table is of the sweep, not of the selection
 
 
@@ -182,42 +209,28 @@ def test_this_machine_can_be_probed_without_torch() -> None:
     assert found.name
 
 
-def test_a_step_is_also_timed_without_communication(run_sweep: RunSweep) -> None:
-    (record,) = run_sweep("world_size = 2", "communication_steps = 1\nsteps_without_communication = 2")
-    assert record.outcome is Outcome.OK
+def test_a_step_is_also_timed_without_communication(record: TrialRecord) -> None:
     for rank in record.ranks:
         assert len(rank.seconds_without_communication) == 2
         assert rank.without_communication_failure is None
-        assert rank.memory is not None
-        assert len(rank.losses) == 3  # of the steps with peers only
+        assert len(rank.losses) == 3 + 1  # of the warm-up and the timed step only
     assert record.exposed_by_difference_seconds == record.step_seconds - record.seconds_without_communication
 
 
-def test_one_rank_has_nothing_to_be_timed_without(run_sweep: RunSweep) -> None:
-    (record,) = run_sweep("world_size = 1", "steps_without_communication = 2")
-    assert record.ranks[0].seconds_without_communication == ()
-    assert record.exposed_by_difference_seconds is None
-
-
-def test_traces_are_kept_where_they_are_asked_for(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_traces_are_kept_where_they_are_asked_for(swept: Path, record: TrialRecord) -> None:
     """A trace decides nothing: the trial has the ID that it has without, and is not run again for it."""
-    file = write_sweep("world_size = 2", "communication_steps = 2")
-    words = ("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts")
-    done = run_command(*words, "--trace")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "m" / "tiny"
-    (record,) = (folder / "trials").glob("*.json")
+    folder = swept / "m" / "tiny"
     kept = sorted((folder / "traces").rglob("*.json.gz"))
     assert [path.relative_to(folder / "traces") for path in kept] == [
-        Path(record.stem) / f"rank-{rank}.trace.json.gz" for rank in range(2)
+        Path(record.id) / f"rank-{rank}.trace.json.gz" for rank in range(2)
     ]
     for path in kept:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         named = [event["name"] for event in events if event.get("ph") == "X"]
         assert named.count("gloo:all_gather") == 5  # one step's: see above
         assert "aten::mm" in named
-    again = run_command(*words, "--trace")
-    assert "1 trials are recorded already and get no trace" in again.stderr
+    words = ("sweep", swept / "tiny.toml", "--results", swept, "--machine", "m", "--no-charts", "--trace")
+    assert "1 trials are recorded already and get no trace" in run_command(*words).stderr
     assert "recorded" in run_command(*words, "--list").stdout
 
 

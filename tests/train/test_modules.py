@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,6 +15,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.train.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.transformer import build, initialize
+from tests.conftest import simulating
 from tests.spec.test_model import gpt2, llama
 
 
@@ -38,7 +39,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 
 
 @given(shapes())
-@settings(deadline=None, max_examples=60)
+@simulating
 def test_counts_equal_those_of_the_modules_on_the_meta_device(shape: ModelShape) -> None:
     model = build(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters
@@ -75,7 +76,7 @@ def test_the_modules_have_the_published_counts(shape: ModelShape, published: int
 
 
 @given(shapes(), st.integers(1, 8), st.integers(1, 3))
-@settings(deadline=None, max_examples=30)
+@simulating
 def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, batch: int) -> None:
     """FlopCounterMode counts attention without the causal mask, and every matrix product."""
     tokens = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
@@ -126,7 +127,7 @@ def test_a_causal_token_sees_half_of_the_keys() -> None:
 
 
 @given(shapes())
-@settings(deadline=None, max_examples=10)
+@simulating
 def test_a_parameters_values_depend_on_its_name_and_the_seed_alone(shape: ModelShape) -> None:
     model = build(shape).to_empty(device="cpu")
     for name, parameter in reversed(list(model.named_parameters())):

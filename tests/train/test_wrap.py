@@ -63,6 +63,7 @@ def facts(model: nn.Module) -> Facts:
         "output": str(output.dtype),
         "parameters": effective.parameter_dtypes,
         "states": effective.optimizer_state_dtypes,
+        "reduce": str(getattr(getattr(model, "mixed_precision", None), "reduce_dtype", None)),  # FSDP1 tells it
     }
 
 
@@ -128,6 +129,7 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Facts, l
     [
         ("default", {"type": "FullyShardedDataParallel", "strategy": "NO_SHARD", "units": 1, "group": 1}),
         ("bf16", {"strategy": "FULL_SHARD", "units": 1, "compute": "torch.bfloat16", "parameters": ("fp32",)}),
+        ("bf16", {"reduce": "torch.float32"}),  # as in accelerate and Lightning: bf16-mixed
         ("fp16", {"strategy": "FULL_SHARD", "compute": "torch.float16", "parameters": ("fp32",)}),
         ("bf16-mixed", {"units": 3, "compute": "torch.bfloat16", "parameters": ("fp32",), "states": ("fp32",)}),
         ("positional", {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2}),
@@ -197,7 +199,7 @@ def refusals() -> dict[str, str]:
         "nothing to checkpoint": refusal(lambda: fsdp(users_model(), activation_checkpointing="full")),
         "mesh fsdp2": refusal(lambda: fsdp(users_model(), api="fsdp2", shard_strat="FULL_SHARD", device_mesh=mesh2)),
         "mesh DDP": refusal(lambda: fsdp(users_model(), api="fsdp2", device_mesh=mesh2)),
-        "DDP bf16": refusal(lambda: fsdp(users_model(), api="fsdp2", mp="bf16")),
+        "DDP bf16": refusal(lambda: fsdp(users_model(), api="fsdp2", mp="bf16-mixed-bf16-reduce")),
         "DDP offload": refusal(lambda: fsdp(users_model(), api="fsdp2", cpu_offload=True)),
         "fsdp2 optimizer": refusal(refuse_with_optimizer),
         "world": refusal(lambda: fsdp(users_model(), setup=TrainSetup(world_size=8))),
@@ -219,7 +221,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("block", "its modules are Block, Linear, Sequential"),
         ("mesh", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
         ("hybrid", "use 4 or more ranks"),
-        ("strategy", "did you mean 'SHARD_GRAD_OP'"),
+        ("strategy", "did you mean 'shard-grad'"),
         ("mp", "SpecError: precision: 'bf17'"),
         ("nothing to checkpoint", "give TransformerBlock"),
         ("mesh fsdp2", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
@@ -301,7 +303,6 @@ def grid_of_calls() -> dict[tuple[str, str, str], Facts]:
         for api in ("fsdp1", "fsdp2")
         for mp in ("fp32", "bf16", "fp16")
         for strategy in ("FULL_SHARD", "SHARD_GRAD", "NO_SHARD")
-        if (api, mp, strategy) != ("fsdp2", "bf16", "NO_SHARD")  # DDP's compression to bf16 needs NCCL
     }
 
 

@@ -1,0 +1,163 @@
+"""What Python users call: gpu(), server() and model() by name, size or file; and where a run takes place.
+
+A name, a size or an object is taken wherever one of them is asked for, so that ``estimate("Llama-3.1-8B", ...)`` and
+``estimate(model("Llama-3.1-8B"), ...)`` are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from fsdp_bench.catalog.hf_config import read_hf_config
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.spec.checked import Count, read
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.ladder import rung
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import ShardingStrategy
+from fsdp_bench.spec.units import parse_count
+
+Hardware = Cluster | Gpu | None
+"""A cluster of known servers, a GPU alone, or nothing known."""
+
+POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
+"""Positions of the ladder's models; a longer sequence gets as many as it needs, as in sweep files."""
+
+_SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
+"""A number of parameters, as people write it."""
+
+
+def gpu(name: str | Gpu, catalog: Catalog = BUILT_IN) -> Gpu:
+    """Return a GPU of the catalogue: ``gpu("H100-SXM")``, ``gpu("A100 PCIe 80GB")``.
+
+    Raises:
+        SpecError: naming the candidates or the nearest one, for a name that is none or several.
+    """
+    return name if isinstance(name, Gpu) else catalog.gpu(_text("gpu", name))
+
+
+def server(
+    name: str | Server, nodes: int = 1, gpus_per_node: int | None = None, catalog: Catalog = BUILT_IN
+) -> Cluster:
+    """Return servers of the catalogue to train on: ``server("p5.48xlarge", nodes=2)``.
+
+    Args:
+        name: the server's name or alias, in any case.
+        nodes: how many of them.
+        gpus_per_node: GPUs that are used on each; by default all.
+        catalog: where to look; by default what comes with fsdp-bench.
+
+    Raises:
+        SpecError: for a name that is not there, naming the nearest, and for counts that the server has not.
+    """
+    entry = name if isinstance(name, Server) else catalog.server(_text("server", name))
+    each = entry.gpus_per_node if gpus_per_node is None else gpus_per_node
+    return Cluster(server=entry, gpu=catalog.gpu(entry.gpu), num_nodes=nodes, gpus_per_node=each)
+
+
+def model(
+    name: str | Path | ModelShape,
+    sequence_length: int = 1,
+    family: Family | str = Family.LLAMA,
+    catalog: Catalog = BUILT_IN,
+) -> ModelShape:
+    """Return a model's dimensions.
+
+    Args:
+        name: of the catalogue (``"Llama-3.1-8B"``), a size (``"7B"``: the nearest of the size ladder), or the path of a
+            Hugging Face ``config.json``.
+        sequence_length: tokens that it must have positions for.
+        family: of a size: ``llama`` or ``gpt2``.
+        catalog: where to look; by default what comes with fsdp-bench.
+
+    Raises:
+        SpecError: for a name that is not there, naming the nearest, for a model that cannot be expressed exactly, and
+            for a sequence longer than learned positions.
+    """
+    if isinstance(name, ModelShape):
+        shape = name
+    elif isinstance(name, Path) or _text("model", name).endswith(".json"):
+        shape = read_hf_config(Path(name))
+    elif _SIZE.fullmatch(name):
+        family = Family(family)
+        return rung(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
+    else:
+        shape = catalog.model(name).shape()
+    if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
+        raise SpecError(
+            f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
+        )
+    return shape
+
+
+def _text(field: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise SpecError(f"{field}: {shown(name)} is not allowed; a name of the catalogue")
+    return name
+
+
+class Place(NamedTuple):
+    """Where a run takes place; the number of nodes is None when only the world size is known."""
+
+    hardware: Hardware
+    num_nodes: int | None
+    gpus_per_node: int
+    world_size: int
+
+    def sizes(self, strategy: ShardingStrategy, shard_size: int | None) -> dict[str, int]:
+        """Return the world size, and a hybrid setup's shard size: a node's GPUs when there are several nodes."""
+        sizes = {"world_size": self.world_size}
+        if shard_size is not None:
+            sizes["shard_size"] = shard_size
+        elif strategy.is_hybrid and (self.num_nodes or 1) > 1 and self.gpus_per_node > 1:
+            sizes["shard_size"] = self.gpus_per_node
+        return sizes
+
+
+def find_place(
+    gpu_name: str | Gpu | None = None,
+    server_name: str | Server | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    world_size: int | None = None,
+    catalog: Catalog = BUILT_IN,
+) -> Place:
+    """Return where a run takes place, from a server or a GPU and how many there are.
+
+    Raises:
+        SpecError: for names that are not there, for both names or both counts, and for counts that do not divide.
+    """
+    nodes = read(Count | None, nodes, "nodes")
+    gpus_per_node = read(Count | None, gpus_per_node, "gpus_per_node")
+    world_size = read(Count | None, world_size, "world_size")
+    if server_name is not None and gpu_name is not None:
+        raise SpecError("server and gpu each name the GPU; keep one")
+    if world_size is not None and nodes is not None:
+        raise SpecError("world_size and nodes each say how many GPUs; keep one")
+    if server_name is None:
+        found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, None)
+        return Place(None if gpu_name is None else gpu(gpu_name, catalog), found_nodes, each, world)
+    entry = server_name if isinstance(server_name, Server) else catalog.server(_text("server", server_name))
+    found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, entry.gpus_per_node)
+    assert found_nodes is not None
+    return Place(server(entry, found_nodes, each, catalog), found_nodes, each, world)
+
+
+def _counts(
+    nodes: int | None, gpus_per_node: int | None, world_size: int | None, available: int | None
+) -> tuple[int | None, int, int]:
+    """Return nodes, GPUs on each, and GPUs in total, for servers of ``available`` GPUs or for unknown ones."""
+    if world_size is None:
+        if gpus_per_node is None and available is None and (nodes or 1) > 1:
+            raise SpecError("nodes: without a server, gpus_per_node is needed too")
+        nodes, each = nodes or 1, gpus_per_node or available or 1
+        return nodes, each, nodes * each
+    if gpus_per_node is None and available is None:
+        return None, world_size, world_size
+    each = gpus_per_node or min(available or world_size, world_size)
+    if world_size % each:
+        raise SpecError(f"world_size: {world_size} is not allowed; a multiple of the {each} GPUs of a node")
+    return world_size // each, each, world_size

@@ -1,0 +1,40 @@
+"""What a comparison takes for granted, and the rows that it leaves out: one entry for each fact or reason."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+COLUMNS = 100
+"""That a comparison's text is wide at most."""
+
+
+def wrapped(text: str, indent: int, hanging: int = 4) -> list[str]:
+    """Return a paragraph in lines, all but the first indented further."""
+    first, rest = " " * indent, " " * (indent + hanging)
+    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def taken(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return what was taken for granted and for which rows, from pairs of a row's name and its assumptions."""
+    found: dict[str, dict[str, None]] = {}
+    for name, assumptions in rows:
+        for fact in assumptions:
+            found.setdefault(fact, {})[name] = None
+    return ["taken:", *(line for fact, names in found.items() for line in wrapped(f"{', '.join(names)}: {fact}", 2))]
+
+
+def left_out(reasons: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return how many rows were left out for which reason, the most frequent first, from pairs of case and reason."""
+    grouped: dict[str, list[str]] = {}
+    for case, reason in reasons:
+        if reason is not None:
+            grouped.setdefault(reason, []).append(case)
+    if not grouped:
+        return ["left out: none"]
+    total = sum(len(cases) for cases in grouped.values())
+    lines = [f"left out: {total} (which ones: --json)"]
+    for reason, cases in sorted(grouped.items(), key=lambda pair: -len(pair[1])):
+        named = f": {cases[0]}" if len(cases) == 1 else ""
+        lines += wrapped(f"{len(cases):>3}  {reason}{named}", 2, 5)
+    return lines

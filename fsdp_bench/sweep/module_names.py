@@ -1,0 +1,71 @@
+"""Finds a user's function and class by name without running their code, so that a misspelt name is refused at once."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from fsdp_bench.spec.dry_run import UserModule
+from fsdp_bench.spec.errors import SpecError, nearest
+
+
+def check_names(module: UserModule) -> None:
+    """Refuse names that are certainly not there; what cannot be told from the source alone is left to the import.
+
+    Raises:
+        SpecError: when a module or a name in it does not exist, with the nearest one.
+    """
+    _check(module.function, "module", module.folder)
+    if module.block is not None:
+        _check(module.block, "transformer-block", module.folder)
+
+
+def _check(path: str, option: str, folder: str) -> None:
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise SpecError(f"{option}: {path!r} is not allowed; write it like 'package.module:name'")
+    found = _find(module, [folder, *sys.path])
+    if found is None:
+        raise SpecError(f"{option}: cannot import {module}: no module of that name in {folder} or where Python looks")
+    names = _names(found)
+    first = name.partition(".")[0]
+    if names is not None and first not in names:
+        raise SpecError(f"{option}: {module} has no {first!r}{nearest(first, names)}")
+
+
+def _find(module: str, folders: list[str]) -> ModuleSpec | None:
+    """Return where a module is; its packages are not imported."""
+    found, where = None, list(folders)
+    parts = module.split(".")
+    for index in range(len(parts)):
+        found = PathFinder.find_spec(".".join(parts[: index + 1]), where)
+        if found is None:
+            return None
+        where = list(found.submodule_search_locations or [])
+    return found
+
+
+def _names(found: ModuleSpec) -> set[str] | None:
+    """Return every name that a module's source binds anywhere; None where it may have others."""
+    if found.origin is None or not found.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(found.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # the import says what is wrong
+    names = set(_bound(tree))
+    return None if names & {"*", "__getattr__", "globals", "exec", "setattr"} else names
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Yield names that are bound, and all that are used: those may make others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]

@@ -1,0 +1,44 @@
+"""Mutated input: a short run of mutations.py; FSDP_BENCH_TEST_MUTATIONS makes it longer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.mutations import KINDS, judge, perform, run_call, workplace
+
+COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "200"))
+SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", "1"))
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with workplace() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+@pytest.mark.timeout(COUNT * 6)
+def test_mutated_input_ends_in_one_line_and_a_documented_exit_code(kind: str, place: Path) -> None:
+    _, share = KINDS[kind]
+    calls = [perform(kind, index, SEED, place) for index in range(max(COUNT * share // 100, 10))]
+    assert not [str(finding) for finding, _, _ in calls if finding is not None]
+
+
+def test_what_breaks_a_promise_is_found() -> None:
+    words = ["predict"]
+    assert judge(words, 2, "", "fsdp-bench: no such thing\n") is None
+    assert "traceback" in str(judge(words, 1, "", "Traceback (most recent call last):\n"))
+    assert "exit code 1" in str(judge(words, 1, "", "fsdp-bench: it crashed\n"))
+    assert "prints" in str(judge(words, 0, "a\x1b[2Jb", ""))
+    assert "not one line" in str(judge(words, 2, "", "fsdp-bench: two\nlines\n"))
+    assert "5000 characters" in str(judge(words, 2, "", f"fsdp-bench: {'x' * 4988}\n"))
+    assert "no JSON document" in str(judge([*words, "--json"], 2, "", "fsdp-bench: no such thing\n"))
+
+
+def test_what_is_not_mutated_is_accepted(place: Path) -> None:
+    assert run_call(["predict", "--params", "10M", "--seq", "64"], place)[0] == 0
+    assert run_call(["doctor"], place)[0] == 0  # where work would begin

@@ -1,0 +1,61 @@
+"""A GPU is found by whatever its buyers call it, where that means one alone; else what it could be is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_bench.catalog.loader import gpu, gpus, model
+from fsdp_bench.spec.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("h100-sxm", "H100-SXM"),
+        ("H100 SXM 80 GB", "H100-SXM"),
+        ("H100-SXM-80GB", "H100-SXM"),
+        ("h100 pcie", "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),  # what nvidia-smi prints
+        ("H200", "H200-SXM"),
+        ("A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("a100 80gb pcie", "A100-PCIe-80GB"),
+        ("A10", "A10"),
+        ("rtx4090", "RTX-4090"),
+        ("GeForce RTX 3090", "RTX-3090"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_a_name_that_can_mean_one_gpu_is_that_gpu(written: str, name: str) -> None:
+    assert gpu(written).name == name
+
+
+@pytest.mark.parametrize("written", ["lower", "upper", "swapcase"])
+def test_every_gpu_answers_to_its_own_and_its_drivers_names_in_any_case(written: str) -> None:
+    for entry in gpus():
+        for name in (entry.name, *entry.product_names):
+            assert gpu(getattr(name, written)()) is entry
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("H100", "gpu: 'H100' could be H100-SXM, H100-PCIe, H100-NVL or H100-SXM-96GB; name one"),
+        ("H100 80GB", "gpu: 'H100 80GB' could be H100-SXM or H100-PCIe; name one"),
+        ("A100 80GB", "gpu: 'A100 80GB' could be A100-SXM-80GB or A100-PCIe-80GB; name one"),
+        (
+            "H100 40GB",
+            "gpu: 'H100 40GB' is not in the catalogue; of that kind there are H100-SXM, H100-PCIe, H100-NVL,"
+            " H100-SXM-96GB",
+        ),
+        ("H100-SMX", "gpu: 'H100-SMX' is not in the catalogue (did you mean 'H100-SXM'?)"),
+        ("", "gpu: '' is not in the catalogue; `fsdp-bench servers` lists what is there"),
+    ],
+)
+def test_a_name_that_can_mean_several_or_none_says_which_there_are(written: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        gpu(written)
+    assert str(caught.value) == said
+
+
+def test_a_model_is_found_without_its_dashes() -> None:
+    assert model("llama 3.1 8b") is model("Llama-3.1-8B")

@@ -1,0 +1,253 @@
+"""What users, downloads and machines get wrong: one line that says what, exit code 2, and nothing that is obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.cli import main as command_line
+from fsdp_bench.predict import compiled
+from tests.catalog.test_hf_config import LLAMA
+from tests.catalog.test_user_file import GPU, SERVER
+from tests.conftest import command, run_command
+
+NESTED = "[" * 2000 + "]" * 2000
+DIGITS = "9" * 5000
+ESCAPES = "\x1b]0;title\x07\x1b[2J"
+
+
+def refused(*words: object) -> str:
+    """Return the message of a command line that is refused."""
+    done = run_command(*words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    message = done.stderr.removesuffix("\n")
+    assert message.startswith("fsdp-bench: ")
+    assert message.isprintable(), message
+    assert len(message) <= 480
+    return message
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write_text(text: str) -> Path:
+        path = tmp_path / "file.txt"
+        path.write_text(text)
+        return path
+
+    return write_text
+
+
+@pytest.mark.parametrize("content", [f"x = {NESTED}", f"x = {'{a = ' * 2000}1{'}' * 2000}", f"{'a.' * 500}a = 1"])
+def test_a_toml_file_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path], content: str) -> None:
+    path = write(content)
+    for words in (["sweep", path, "--list"], ["models", "--catalog", path], ["report", ".", "--calibration", path]):
+        if words[0] == "report":
+            words = ["predict", "--params", "10M", "--calibration", path]
+        assert "is nested too deeply; up to 32 levels" in refused(*words)
+
+
+def test_a_config_json_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path]) -> None:
+    path = write(f'{{"model_type": {"[" * 200_000}')
+    assert "is nested too deeply" in refused("predict", "--hf-config", path)
+
+
+@pytest.mark.parametrize("number", [DIGITS, "0x" + "f" * 5000, "18446744073709551616"])
+def test_an_integer_of_too_many_digits_is_one_line(write: Callable[[str], Path], number: str) -> None:
+    path = write(f"[run]\nsteps = {number}\n")
+    assert "up to 9223372036854775807" in refused("sweep", path, "--list")
+    assert "up to 9223372036854775807" in refused("models", "--catalog", path)
+    assert "up to 9223372036854775807" in refused("predict", "--params", "10M", "--calibration", path)
+
+
+def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Callable[[str], Path]) -> None:
+    path = write(json.dumps(LLAMA).replace("4096", DIGITS, 1))
+    assert "up to 9223372036854775807" in refused("predict", "--hf-config", path)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--params", "1" + "0" * 400), "params: '1000"),
+        (("--params", "9" * 400 + "B"), "is too large"),
+        (("--params", "10M", "--gpu", "RTX-4090", "--gpu-memory", "9" * 400 + "GiB"), "is too large"),
+        (("--params", "10M", "--max-grad-norm", "nan"), "max_grad_norm: nan is not allowed"),
+        (("--params", "x" * 5100), "(5102 characters)"),
+        (("--params", ESCAPES), "\\x1b]0;title\\x07\\x1b[2J"),
+        (("--params", "10M", f"--{ESCAPES}\n"), "\\x1b]0;title\\x07"),
+        (("--strategy", "FULL_SHARD", "--strategy", "NO_SHARD"), "--strategy is given 2 times; give it once; several"),
+        (("--seq", "16", "--seq", "32"), "--seq is given 2 times; give it once"),
+        (("--params", "10M", "--no-sync", "--sync-every-micro-batch"), "given 2 times"),
+    ],
+)
+def test_a_bad_word_on_the_command_line_is_one_line(words: tuple[str, ...], part: str) -> None:
+    assert part in refused("predict", *words)
+
+
+def test_options_that_may_be_given_several_times_still_may() -> None:
+    words = (
+        "--strategy",
+        "FULL_SHARD",
+        "--checkpointing",
+        "full",
+        "--world-size",
+        "2",
+        "--no-time",
+        "--json",
+        "--json",
+    )
+    done = run_command("max-size", "--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", *words)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "--params", "x", "--json"),
+        ("predict", "--json", "--no-such-option"),
+        ("max-size", "--json"),
+        ("dry-run", "--json", "--params", "x"),
+        ("report", "no-such-folder", "--json"),
+        ("validate", "--against", "no-such-folder", "--json"),
+        ("servers", "no-such-server", "--json"),
+        ("models", "no-such-model", "--json"),
+        ("calibrate", "--ranks", "x", "--json"),
+    ],
+)
+def test_with_json_an_error_is_a_json_document_on_standard_output(words: tuple[str, ...]) -> None:
+    done = run_command(*words)
+    assert (done.returncode, done.stderr) == (2, "")
+    (key, message), *more = json.loads(done.stdout).items()
+    assert (key, more) == ("error", [])
+    assert message
+    assert not message.startswith("fsdp-bench")
+
+
+def test_a_name_in_a_downloaded_config_is_printed_without_its_escapes(write: Callable[[str], Path]) -> None:
+    path = write(json.dumps({**LLAMA, "_name_or_path": f"{ESCAPES}\n[/red]x"}))
+    done = run_command("predict", "--hf-config", path)
+    assert done.returncode == 0
+    assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> None:
+    path = write(json.dumps({**LLAMA, "_name_or_path": "é 中 😀"}))
+    done = run_command("predict", "--hf-config", path, "--json")
+    assert done.stdout.isascii()
+    assert "é 中 😀" in json.loads(done.stdout)["model"]["name"]
+
+
+def test_a_catalogue_may_replace_a_gpu_under_its_name_in_any_case(write: Callable[[str], Path]) -> None:
+    path = write(GPU.replace('name = "RTX-4090"', 'name = "rtx-4090"') + SERVER)
+    done = run_command("predict", "--params", "10M", "--server", "basement", "--catalog", path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        PermissionError(13, "Permission denied", "a\nb"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ],
+)
+def test_what_a_machine_may_lack_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    raise_in_models(monkeypatch, error)
+    refused("models")
+
+
+def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raise_in_models(monkeypatch, ZeroDivisionError("a\x1bb"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shown = run_command("models")
+    assert shown.returncode == 1
+    assert "Traceback" in shown.stderr  # run_command asks for it
+    monkeypatch.setattr(command_line, "TRACEBACK", "FSDP_BENCH_NOT_SET")
+    done = run_command("models")
+    (path,) = tmp_path.iterdir()
+    assert done.returncode == 1
+    assert done.stderr.isascii()
+    assert done.stderr.startswith(r"fsdp-bench: unexpected ZeroDivisionError: a\x1bb; this is a mistake of fsdp-bench")
+    assert done.stderr.endswith(f"({path})\n")
+    assert "raise_error" in path.read_text()
+
+
+def raise_in_models(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make the verb ``models`` raise an error."""
+    from fsdp_bench.cli import models
+
+    def raise_error(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(models, "load_user_catalog", raise_error)
+
+
+def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {sys.executable} -P -m fsdp_bench.cli.main report x"
+    environment = {**os.environ, "PYTHONPATH": str(Path(command_line.__file__).parents[2])}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fsdp-bench: the current folder no longer exists; change to one that does (No such file or directory)\n"
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("models",), "the output cannot be written: No space left on device"),
+        (("models", "--json"), "the output cannot be written: No space left on device"),
+        (("models", "gpt3", "--json"), "model: 'gpt3' is not in the catalogue (did you mean 'gpt2'?)"),
+    ],
+)
+def test_standard_output_on_a_full_disk_is_one_line(words: tuple[str, ...], said: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command(*words), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"fsdp-bench: {said}\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:
+        done = subprocess.run(command("models"), stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_the_letters_of_a_name_shows_their_escapes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "_name_or_path": "é中"}))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(command_line.__file__).parents[2])}
+    words = command("predict", "--hf-config", tmp_path / "config.json")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert r"\xe9\u4e2d" in done.stdout
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert compiled.kept_in() is None
+    assert not compiled.is_kept()
+
+
+def test_machine_code_of_another_user_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "code.o"
+    path.write_bytes(compiled._digest(b"code") + b"code")
+    assert compiled._whole(path) == b"code"
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    assert compiled._whole(path) is None

@@ -1,0 +1,116 @@
+"""``dry-run`` says whether a setup fits, refuses at once what it cannot run, and ignores nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.report.dry_run import DryRun, document, side_by_side, verdict_line
+from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
+from fsdp_bench.spec.ladder import rung
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, TrainSetup
+from tests.conftest import run_command
+
+GIB = 2**30
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')\ndef build(): ...\nclass Block: ...\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--module", "mine:bild", "--transformer-block", "mine:Block"), "mine has no 'bild' (did you mean 'build'?)"),
+        (("--module", "mine:build", "--transformer-block", "mine:Blok"), "mine has no 'Blok' (did you mean 'Block'?)"),
+        (("--module", "mien:build", "--wrap", "none"), "module: cannot import mien"),
+        (("--module", "mine", "--wrap", "none"), "write it like 'package.module:name'"),
+        (("--module", "mine:build"), "which class are its blocks?"),
+        (("--module", "mine:build", "--wrap", "none", "--loss", "chunked"), "computes its own loss"),
+        (("--params", "10M", "--gpu", "H100-SXM", "--headroom", "90GiB"), "headroom: 90.0 GiB is not allowed"),
+        (("--params", "10M", "--strategy", "all", "--world-size", "4", "--trace", "t"), "trace: one setup has a trace"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_any_code_of_the_user_runs(
+    words: tuple[str, ...], message: str, users: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(users)
+    done = run_command("dry-run", *words, cwd=users)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert message in line
+
+
+def reading(peak_bytes: int, **more: object) -> DryRunReading:
+    return DryRunReading(
+        peak_allocated_bytes=peak_bytes,
+        peak_phase="backward",
+        phases={"backward": peak_bytes},
+        load_bytes=0,
+        resident=Resident(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
+        breakdown_bytes=dict.fromkeys(CATEGORIES, 0) | {"temporary": peak_bytes},
+        num_parameters=1,
+        kernels="cuda",
+        torch="2.13.0",
+        seconds=1.0,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def of_a_module(peak_bytes: int, **more: object) -> DryRun:
+    user = UserModule(function="mine:build", block="mine:Block")
+    spec = DryRunSpec(module=user, setup=TrainSetup(world_size=8))
+    return DryRun(spec, reading(peak_bytes, **more), BUILT_IN.gpu("A100-SXM-80GB"))
+
+
+def test_live_bytes_show_that_a_users_module_does_not_fit_but_not_that_it_does() -> None:
+    large, small = of_a_module(217 * GIB), of_a_module(20 * GIB)
+    assert document(large)["verdict"] == "does_not_fit"
+    assert verdict_line(large).startswith("does not fit (dry run): live bytes alone peak at 217.0 GiB of 79.")
+    assert document(small)["verdict"] is document(small)["fits"] is document(small)["headroom_bytes"] is None
+    assert document(small)["required_headroom_bytes"] == 2 * GIB
+    assert verdict_line(small).startswith("unknown whether it fits (dry run): live bytes peak at 20.0 GiB of 79.")
+
+
+def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:
+    setup = document(of_a_module(GIB, arguments={"micro_batch_size": 3}))["setup"]
+    assert (setup["micro_batch_size"], setup["sequence_length"], setup["loss"]) == (3, None, None)
+
+
+def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> None:
+    shape = rung(Family.LLAMA, 100_000_000)
+    spec = DryRunSpec(model=shape, setup=TrainSetup(world_size=8, sequence_length=512))
+    found = document(DryRun(spec, reading(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
+    assert found["memory"]["peak_reserved_bytes"] > 0
+    assert found["memory"]["peak_reserved_source"] == "predicted"
+    assert (found["fits"], found["verdict"]) == (True, "fits")
+    without = document(DryRun(spec, reading(GIB)))
+    assert without["memory"]["peak_reserved_bytes"] is without["fits"] is None
+
+
+def test_a_table_ends_in_its_conclusion() -> None:
+    gpu = BUILT_IN.gpu("A100-SXM-80GB")
+    shape = rung(Family.LLAMA, 100_000_000)
+    setups = [TrainSetup(world_size=8, sequence_length=512, api=api) for api in Api]
+    specs = [DryRunSpec(model=shape, setup=setup) for setup in setups]
+    fitting = [DryRun(spec, reading(size * GIB), gpu) for spec, size in zip(specs, (3, 2), strict=True)]
+    *_, row, _other, _empty, last = side_by_side(fitting).splitlines()
+    assert row.split()[:4] == ["FULL_SHARD", "fsdp2", "2.0", "GiB"]
+    assert last.startswith("conclusion: of the 2 that fit, FULL_SHARD, fsdp2 has the lowest peak: 2.0 GiB allocated")
+    none = side_by_side([DryRun(spec, reading(90 * GIB), gpu) for spec in specs]).splitlines()[-1]
+    assert none == "conclusion: none of 2 fits; FULL_SHARD, fsdp1 is nearest: 90.0 GiB allocated (dry run)"
+
+
+def test_several_strategies_run_at_once_and_none_that_fits_is_exit_code_3() -> None:
+    words = ("--params", "10M", "--seq", 64, "--world-size", 4, "--strategy", "zero3,ddp", "--gpu", "A10G", "--json")
+    done = run_command("dry-run", *words, "--gpu-memory", "100MiB", "--headroom", "80MiB")
+    assert done.returncode == 3, done.stderr
+    found = json.loads(done.stdout)["dry_runs"]
+    assert [one["setup"]["strategy"] for one in found] == ["FULL_SHARD", "NO_SHARD"]
+    assert {one["verdict"] for one in found} == {"does_not_fit"}

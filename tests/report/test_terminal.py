@@ -1,0 +1,97 @@
+"""Printing: nothing in a text from outside is obeyed, neither by rich nor by a terminal."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import fsdp_bench
+from fsdp_bench.cli.sweeping import progress_bar
+from fsdp_bench.report import terminal
+from fsdp_bench.spec.errors import shown
+from fsdp_bench.spec.text import printable, shortened
+
+HOSTILE = "[/red][link=file:///etc]x[/link] :smile: \x1b]0;t\x07\x1b[2J\x9b31m\u202e\n\udcff"
+SHOWN = r"[/red][link=file:///etc]x[/link] :smile: \x1b]0;t\x07\x1b[2J\x9b31m\u202e\n\udcff"
+
+
+def on_a_terminal() -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, width=300, force_terminal=True, color_system=None), output
+
+
+def test_control_characters_are_shown_as_escapes_and_all_else_stays() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable("é 中文 😀 $x$") == "é 中文 😀 $x$"
+
+
+def test_a_note_a_table_and_a_progress_bar_print_markup_and_escapes_as_they_are_written() -> None:
+    console, output = on_a_terminal()
+    terminal.note(console, f"note: {HOSTILE}", "yellow")
+    table = Table(box=None)
+    table.add_column("name", no_wrap=True)
+    terminal.add_row(table, [HOSTILE])
+    terminal.print_table(table, console, 200)
+    with Progress(*progress_bar(console).columns, console=console, auto_refresh=False) as progress:
+        terminal.describe(progress, progress.add_task("", total=1), HOSTILE)
+    assert output.getvalue().count(SHOWN) >= 3
+    assert "\x07" not in output.getvalue()
+    assert "\x9b" not in output.getvalue()
+
+
+def test_lines_and_answers_print_escapes_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_line(HOSTILE)
+    terminal.print_line(HOSTILE, error=True)
+    terminal.print_answer(HOSTILE, "red")
+    terminal.print_lines(f"{HOSTILE}\nsecond")
+    printed = capsys.readouterr()
+    assert printed.out.split("\n")[:2] == [SHOWN, SHOWN]
+    assert printed.out.endswith("\\udcff\nsecond\n")
+    assert printed.err == f"{SHOWN}\n"
+
+
+def test_everything_is_printed_by_one_module() -> None:
+    allowed = {"report/terminal.py", "cli/main.py"}
+    package = Path(fsdp_bench.__file__).parent
+    own = [path for room in ("cli", "report", "sweep") for path in (package / room).glob("*.py")]
+    found = []
+    for path in own:
+        if str(path.relative_to(package)) in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _prints(node.func):
+                found.append(f"{path.name}:{node.lineno}")
+    assert not found
+
+
+def _prints(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id in ("print", "Console")
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return False
+    return (function.value.id, function.attr) in {("console", "print"), ("click", "secho")}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 5100, [[1] * 3000], 10**4000, 16**5000, "\x1b[2J" * 100],
+    ids=["text", "list", "a", "b", "escapes"],
+)
+def test_a_value_in_a_message_is_cut_to_80_characters_and_escaped(value: object) -> None:
+    text = shown(value)
+    assert len(text) < 120
+    assert text.isprintable()
+
+
+def test_the_middle_of_a_long_message_is_left_out() -> None:
+    line = shortened("begin " + "x" * 5000 + " end", 480)
+    assert line.startswith("begin ")
+    assert line.endswith(" end")
+    assert "(5010 characters)" in line
+    assert len(line) == 480

@@ -1,0 +1,342 @@
+"""Every public type reads its fields by their type however it is made, and refuses the rest in one line."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import timeit
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
+from fsdp_bench.predict.estimate import predict_memory
+from fsdp_bench.spec.checked import Checked, Word
+from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
+from fsdp_bench.spec.dry_run import DryRunSpec, UserModule
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind, Network, Source
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile
+from fsdp_bench.spec.record import RunPlan, TrialSpec
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+
+WORDS: dict[str, type[Word]] = {
+    "strategy": ShardingStrategy,
+    "api": Api,
+    "offload": Offload,
+    "checkpointing": Checkpointing,
+    "optimizer": OptimizerKind,
+    "loss": Loss,
+    "wrap": Wrap,
+    "backward_prefetch": BackwardPrefetch,
+}
+"""The fields of TrainSetup that are words."""
+
+SHAPE: dict[str, Any] = {
+    "name": "x",
+    "family": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+SOURCE = Source(title="a page", date="2026")
+
+
+def spellings(word: str) -> st.SearchStrategy[str]:
+    """Return a word in any case, with blanks around it, and - for _."""
+    cased = st.lists(st.booleans(), min_size=len(word), max_size=len(word)).map(
+        lambda uppers: "".join(c.upper() if up else c.lower() for c, up in zip(word, uppers, strict=True))
+    )
+    return st.builds(
+        lambda text, before, after, dash: f"{before}{text.replace('_', '-') if dash else text}{after}",
+        cased,
+        st.sampled_from(["", " ", "\t"]),
+        st.sampled_from(["", " "]),
+        st.booleans(),
+    )
+
+
+@st.composite
+def written_words(draw: st.DrawFn) -> tuple[str, str, Word]:
+    """Draw a field, a spelling of one of its words, and the member that it means."""
+    field = draw(st.sampled_from(sorted(WORDS)))
+    kind = WORDS[field]
+    meant = {member.value: member for member in kind} | {alias: kind(value) for alias, value in kind.aliases().items()}
+    word = draw(st.sampled_from(sorted(meant)))
+    return field, draw(spellings(word)), meant[word]
+
+
+@given(written_words())
+def test_a_word_in_any_case_is_its_member_however_a_setup_is_made(drawn: tuple[str, str, Word]) -> None:
+    field, written, member = drawn
+    made: list[Any] = [
+        TrainSetup(**{field: written}),
+        replace(TrainSetup(), **{field: written}),
+        from_json(msgspec.json.encode({field: written}), TrainSetup),
+        from_builtins({field: written}, TrainSetup),
+        pickle.loads(pickle.dumps(TrainSetup(**{field: written}))),
+    ]
+    assert [getattr(setup, field) for setup in made] == [member] * len(made)
+    assert all(getattr(setup, field) is member for setup in made)
+
+
+@given(st.sampled_from(sorted(WORDS)), st.text(max_size=30))
+def test_any_other_text_is_refused_with_the_field_and_the_words(field: str, text: str) -> None:
+    kind = WORDS[field]
+    folded = text.strip().lower().replace("_", "-")
+    known = {word.lower().replace("_", "-") for word in (*(m.value for m in kind), *kind.aliases())}
+    if folded in known:
+        return
+    for make in (lambda: TrainSetup(**{field: text}), lambda: replace(TrainSetup(), **{field: text})):
+        with pytest.raises(SpecError) as caught:
+            make()
+        assert str(caught.value).startswith(f"{field}: ")
+        assert "\n" not in str(caught.value)
+        assert all(member.value in str(caught.value) for member in kind)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"checkpointing": "fulll"},
+            "checkpointing: 'fulll' is not allowed; one of none, selective, full (did you mean",
+        ),
+        ({"strategy": "FULL_SHRAD"}, "(did you mean 'FULL_SHARD'?)"),
+        ({"optimizer": "adamx"}, "(did you mean 'adamw'?)"),
+        (
+            {"offload": "optimizer"},
+            "offload: 'optimizer' (the optimizer's states alone in host memory) is not supported",
+        ),
+        (
+            {"precision": "fp8"},
+            "precision: 'fp8' is not supported, only dtypes of 16 and 32 bits are; one of fp32, bf16-",
+        ),
+        ({"precision": "int8"}, "precision: 'int8' is not supported"),
+        ({"precision": "bf16-mixd"}, "(did you mean 'bf16-mixed'?)"),
+        ({"precision": "bf16/fp8/fp32"}, "precision: compute dtype 'fp8' is not allowed; one of fp32, bf16, fp16"),
+        ({"precision": None}, "precision: None is not allowed"),
+        ({"checkpointing": None}, "checkpointing: None is not allowed"),
+        ({"wrap": 0}, "wrap: 0 is not allowed"),
+        ({"strategy": True}, "strategy: True is not allowed"),
+        ({"strategy": 2.0}, "strategy: 2.0 is not allowed"),
+        ({"world_size": "8"}, "world_size: '8' is not allowed; a whole number"),
+        ({"world_size": True}, "world_size: True is not allowed; a whole number"),
+        ({"world_size": 8.5}, "world_size: 8.5 is not allowed; a whole number"),
+        ({"world_size": math.nan}, "world_size: nan is not allowed; a whole number"),
+        ({"world_size": 2**21}, "world_size: 2097152 is not allowed; up to 1048576"),
+        ({"world_size": 10**5000}, "world_size: a value of type int is not allowed; up to 1048576"),
+        ({"sequence_length": None}, "sequence_length: None is not allowed; a whole number"),
+        ({"sequence_length": 10**30}, "sequence_length: 1000000000000000000000000000000 is not allowed; up to"),
+        ({"sequence_length": [1024]}, "sequence_length: [1024] is not allowed; a whole number"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: 0 is not allowed; 1 or more"),
+        ({"compile": "no"}, "compile: 'no' is not allowed; true or false"),
+        ({"compile": 1}, "compile: 1 is not allowed; true or false"),
+        ({"max_grad_norm": "1"}, "max_grad_norm: '1' is not allowed; a number"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm: nan is not allowed; a positive number, or leave it out"),
+        ({"max_grad_norm": math.inf}, "max_grad_norm: inf is not allowed; a finite number, or leave it out"),
+        ({"learning_rate": math.nan}, "learning_rate: nan is not allowed"),
+        ({"learning_rate": 10**400}, "(401 characters) is not allowed; a smaller number"),
+        ({"seed": 2**80}, "seed: 1208925819614629174706176 is not allowed"),
+        ({"shard_size": 4, "world_size": 8}, "shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one"),
+    ],
+)
+def test_what_a_setup_cannot_hold_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        TrainSetup(**fields)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_can_mean_one_thing_are_that() -> None:
+    setup = TrainSetup(
+        world_size=np.int64(8),  # type: ignore[arg-type]
+        sequence_length=2048.0,  # type: ignore[arg-type]
+        micro_batch_size=np.float32(2),  # type: ignore[arg-type]
+        max_grad_norm=1,
+        compile=np.True_,  # type: ignore[arg-type]
+    )
+    held = (setup.world_size, setup.sequence_length, setup.micro_batch_size, setup.max_grad_norm, setup.compile)
+    assert held == (8, 2048, 2, 1.0, True)
+    assert [type(value) for value in held] == [int, int, int, float, bool]
+    assert from_json(to_json(setup), TrainSetup) == setup == copy.deepcopy(setup)
+
+
+def test_a_setup_of_texts_is_predicted_as_one_of_members() -> None:
+    """With texts, checkpointing='none' was counted as full, optimizer='sgd' as AdamW and loss='chunked' as plain."""
+    texts = TrainSetup(world_size=8, checkpointing="none", optimizer="sgd", loss="chunked")  # type: ignore[arg-type]
+    members = TrainSetup(world_size=8, checkpointing=Checkpointing.NONE, optimizer=OptimizerKind.SGD, loss=Loss.CHUNKED)
+    shape = ModelShape(**SHAPE)
+    assert shape == ModelShape(**{**SHAPE, "family": Family.LLAMA})
+    assert predict_memory(shape, texts) == predict_memory(shape, members)
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16", "BF16", " bf16-mixed ", "bf16_mixed", "FP32/bf16/FP32", " fp32 / bf16 / fp32"]
+)
+def test_bf16_is_bf16_mixed_as_in_accelerate_and_lightning(name: str) -> None:
+    precision = TrainSetup(precision=name).precision  # type: ignore[arg-type]
+    assert precision == Precision("fp32", "BF16 ", "fp32") == Precision.parse("bf16-mixed")
+
+
+def test_fp16_is_fp16_mixed() -> None:
+    assert Precision.parse("fp16") == Precision("fp32", "fp16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"family": "lama"}, "family: 'lama' is not allowed; one of llama, gpt2 (did you mean 'llama'?)"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers: 2.5 is not allowed; a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is not allowed; 1 or more"),
+        ({"hidden_size": 2**25}, "hidden_size: 33554432 is not allowed; up to 16777216"),
+        ({"name": 7}, "name: 7 is not allowed; a text"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: 'false' is not allowed; true or false"),
+    ],
+)
+def test_what_a_model_cannot_hold_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+    for make in (lambda: ModelShape(**{**SHAPE, **changes}), lambda: replace(ModelShape(**SHAPE), **changes)):
+        with pytest.raises(SpecError) as caught:
+            make()
+        assert said in str(caught.value)
+
+
+def public_values() -> list[Checked]:
+    """One value of every type that Python users and files make."""
+    gpu, server = gpus()[0], servers()[0]
+    shape, run = ModelShape(**SHAPE), RunPlan()
+    matmul = MatmulTime(seconds=1.0, layout="nt", dtype="bf16", m=1, n=1, k=1)
+    ranks = RankProfile(
+        num_ranks=1, threads_per_rank=1, launch_seconds=0.0, hook_seconds={"fsdp1": 0}, matmul=(matmul,)
+    )
+    link = Interconnect(kind=LinkKind.PCIE, source=SOURCE)
+    return [
+        TrainSetup(),
+        shape,
+        SOURCE,
+        gpu,
+        server,
+        link,
+        Network(kind=LinkKind.EFA, source=SOURCE),
+        Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), gpus_per_node=1),
+        models()[0],
+        run,
+        TrialSpec(id="a", model=shape, setup=TrainSetup(), run=run, device="cpu"),
+        DryRunSpec(setup=TrainSetup(), model=shape),
+        UserModule(function="a:b"),
+        matmul,
+        ranks,
+        Profile(machine="m", device="cuda", device_name="d", measured_on="2026", versions={}, ranks=(ranks,)),
+    ]
+
+
+@pytest.mark.parametrize("value", public_values(), ids=lambda value: type(value).__name__)
+def test_every_field_of_every_public_type_refuses_what_it_is_not(value: Checked) -> None:
+    wrong = object()
+    for field in value.__struct_fields__:
+        with pytest.raises(SpecError) as caught:
+            replace(value, **{field: wrong})
+        assert str(caught.value).startswith(f"{field}: "), caught.value
+    assert from_builtins(to_builtins(value), type(value)) == value == pickle.loads(pickle.dumps(value))
+
+
+def test_words_and_containers_of_other_types_are_read_too() -> None:
+    gpu = replace(gpus()[0], product_names=["a", "b"], dense_flops_per_second={"bf16": 1})
+    assert gpu.product_names == ("a", "b")
+    assert type(gpu.dense_flops_per_second["bf16"]) is float
+    assert Interconnect(kind="PCIe", source={"title": "t", "date": "2026"}).kind is LinkKind.PCIE  # type: ignore[arg-type]
+    assert TrialSpec(id="a", model=SHAPE, setup={"api": "FSDP2"}, run={}, device="CPU").setup.api is Api.FSDP2  # type: ignore[arg-type]
+    assert Profile(machine="m", device="CUDA", device_name="", measured_on="", versions={}, ranks=[  # type: ignore[arg-type]
+        RankProfile(num_ranks=1, threads_per_rank=1, launch_seconds=0.0, hook_seconds={})
+    ]).device == "cuda"  # fmt: skip
+    with pytest.raises(SpecError, match=r"dense_flops_per_second.bf16: -1.0 is not allowed; a positive number"):
+        replace(gpu, dense_flops_per_second={"bf16": -1})
+    with pytest.raises(SpecError, match=r"product_names\[1\]: 7 is not allowed; a text"):
+        replace(gpu, product_names=("a", 7))
+    with pytest.raises(SpecError, match="device: 'tpu' is not allowed; one of cuda, cpu, fake, emulated"):
+        TrialSpec(id="a", model=ModelShape(**SHAPE), setup=TrainSetup(), run=RunPlan(), device="tpu")  # type: ignore[arg-type]
+
+
+def test_what_a_file_holds_wrongly_says_the_same_as_the_constructor() -> None:
+    for document, said in (
+        (
+            {"setup": {"checkpointing": "fulll"}, "model": SHAPE},
+            "setup.checkpointing: 'fulll' is not allowed; one of none",
+        ),
+        ({"setup": {"world_size": "8"}, "model": SHAPE}, "setup.world_size: '8' is not allowed; a whole number"),
+        ({"setup": {"worldsize": 8}, "model": SHAPE}, "unknown field 'setup.worldsize' (did you mean 'world_size'?)"),
+        ({"model": SHAPE}, "has no `setup`"),
+    ):
+        with pytest.raises(msgspec.ValidationError) as caught:
+            from_builtins(document, DryRunSpec)
+        assert said in str(caught.value)
+        assert isinstance(caught.value.__cause__, SpecError)
+
+
+class Odd(StrEnum):
+    A = "a"
+
+
+class Strange(Checked, frozen=True, kw_only=True):
+    """Every kind of hint that a field may have."""
+
+    one: Odd = Odd.A
+    many: tuple[float, ...] = ()
+    table: dict[str, int] = {}
+    anything: object = None
+
+
+def test_items_of_containers_are_read_with_their_ranges() -> None:
+    assert Strange(many=[1, 2.5], table={"a": 3.0}) == Strange(many=(1.0, 2.5), table={"a": 3})  # type: ignore[arg-type,dict-item]
+    with pytest.raises(SpecError, match=r"many\[1\]: nan is not allowed"):
+        Strange(many=(1.0, math.nan))
+    with pytest.raises(SpecError, match=r"table\.a: '3' is not allowed; a whole number"):
+        Strange(table={"a": "3"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "shard_size", "said"),
+    [
+        (32, 32, "shard size 32 of 32 ranks leaves one group; use a shard size of 16 or less"),
+        (32, 1, "shard size 1 shards nothing; use a shard size of 2 to 16"),
+        (2, None, "not world size 2; use 4 or more ranks"),
+        (9, None, "9 ranks cannot be cut into groups of 4; use a shard size of 3 or less"),
+        (7, None, "7 ranks cannot be cut into equal groups; use another world size"),
+    ],
+)
+def test_a_hybrid_strategy_says_which_groups_would_do(world_size: int, shard_size: int | None, said: str) -> None:
+    setup = TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=world_size, shard_size=shard_size)
+    reason = impossible(setup, "cuda") or ""
+    assert reason.startswith("HYBRID_SHARD needs at least 2 groups of at least 2 ranks")
+    assert said in reason
+
+
+def test_checking_takes_microseconds() -> None:
+    """A search makes thousands of setups, and predicts each in a millisecond or more."""
+    setup = TrainSetup()
+    seconds = min(timeit.repeat(lambda: replace(setup, world_size=8), number=1000, repeat=5)) / 1000
+    assert seconds < 100e-6  # 6 on an idle core

@@ -1,0 +1,240 @@
+"""What Python users call: every name is listed and typed, each call takes names, and README runs as printed."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import fsdp_bench
+from fsdp_bench import (
+    Checkpointing,
+    Cluster,
+    Family,
+    ModelShape,
+    Precision,
+    ShardingStrategy,
+    SpecError,
+    TrainSetup,
+    UserError,
+    estimate,
+    gpu,
+    largest_model,
+    model,
+    server,
+)
+from fsdp_bench.predict.ask import SetupFields
+from fsdp_bench.predict.estimate import estimate as estimate_of_objects
+from fsdp_bench.predict.search import Judge, reach
+from fsdp_bench.predict.speed import speed
+from fsdp_bench.sweep.session import Watcher
+from tests.conftest import run_command
+
+ROOT = Path(__file__).parents[1]
+LLAMA = "Llama-3.1-8B"
+
+
+def test_every_public_name_is_listed_and_loads() -> None:
+    assert dir(fsdp_bench) == sorted(fsdp_bench.__all__)
+    for name in fsdp_bench.__all__:
+        assert getattr(fsdp_bench, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        fsdp_bench.nope  # noqa: B018
+
+
+def test_type_checkers_see_exactly_the_public_names() -> None:
+    """They read the imports under TYPE_CHECKING, which must say what is loaded on first use."""
+    tree = ast.parse(Path(str(fsdp_bench.__file__)).read_text())
+    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (alias.asname, node.module) for node in branch.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert {name for name, _ in seen} | {"__version__"} == set(fsdp_bench.__all__)
+    assert seen == set(fsdp_bench._HOME_OF.items())
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import fsdp_bench; dir(fsdp_bench)\n"
+        "print(sorted(name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['fsdp_bench']"
+
+
+def test_sweep_can_be_called_whatever_was_imported_before() -> None:
+    """The package of that name, once imported, is what Python finds first."""
+    program = (
+        "import fsdp_bench.sweep.store, fsdp_bench\n"
+        "from fsdp_bench import sweep\n"
+        "for call in (sweep, fsdp_bench.sweep):\n"
+        "    try: call('nope.toml')\n"
+        "    except fsdp_bench.SweepFileError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count("nope.toml: no such file") == 2
+
+
+def test_the_keywords_of_the_calls_are_the_fields_of_a_setup() -> None:
+    assert set(SetupFields.__annotations__) == set(TrainSetup.__struct_fields__)
+
+
+def test_names_and_objects_are_the_same_question() -> None:
+    cluster = server("p5.48xlarge", nodes=2)
+    assert isinstance(cluster, Cluster)
+    shape = model(LLAMA)
+    setup = TrainSetup(
+        strategy=ShardingStrategy.FULL_SHARD,
+        precision=Precision.parse("bf16-mixed"),
+        checkpointing=Checkpointing.FULL,
+        world_size=16,
+    )
+    by_name = estimate(LLAMA, server="P5.48XLARGE", nodes=2, strategy="zero3", precision="BF16", checkpointing="Full")
+    asked = [
+        by_name,
+        estimate(shape, setup, cluster),
+        estimate(LLAMA, replace(setup, world_size=8), server="p5.48xlarge", world_size=16),
+    ]
+    for found in asked:
+        assert (found.model, found.setup, found.cluster) == (shape, setup, cluster)
+    expected = estimate_of_objects(shape, setup, cluster)
+    assert by_name.memory == expected.memory
+    assert (by_name.fits, by_name.headroom_bytes) == (expected.fits, expected.headroom_bytes)
+    assert by_name.step_seconds == speed(shape, setup, cluster).time.step_seconds
+    assert by_name.step_seconds is not None
+
+
+def test_estimate_says_what_the_command_says() -> None:
+    words = ("--model", LLAMA, "--server", "p5.48xlarge", "--nodes", 2, "--strategy", "hsdp", "--precision", "bf16")
+    printed = json.loads(run_command("predict", *words, "--gpu-memory", "70GiB", "--headroom", "5GiB", "--json").stdout)
+    found = estimate(
+        LLAMA, server="p5.48xlarge", nodes=2, strategy="hsdp", precision="bf16", gpu_memory="70GiB", headroom="5GiB"
+    )
+    assert printed["setup"]["shard_size"] == found.setup.shard_size == 8
+    assert printed["memory"]["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
+    assert (printed["fits"], printed["headroom_bytes"]) == (found.fits, found.headroom_bytes)
+    assert printed["time"]["step_seconds"] == found.step_seconds
+
+
+def test_the_time_of_gpus_whose_links_are_unknown_is_unknown() -> None:
+    found = estimate(LLAMA, world_size=64, gpu="H100-SXM", strategy="zero3", precision="bf16-mixed")
+    assert found.fits is True
+    assert found.step_seconds is None
+    assert "step time       unknown: all_gather" in repr(found)
+    assert estimate(LLAMA, gpu="H100-SXM", precision="bf16").step_seconds is not None
+
+
+def test_a_model_is_a_name_a_size_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    path.write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, **sizes}))
+    assert model(path) == model(str(path))
+    assert model("meta-llama/llama-3.1-8b").name == LLAMA
+    assert model("7b").num_hidden_layers == 33
+    assert model("124M", 2048, "GPT2").max_position_embeddings == 2048
+    assert isinstance(estimate(path, world_size=2).model, ModelShape)
+
+
+def test_the_largest_model_is_one_call() -> None:
+    found = largest_model(server="g5.48xlarge", precision="bf16", checkpointing="full", sequence_length=2048)
+    assert found.model is not None
+    assert found.at is not None
+    assert found.at.setup.world_size == 8
+    assert largest_model(found.at.setup, server("g5.48xlarge")).model == found.model
+    assert reach(found.dial, Judge()).at == found.at
+    assert repr(found).startswith(f"largest model that fits: {found.model.name}: FULL_SHARD, fsdp1, bf16-mixed, 8 GPUs")
+    assert largest_model(found.at.setup, server("g5.48xlarge"), headroom="9GiB").fits < found.fits
+    smaller = largest_model(gpu="H100-SXM", gpu_memory="8GiB", family=Family.GPT2)
+    assert smaller.model is not None
+    assert smaller.model.num_parameters < found.model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: estimate("Lama-3.1-8B"), "model: 'Lama-3.1-8B' is not in the catalogue (did you mean"),
+        (lambda: estimate(8), "model: 8 is not allowed; a name of the catalogue"),
+        (lambda: estimate(LLAMA, "zero3"), "setup: 'zero3' is not allowed; a TrainSetup"),
+        (lambda: estimate(LLAMA, None, "p5.48xlarge"), "hardware: 'p5.48xlarge' is not allowed; a Cluster or a Gpu"),
+        (lambda: estimate(LLAMA, stratgy="zero3"), "unknown field 'stratgy' (did you mean 'strategy'?)"),
+        (lambda: estimate(LLAMA, gpu="H100"), "gpu: 'H100' could be H100-SXM, H100-PCIe, H100-NVL or H100-SXM-96GB"),
+        (lambda: estimate(LLAMA, gpu="H200", server="p5.48xlarge"), "server and gpu each name the GPU; keep one"),
+        (lambda: estimate(LLAMA, None, gpu("H200"), gpu="H200"), "hardware: it says where; leave out gpu, server"),
+        (lambda: estimate(LLAMA, TrainSetup(world_size=4), server("p5.48xlarge")), "is not the cluster's 8 GPUs"),
+        (lambda: estimate(LLAMA, server="p5.48xlarge", nodes="2"), "nodes: '2' is not allowed; a whole number"),
+        (lambda: estimate(LLAMA, server="p5.48xlarge", nodes=0), "nodes: 0 is not allowed; 1 or more"),
+        (lambda: estimate(LLAMA, kernels="gpu"), "kernels: 'gpu' is not allowed; one of cuda, cpu"),
+        (lambda: estimate(LLAMA, build="x"), "build: 'x' is not allowed; one of meta, rank-0, every-rank"),
+        (lambda: estimate(LLAMA, calibration=3), "calibration: 3 is not allowed; a Profile"),
+        (lambda: estimate(LLAMA, gpu_memory="20GiB"), "no GPU is named"),
+        (lambda: estimate(LLAMA, strategy="hsdp", world_size=2), "HYBRID_SHARD needs at least 2 groups"),
+        (lambda: largest_model(precision="bf16"), "no GPU is named"),
+        (lambda: largest_model(gpu="H200", family="bert"), "family: 'bert' is not allowed; one of llama, gpt2"),
+        (lambda: server("p5.48xlarge", nodes=2.5), "num_nodes: 2.5 is not allowed; a whole number"),
+        (lambda: fsdp_bench.sweep("x.toml", retry="ok"), "retry: 'ok' is not allowed; one of crashed, timeout"),
+        (lambda: fsdp_bench.sweep("x.toml", emulate_world=0), "emulate-world: 0 is not allowed; 1 or more"),
+        (lambda: fsdp_bench.sweep(7), "file: 7 is not allowed; a path"),
+        (lambda: fsdp_bench.load_results("no/such/folder"), "no/such/folder: no results here"),
+        (lambda: fsdp_bench.dry_run(LLAMA, checkpointing="fulll"), "(did you mean 'full'?)"),
+    ],
+)
+def test_what_is_not_allowed_is_one_line(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_is_one_call_and_resumes(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    class Counting(Watcher):
+        ended = 0
+
+        def trial(self, trial: Any, record: Any) -> None:
+            self.ended += record is not None
+
+    file, watcher = write_sweep("strategy = ['zero3', 'ddp']"), Counting()
+    found = fsdp_bench.sweep(file, results=tmp_path / "results", watcher=watcher)
+    assert [record.outcome for record in found.records] == ["ok", "ok"]
+    assert found.table["strategy"].tolist() == ["FULL_SHARD", "NO_SHARD"]
+    assert (found.folder / "trials.csv").exists()
+    assert not found.failed
+    assert repr(found) == f"SweepResults(tiny: 2 trials: 2 ok; {found.folder})"
+    again = fsdp_bench.sweep(file, results=tmp_path / "results", only="strategy=ddp", watcher=watcher)
+    assert watcher.ended == 2
+    assert again.records == found.records[1:]
+    assert again.all_records == found.records
+
+
+def readme_blocks() -> list[str]:
+    """Return the Python blocks of README's section on Python."""
+    section = (ROOT / "README.md").read_text().split("\n## In Python\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_readme_runs_as_printed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = readme_blocks()
+    assert len(blocks) == 2
+    options = doctest.NORMALIZE_WHITESPACE
+    test = doctest.DocTestParser().get_doctest(blocks[number], {}, "README", "README.md", 0)
+    assert len(test.examples) > 4
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=options)
+    runner.run(test, out=said.append)
+    assert runner.failures == 0, "".join(said)
+
+
+def test_spec_errors_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="world_size"):
+        TrainSetup(world_size=0)
+    assert issubclass(SpecError, UserError)
