@@ -276,6 +276,7 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
                 counts[target.attack(damage, draw, number % CHARTS_EVERY == CHARTS_EVERY - 1)] += 1
             except Exception:
                 failures.append(f"attack {number} of seed {seed}, {damage.__name__}:\n{traceback.format_exc()}")
+                print(failures[-1], flush=True)
             if (number + 1) % 1000 == 0:
                 print(f"{number + 1} of {count}: {dict(counts)}, {len(failures)} failures", flush=True)
     return counts, failures
@@ -302,8 +303,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     counts, failures = run(asked.count, asked.seed)
-    for failure in failures[:20]:
-        print(failure)
     causes = Counter(failure.strip().splitlines()[-1][:150] for failure in failures)
     for cause, number in causes.most_common():
         print(f"{number:6d}  {cause}")
