@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: sweep test lint validate hollow budgets install clean
 
@@ -9,7 +10,7 @@ sweep: $(INSTALLED)
 	$(BIN)/fsdp-bench sweep sweeps/quick.toml
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -17,9 +18,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What takes too long for every change: compiled trials, scans of the whole ladder, more random attacks.
+# What takes too long for every change: compiled trials, scans of the whole ladder, many more random examples.
+MORE := EXAMPLES=60 CELLS=200 LAYERS=12 SCANS=100 MOMENTS=96 DAMAGES=10000 MUTATIONS=10000
 validate: $(INSTALLED)
-	FSDP_BENCH_TEST_MOMENTS=96 FSDP_BENCH_TEST_DAMAGES=10000 FSDP_BENCH_TEST_MUTATIONS=10000 FSDP_BENCH_TEST_CELLS=200 FSDP_BENCH_TEST_SCANS=100 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
+	env $(addprefix FSDP_BENCH_TEST_,$(MORE)) $(PYTEST) -m "slow or not slow"
 
 # PyTorch's CUDA build on a card without silicon (tests/hollow_card/card.py): its allocator against the predictions, and
 # the tests that need a GPU but neither NCCL nor time. Downloads 3 GB; needs gcc.

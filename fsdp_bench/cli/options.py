@@ -146,7 +146,8 @@ _SHARDING = {
     "--offload none|params": "Parameters, gradients and optimizer in host memory.",
 }
 _STEP = {
-    "--precision NAME": "fp32, bf16-mixed, bf16-mixed-bf16-reduce, fp16-mixed, bf16-true, or STORED/COMPUTE/REDUCE.",
+    "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
+    "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop or sgd.",
     "--batch N": "Sequences per GPU in one forward pass.",

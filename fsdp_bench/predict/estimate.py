@@ -56,7 +56,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Peak allocated bytes of rank 0 in one training step in the steady state."""
+    """Peak allocated bytes in one training step in the steady state, of the rank that needs the most."""
 
     peak_allocated_bytes: int
     peak_phase: str
@@ -68,6 +68,8 @@ class MemoryPrediction:
     """Peak by phase: load, forward, loss, backward, optimizer."""
     breakdown_bytes: dict[str, int]
     """What is alive at the peak; adds up to it."""
+    peak_rank: int = 0
+    """The rank, the lowest of equals: mostly 0; see worst_rank.py."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ class Estimate:
         fits_card = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
         if self.host.peak_bytes == 0:
             return fits_card
-        if self.host_bytes is None:
-            return None
+        if self.host_bytes is None:  # a card that does not hold it is enough to say so
+            return None if fits_card is Verdict.FITS else fits_card
         return fits_card if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
 
     @property
@@ -166,9 +168,11 @@ class Estimate:
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
 
 
-def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> MemoryPrediction:
-    """Return the peak allocated bytes of rank 0."""
-    step = simulate(shape, setup, kernels)
+def predict_memory(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
+) -> MemoryPrediction:
+    """Return the peak allocated bytes of a rank, by default of the one that needs the most."""
+    step = simulate(shape, setup, kernels, rank=rank)
     events, replayed = step.course.events, step.replay()
     phase = replayed.peak_phase
     peak = replayed.phases[phase]
@@ -179,6 +183,7 @@ def predict_memory(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA
         peak_operator=events[peak.event].label,
         phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
         breakdown_bytes=step.breakdown(peak),
+        peak_rank=step.rank,
     )
 
 
@@ -221,10 +226,18 @@ def allocator_room(gpu: Gpu | None, communicators: Communicators, headroom_bytes
 
 
 def read_allocator(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, card_bytes: int | None, expandable_segments: bool = False
+    shape: ModelShape,
+    setup: TrainSetup,
+    kernels: Kernels,
+    card_bytes: int | None,
+    expandable_segments: bool = False,
+    rank: int | None = None,
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after the first steps, on a card of a size or without limit."""
-    steps = first_steps(shape, setup, kernels)
+    """Return what the caching allocator would show after the first steps, on a card of a size or without limit.
+
+    ``rank``: by default the one with the highest peak.
+    """
+    steps = first_steps(shape, setup, kernels, rank=rank)
     return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.predict.events import Category, Stream
-from fsdp_bench.predict.flat_layout import ALIGNMENT_BYTES, FlatLayout
+from fsdp_bench.predict.flat_layout import flat_layout
 from fsdp_bench.predict.ledger import Parameter
 from fsdp_bench.predict.tape import Leaf, Node, Storage, Tensor
 from fsdp_bench.predict.transformer import Module, Weight, materialize
@@ -32,10 +32,7 @@ class FlatParamHandle:
         """In the order of nn.Module.parameters, which is that of the flat parameter."""
         self.unit = unit
         self.block = weights[0].block if weights else -1
-        aligned = ALIGNMENT_BYTES // self.sizes.compute if wrapper.setup.use_orig_params else 0
-        # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
-        padded_to = wrapper.group_size if wrapper.is_sharded else wrapper.setup.world_size
-        self.layout = FlatLayout(weights, wrapper.group_size, aligned, padded_to)
+        self.layout = flat_layout(weights, wrapper.setup)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
@@ -76,10 +73,19 @@ class FlatParamHandle:
             if self.wrapper.offload and not self.wrapper.setup.use_orig_params:
                 self.loaded = flat
             return [] if self.wrapper.offload else [flat]
-        shard = tape.storage(self.layout.shard_numel * itemsize, "aten::clone", category)
+        shard = self._shard_of_flat()
         del flat
         whole.clear()
         return [] if self.wrapper.offload else [shard]
+
+    def _shard_of_flat(self) -> Storage:
+        """FlatParamHandle._get_shard: a copy of the rank's part, which the last ranks pad to the others' size."""
+        tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
+        numel = self.layout.unpadded_shard_numel(self.wrapper.rank)
+        clone = tape.storage(numel * itemsize, "aten::clone", category)
+        if numel == self.layout.shard_numel:
+            return clone
+        return tape.storage(self.layout.shard_numel * itemsize, "aten::constant_pad_nd", category)
 
     def _breadth_first(self) -> Iterator[list[Weight]]:
         """Yield each module's own weights in the order of _get_modules_to_materialize."""
@@ -351,7 +357,7 @@ class FlatParamHandle:
             return
         self.shows_gradients = True
         for index, weight in enumerate(self.weights):
-            held = self.layout.in_first_shard(index, weight)
+            held = self.layout.in_shard(index, weight, self.wrapper.rank)
             same_shape = held == weight.numel and (weight.ndim == 1 or not self.wrapper.is_sharded)
             if held and not (same_shape and not self.sizes.casts):
                 self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)

@@ -29,8 +29,11 @@ class Fsdp1:
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,
+        rank: int = 0,
     ) -> None:
         self.tape = op.tape
+        self.rank = rank % setup.shard_group_size
+        """Within its shard group."""
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
@@ -67,11 +70,11 @@ class Fsdp1:
     # -- what stays ----------------------------------------------------------------------------------------------
 
     def shards(self, model: Module) -> list[Shard]:
-        """Return what the optimizer updates, in the order of model.parameters(); of some it has no element."""
+        """Return what the optimizer updates, in the order of model.parameters(); of some the rank has no element."""
         if not self.setup.use_orig_params:
             return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
         held = {
-            id(weight): handle.layout.in_first_shard(index, weight)
+            id(weight): handle.layout.in_shard(index, weight, self.rank)
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }

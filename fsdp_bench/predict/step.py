@@ -1,4 +1,4 @@
-"""One training step of rank 0, as train/step.py runs it, recorded as events."""
+"""One training step of one rank, as train/step.py runs it, recorded as events."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from fsdp_bench.predict.precision import Sizes
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.scaler import Scaler
 from fsdp_bench.predict.symbolic import traced
-from fsdp_bench.predict.tape import Engine, Storage, Tape, Tensor
+from fsdp_bench.predict.tape import CUDA_BLOCK_BYTES, Engine, Storage, Tape, Tensor
 from fsdp_bench.predict.timeline import Timeline
 from fsdp_bench.predict.transformer import Transformer
 from fsdp_bench.predict.units import blocks_are_alike, choose_units
+from fsdp_bench.predict.worst_rank import candidate_ranks
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
-
-CUDA_BLOCK_BYTES = 512
-"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
 
 BETWEEN_STEPS = "between steps"
 """Not a phase of its own: where the simulation puts what earlier steps have left."""
@@ -51,6 +49,7 @@ class Simulation:
         kernels: Kernels,
         num_blocks: int,
         timeline: Timeline | None = None,
+        rank: int = 0,
     ) -> None:
         self.shape = shape
         self.setup = setup
@@ -66,7 +65,9 @@ class Simulation:
         if setup.checkpointing is not Checkpointing.NONE:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
-        self.wrapper: Any = _wrapper(setup)(self.op, self.engine, self.model, units, setup, self.sizes, self.on_host)
+        given = self.op, self.engine, self.model, units, setup, self.sizes, self.on_host
+        # Of the other wrappers only rank 0 is simulated, which has the most.
+        self.wrapper: Any = Fsdp1(*given, rank) if setup.api is Api.FSDP1 else _fsdp2(setup)(*given)
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
         """The optimizer's work is in host memory, apart from the device's."""
         self.resident: list[Storage] = []
@@ -240,9 +241,7 @@ class Simulation:
             clip_gradients(self.tape, count, self.sizes.store, is_distributed)
 
 
-def _wrapper(setup: TrainSetup) -> Any:
-    if setup.api is Api.FSDP1:
-        return Fsdp1
+def _fsdp2(setup: TrainSetup) -> Any:
     return Ddp if setup.strategy is ShardingStrategy.NO_SHARD else Fsdp2
 
 
@@ -255,11 +254,12 @@ class Step:
     num_bytes: Sequence[int]
     """Of each event."""
     extra_blocks: int
+    rank: int
 
     @classmethod
-    def of(cls, events: list[Event]) -> Step:
+    def of(cls, events: list[Event], rank: int) -> Step:
         """Return a step of which every block is there."""
-        return cls(Course.of(events), [event.num_bytes for event in events], 0)
+        return cls(Course.of(events), [event.num_bytes for event in events], 0, rank)
 
     @property
     def events(self) -> list[Event]:
@@ -284,25 +284,31 @@ def simulate(
     kernels: Kernels,
     num_blocks: int = SIMULATED_BLOCKS,
     others_follow: bool = False,
+    rank: int | None = None,
 ) -> Step:
     """Return the events of loading and of one step in the steady state.
 
     At most ``num_blocks`` blocks are simulated, or all of them where they are not alike (see memory.py).
     ``others_follow``: this setup will be asked for with other models, too (see symbolic.py).
+    ``rank``: by default the one with the highest peak, the lowest of equals.
     """
+    if rank is None:
+        candidates = candidate_ranks(shape, setup, kernels)
+        steps = [simulate(shape, setup, kernels, num_blocks, others_follow, one) for one in candidates]
+        return steps[0] if len(steps) == 1 else max(steps, key=lambda step: step.replay().peak_bytes)
     extra = shape.num_hidden_layers - num_blocks
     if extra > 0:
-        course, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks, others_follow=others_follow)
+        course, num_bytes = traced(_stretchable, shape, setup, kernels, num_blocks, rank, others_follow=others_follow)
         if course is not None:
-            return Step(course, num_bytes, extra)
-    return Step.of(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
+            return Step(course, num_bytes, extra, rank)
+    return Step.of(_steady_step(Simulation(shape, setup, kernels, shape.num_hidden_layers, rank=rank)), rank)
 
 
 def _stretchable(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int, rank: int
 ) -> tuple[Course | None, list[int]]:
     """Return what a model of so many blocks does, and sizes; None where they cannot stand for more of them."""
-    simulation = Simulation(shape, setup, kernels, num_blocks)
+    simulation = Simulation(shape, setup, kernels, num_blocks, rank=rank)
     if not simulation.is_stretchable:
         return None, []
     events = _steady_step(simulation)
@@ -320,28 +326,39 @@ STEPS = 4
 """After how many steps an allocator is asked what it has reserved: see further_steps.py."""
 
 
-def first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_follow: bool = False) -> Program:
+def first_steps(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_follow: bool = False, rank: int | None = None
+) -> Program:
     """Return loading and the first STEPS steps, every block: what a caching allocator goes through.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
-    ``others_follow``: as for ``simulate``.
+    ``others_follow``, ``rank``: as for ``simulate``.
     """
+    if rank is None:
+        rank = _worst_rank(shape, setup, kernels, others_follow)
     extra = shape.num_hidden_layers - program.SIMULATED_BLOCKS
     if extra > 0:
-        (instructions, further), sizes = traced(_alike, shape, setup, kernels, others_follow=others_follow)
+        (instructions, further), sizes = traced(_alike, shape, setup, kernels, rank, others_follow=others_follow)
         if instructions is not None:
             return Program(replace(instructions, num_bytes=array("q", sizes)), extra, further)
-    return program.plain(*_first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers)))
+    return program.plain(*_first_steps(Simulation(shape, setup, kernels, shape.num_hidden_layers, rank=rank)))
+
+
+def _worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels, others_follow: bool) -> int:
+    candidates = candidate_ranks(shape, setup, kernels)
+    if len(candidates) == 1:
+        return candidates[0]
+    return simulate(shape, setup, kernels, others_follow=others_follow).rank
 
 
 def _alike(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int
 ) -> tuple[tuple[program.Instructions | None, int], Sequence[int]]:
     """Return what a model's blocks do in these steps, how often the last one is repeated, and sizes.
 
     No instructions where blocks differ.
     """
-    simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS)
+    simulation = Simulation(shape, setup, kernels, program.SIMULATED_BLOCKS, rank=rank)
     if not simulation.is_stretchable:
         return (None, 0), ()
     events, pairs, further = _first_steps(simulation)
@@ -364,9 +381,12 @@ def _first_steps(simulation: Simulation) -> tuple[list[Event], program.Pairs, in
     return _events(simulation.tape)[: simulation.end], pairs or (), STEPS - done
 
 
-def events_of_first_steps(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Event]:
+def events_of_first_steps(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int | None = None
+) -> list[Event]:
     """Return the same with every block and every step simulated."""
-    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    rank = _worst_rank(shape, setup, kernels, others_follow=False) if rank is None else rank
+    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers, rank=rank)
     simulation.load()
     for _ in range(STEPS):
         simulation.step()

@@ -90,12 +90,16 @@ _smaller, _larger = _operation(min), _operation(max)
 
 def sym_min(one: int, other: int) -> int:
     """Return the smaller one without deciding which that is."""
+    if not isinstance(one, SymInt):
+        one, other = other, one
     found: int = _smaller(one, other) if isinstance(one, SymInt) else min(one, other)
     return found
 
 
 def sym_max(one: int, other: int) -> int:
     """Return the larger one without deciding which that is."""
+    if not isinstance(one, SymInt):
+        one, other = other, one
     found: int = _larger(one, other) if isinstance(one, SymInt) else max(one, other)
     return found
 

@@ -28,6 +28,10 @@ _new = tuple.__new__
 """Makes an Event of its fields; twice as fast as calling it."""
 
 
+CUDA_BLOCK_BYTES = 512
+"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
+
+
 class Sent(NamedTuple):
     """One collective of one rank."""
 

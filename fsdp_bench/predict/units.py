@@ -2,8 +2,40 @@
 
 from __future__ import annotations
 
+from fsdp_bench.predict.kernels import CPU
+from fsdp_bench.predict.ledger import Operators
+from fsdp_bench.predict.tape import Tape
 from fsdp_bench.predict.transformer import Module, ModuleList, Transformer
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import (
+    SELECTIVE_AROUND_UNITS,
+    Api,
+    Checkpointing,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+
+
+def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | None:
+    """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
+    reason = impossible(setup, device)
+    if reason is None and _checks_units(setup) and _has_units_inside_blocks(shape, setup):
+        return SELECTIVE_AROUND_UNITS
+    return reason
+
+
+def _checks_units(setup: TrainSetup) -> bool:
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    return setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE and not is_ddp
+
+
+def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:
+    """Whether wrapping by size makes units of parts of a block; of the blocks one stands for all."""
+    model = Transformer(Operators(Tape(), CPU), shape, 1)
+    inside = {id(module) for module in model.blocks[0].all_modules()} - {id(model.blocks[0])}
+    return any(id(unit) in inside for unit in choose_units(model, setup))
 
 
 def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:

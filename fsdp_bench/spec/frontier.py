@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import Offload, TrainSetup
@@ -20,8 +20,15 @@ FRONTIER_SCHEMA_VERSION = 1
 Status = Literal["found", "unknown", "not searched", "skipped"]
 
 
+_UNITS = {"num_hidden_layers": "layer", "micro_batch_size": "sequence", "sequence_length": "token"}
+
+
 class DialRange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is turned, and how far it could be."""
+    """What is turned, and how far it could be.
+
+    Raises:
+        SpecError: for a name that is none of a dial.
+    """
 
     name: str
     """num_parameters (the size ladder), num_hidden_layers, micro_batch_size or sequence_length."""
@@ -35,8 +42,11 @@ class DialRange(msgspec.Struct, frozen=True, kw_only=True):
             return "none"
         if self.name == "num_parameters":
             return format_count(value)
-        unit = {"num_hidden_layers": "layer", "micro_batch_size": "sequence", "sequence_length": "token"}[self.name]
-        return f"{value} {unit}{'' if value == 1 else 's'}"
+        return f"{value} {_UNITS[self.name]}{'' if value == 1 else 's'}"
+
+    def __post_init__(self) -> None:
+        if self.name not in ("num_parameters", *_UNITS):
+            raise not_allowed("dial", self.name, ["num_parameters", *_UNITS])
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):

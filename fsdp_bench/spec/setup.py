@@ -336,6 +336,13 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.micro_batch_size * self.gradient_accumulation_steps * self.sequence_length
 
 
+SELECTIVE_AROUND_UNITS = (
+    "selective checkpointing of a block with FSDP units inside it fails in torch: it counts FSDP's profiler marks as"
+    " operators of the block and does not find them again when it recomputes; wrap = block, a larger min_num_params,"
+    " or checkpointing full or none"
+)
+
+
 def impossible(setup: TrainSetup, device: str) -> str | None:
     """Return why a setup cannot run on ``cuda`` or ``cpu``, or None. Each reason names what would work."""
     hybrid_reason = _hybrid_impossible(setup)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
@@ -20,11 +21,11 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 
+_DTYPES = ("fp32", "bf16", "fp16")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true", "bf16/bf16/fp32")
-WORLDS = (1, 2, 3, 8, 64)
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64, 96, 100, 384, 1000, 4096)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ModelShape
     setup: TrainSetup
+    rank: int = 0
+    """Whose memory is compared."""
 
     @property
     def label(self) -> str:
@@ -45,45 +48,46 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             words.append(f"accumulate {setup.gradient_accumulation_steps}")
         if setup.offload is Offload.PARAMS:
             words.append("offload")
+        if self.rank:
+            words.append(f"rank {self.rank}")
         return ", ".join(words)
 
 
-def draw_cells(count: int, seed: int, device: str = "cpu") -> tuple[Cell, ...]:
-    """Return ``count`` different cells that can run on ``device`` (``cpu`` or ``cuda``)."""
+def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:
+    """Return ``count`` different cells that can run on ``device`` (``cpu`` or ``cuda``).
+
+    ``small``: models and batches that real tensors on a CPU take seconds for.
+    """
     source = random.Random(seed)
     cells: dict[Cell, None] = {}
     while len(cells) < count:
         try:
-            cell = Cell(model=_shape(source), setup=_setup(source))
+            shape, setup = _shape(source, small), _setup(source, small)
         except SpecError:
             continue  # two drawn values contradict each other
-        if impossible(cell.setup, device) is None and not _is_left_out(cell, device):
-            cells[cell] = None
+        if why_impossible(shape, setup, device) is None and not _is_refused(shape, setup, device):
+            cells[Cell(model=shape, setup=setup, rank=_rank(source, setup))] = None
     return tuple(cells)
 
 
-def _is_left_out(cell: Cell, device: str) -> bool:
-    """Leave out what the model does not claim, or what torch itself cannot run.
-
-    Selective checkpointing of a block with FSDP units inside: it counts FSDP's profiler marks as operators of the
-    block and may not find them again (torch 2.13: "invocation index ... not found in storage"). Heads in fp32 that
-    CUDA's fused attention does not take: see predict/attention.py. A single padded head before a bias: torch then
-    multiplies and adds in two operators, which the model does not know (an error of less than 1 %).
-    """
-    setup, shape = cell.setup, cell.model
-    if device == "cuda" and shape.num_attention_heads == 1 and shape.head_dim % 8 and shape.family is Family.GPT2:
-        return True
-    if setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE:
-        return True
+def _is_refused(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
+    """Whether predictions refuse it: heads in fp32 that CUDA's fused attention does not take (attention.py)."""
     return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 
 
-def _shape(source: random.Random) -> ModelShape:
-    """1 to 12 layers; odd and even sizes; grouped keys or not; vocabularies of 1k to 128k."""
+def _rank(source: random.Random, setup: TrainSetup) -> int:
+    """Rank 0, or any: ranks of FSDP1 hold different parts of the parameters. Other wrappers' rank 0 has the most."""
+    differs = setup.api is Api.FSDP1 and setup.shard_group_size > 1
+    return source.randrange(setup.world_size) if differs and source.random() < 0.5 else 0
+
+
+def _shape(source: random.Random, small: bool) -> ModelShape:
+    """1 to 12 layers; odd and even sizes down to 1; grouped keys or not; vocabularies of 1 to 128k."""
     family = source.choice(list(Family))
-    heads = source.choice((1, 2, 3, 4, 6, 8))
-    head_dim = source.choice((15, 16, 21, 32, 64) if family is Family.GPT2 else (16, 22, 32, 64))
+    heads = source.choice((1, 2, 3, 4, 5, 6, 7, 8))
+    head_dim = source.choice((1, 3, 8, 15, 16, 21, 32, 64) if family is Family.GPT2 else (2, 6, 16, 22, 32, 64))
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    vocabularies = (1, 31, 97, 1000, 1001) if small else (31, 1000, 1001, 8191, 32000, 50257, 128256)
     return ModelShape(
         name="drawn",
         family=family,
@@ -91,34 +95,41 @@ def _shape(source: random.Random) -> ModelShape:
         hidden_size=heads * head_dim,
         num_attention_heads=heads,
         num_key_value_heads=heads if family is Family.GPT2 else source.choice(divisors),
-        intermediate_size=source.randint(32, 1200),
-        vocab_size=source.choice((1000, 1001, 8191, 32000, 50257, 128256)),
-        max_position_embeddings=8192,
+        intermediate_size=source.choice((1, source.randint(2, 64), source.randint(32, 1200))),
+        vocab_size=source.choice(vocabularies),
+        max_position_embeddings=source.choice((64, 77)) if small else 8192,
         tie_word_embeddings=source.random() < 0.5,
     )
 
 
-def _setup(source: random.Random) -> TrainSetup:
+def _setup(source: random.Random, small: bool) -> TrainSetup:
     api = source.choice(list(Api))
     fsdp1: dict[str, Any] = {}
     if api is Api.FSDP1:
-        fsdp1 = {"use_orig_params": source.random() < 0.7, "limit_all_gathers": source.random() < 0.7}
+        fsdp1 = {"use_orig_params": source.random() < 0.6, "limit_all_gathers": source.random() < 0.7}
+    free = Precision(*(source.choice(_DTYPES) for _ in range(3)))
+    # On a CPU FSDP1 gathers into a list of as many tensors as there are ranks.
+    most = 100 if small and api is Api.FSDP1 else max(WORLDS)
+    world = source.choice([world for world in WORLDS if world <= most])
+    strategy = source.choice(list(ShardingStrategy))
+    divisors = [size for size in range(1, world + 1) if world % size == 0]
     return TrainSetup(
-        strategy=source.choice(list(ShardingStrategy)),
+        strategy=strategy,
         api=api,
-        precision=Precision.parse(source.choice(PRECISIONS)),
+        precision=source.choice((free, Precision.parse(source.choice(PRECISIONS)))),
         offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
         checkpointing=source.choice(list(Checkpointing)),
         optimizer=source.choice(list(OptimizerKind)),
-        world_size=source.choice(WORLDS),
+        world_size=world,
+        shard_size=source.choice((None, source.choice(divisors))) if strategy.is_hybrid else None,
         micro_batch_size=source.randint(1, 4),
-        sequence_length=source.choice((128, 200, 512, 1024, 2048, 4096, 8192)),
+        sequence_length=source.choice((1, 8, 33, 64) if small else (1, 128, 200, 512, 1024, 2048, 4096, 8192)),
         gradient_accumulation_steps=source.choice((1, 1, 1, 2, 3, 4)),
         sync_every_micro_batch=source.random() < 0.5,
         max_grad_norm=source.choice((None, 1.0)),
         loss=source.choice((Loss.PLAIN, Loss.PLAIN, Loss.CHUNKED)),
-        wrap=source.choice((Wrap.BLOCK, Wrap.BLOCK, Wrap.BLOCK, Wrap.SIZE, Wrap.NONE)),
-        min_num_params=source.choice((3000, 20000, 100000)),
+        wrap=source.choice((Wrap.BLOCK, Wrap.BLOCK, Wrap.SIZE, Wrap.SIZE, Wrap.NONE)),
+        min_num_params=source.choice((1, 30, 300, 3000, 20000, 100000)),
         backward_prefetch=source.choice(list(BackwardPrefetch)),
         forward_prefetch=source.random() < 0.25,
         **fsdp1,

@@ -253,7 +253,8 @@ class TrialRun:
             while True:
                 for end in launched.wait(POLL_SECONDS):
                     self._exits[-1 if end.rank is None else end.rank] = end
-                    if end.exit_code != 0 and not failed:
+                    left_no_report = end.rank is not None and self._report(end.rank) is None
+                    if (end.exit_code != 0 or left_no_report) and not failed:
                         failed = True
                         watch.stop_within(GRACE_SECONDS)
                 if launched.finished or watch.has_run_out():

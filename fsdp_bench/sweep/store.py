@@ -76,15 +76,12 @@ class Store:
             ResultsError: when the folder cannot be written, or another process holds it.
         """
         try:
-            self.trials.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._lock_path, "w")  # noqa: SIM115 - held until close()
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResultsError(f"{self.folder}: another fsdp-bench sweep is writing here; wait for it to end") from None
-        except OSError as error:
-            raise self.error(error) from None
-        self.check_lock()
-        self.check_writable()
+            self._take_lock()
+            self.check_lock()
+            self.check_writable()
+        except ResultsError:
+            self._give_lock_back()
+            raise
         for leftover in self.trials.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         remove_leftovers(self.folder)
@@ -96,6 +93,20 @@ class Store:
         """Remove the scratch folder and give the lock back."""
         if self._lock is not None:
             self.remove_scratch(self.scratch)
+            self._give_lock_back()
+
+    def _take_lock(self) -> None:
+        try:
+            self.trials.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._lock_path, "w")  # noqa: SIM115 - held until close()
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResultsError(f"{self.folder}: another fsdp-bench sweep is writing here; wait for it to end") from None
+        except OSError as error:
+            raise self.error(error) from None
+
+    def _give_lock_back(self) -> None:
+        if self._lock is not None:
             self._lock.close()
             self._lock = None
 

@@ -110,7 +110,7 @@ def compare_with_dry_run(cell: Cell, answer: DryRunAnswer, kernels: KernelSet) -
     """Predict a cell and set it beside its dry run."""
     if answer.reading is None:
         return Comparison(label=cell.label, error=answer.error or "no answer")
-    predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels])
+    predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
     return Comparison(label=cell.label, phases=_phases(predicted.phases, answer.reading.phases))
 
 
@@ -130,7 +130,7 @@ def compare_with_record(record: TrialRecord) -> Comparison:
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
     kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
-    predicted = predict_memory(record.model, record.setup, kernels)
+    predicted = predict_memory(record.model, record.setup, kernels, rank=0)
     fits = budget is None or predicted.peak_allocated_bytes <= budget
     return Comparison(
         label=label,
@@ -143,13 +143,15 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
     kernels = kernels_on(CUDA, gpu)
     card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    reading = read_allocator(record.model, record.setup, kernels, card)
+    reading = read_allocator(record.model, record.setup, kernels, card, rank=0)
     fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
     fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
     if memory is None or record.outcome is not Outcome.OK:
         return Comparison(label=label, fit=fit)
     reserved = memory.peak_reserved_bytes
-    whole = reading if reading.out_of_memory is None else read_allocator(record.model, record.setup, kernels, None)
+    whole = reading
+    if reading.out_of_memory is not None:
+        whole = read_allocator(record.model, record.setup, kernels, None, rank=0)
     return Comparison(
         label=label,
         phases=_phases(whole.phases, memory.phases),

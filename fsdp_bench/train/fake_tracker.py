@@ -5,7 +5,7 @@ Each storage gets a number at its birth and keeps it for life, however often FSD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -193,11 +193,18 @@ class FakeTracker(StorageTracker):
 
 
 class RealTracker(FakeTracker):
-    """Counts real tensors on the CPU in the same way."""
+    """Counts real tensors on the CPU in the same way, but for those that were there before."""
+
+    def __init__(self, device: torch.device, before: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__(device)
+        self._before = [tensor.untyped_storage() for tensor in before]
 
     def counts(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has memory of the CPU. Not fake ones, on which DTensor propagates shardings."""
-        return StorageTracker.counts(self, tensor) and not isinstance(tensor, FakeTensor)
+        if isinstance(tensor, FakeTensor) or not StorageTracker.counts(self, tensor):
+            return False
+        address = tensor.untyped_storage()._cdata
+        return all(storage._cdata != address for storage in self._before)
 
 
 Follow = Callable[[FakeTracker, Any, Any, Any], None]

@@ -113,7 +113,7 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
         stack.callback(_end_world)
         device = torch.device("cpu")
         mesh = _mesh(setup, device)
-        tracker = stack.enter_context(RealTracker(device))
+        tracker = stack.enter_context(RealTracker(device, _tensors_of(mesh)))
         yield FakeWorld(device, mesh, tracker)
 
 
@@ -131,6 +131,13 @@ def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     if setup.api is Api.FSDP2 and not _is_ddp(setup):
         return init_device_mesh(device.type, (setup.world_size,))
     return None
+
+
+def _tensors_of(mesh: DeviceMesh | None) -> list[torch.Tensor]:
+    """Return the tensors with the ranks' numbers, which operators see when dimensions are taken out of a mesh."""
+    names = ("_mesh", "_rank_map", "mesh")
+    found = [getattr(mesh, name, None) for name in names]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
 def _end_world() -> None:

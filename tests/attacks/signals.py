@@ -60,9 +60,9 @@ _BOTH = 'api = ["fsdp1", "fsdp2"]\n'
 
 SWEEPS = {
     "fork": _HEAD.format(run="steps_without_communication = 0", frontier="", steps=3)
-    + f"world_size = 2\nseed = {list(range(6))}\n{_BOTH}",
+    + f"world_size = 2\nseed = {list(range(3))}\n{_BOTH}",
     "resident": _HEAD.format(run='launcher = "resident"', frontier="", steps=10)
-    + f'world_size = 1\nseed = {list(range(12))}\nstrategy = "NO_SHARD"\n{_BOTH}',
+    + f'world_size = 1\nseed = {list(range(6))}\nstrategy = "NO_SHARD"\n{_BOTH}',
     "torchrun": _HEAD.format(run='launcher = "torchrun"\nsteps_without_communication = 0', frontier="", steps=3)
     + f"world_size = 2\n{_BOTH}",
     "frontier": _HEAD.format(run='memory_limit = "6MiB"', frontier=_FRONTIER, steps=1) + f"world_size = 2\n{_BOTH}",
@@ -83,6 +83,15 @@ def marked(mark: str) -> list[psutil.Process]:
             is_marked = process.pid != os.getpid() and process.environ().get(MARK) == mark
             if is_marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
+    return found
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return a process's children; psutil looks at every process of the machine for that."""
+    found = []
+    with contextlib.suppress(OSError, psutil.Error):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            found += [psutil.Process(int(word)) for word in (task / "children").read_text().split()]
     return found
 
 
@@ -127,16 +136,10 @@ class Run:
         return self.process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            return self.manager.children()
-        return []
+        return children_of(self.manager)
 
     def ranks(self) -> list[psutil.Process]:
-        found = []
-        for child in self.children():
-            with contextlib.suppress(psutil.Error):
-                found += child.children()
-        return found
+        return [rank for child in self.children() for rank in children_of(child)]
 
     def wait_for_a_moment(self, draw: random.Random) -> None:
         """Wait for the command's first second, or for the ranks of a trial and a part of what it takes."""
@@ -145,7 +148,7 @@ class Run:
             return
         deadline = time.monotonic() + 30
         while self.is_running and not self.ranks() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(0.05)
         time.sleep(draw.uniform(0.0, 0.7))
 
     def send(self, process: psutil.Process, number: int) -> None:
@@ -331,7 +334,7 @@ class Campaign:
     def _check_processes(self) -> Iterator[str]:
         deadline = time.monotonic() + SECONDS_TO_END
         while (left := marked(self._mark)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.1)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 yield f"a process was left: {process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
@@ -371,7 +374,7 @@ def attack(names: list[str], count: int, seed: int, home: Path, say: Callable[[s
     campaigns = [Campaign(name, home / f"{seed}-{name}", draw) for name in names]
     while (made := sum(campaign.num_attacks for campaign in campaigns)) < count:
         campaign = min(campaigns, key=lambda campaign: campaign.num_attacks)
-        for problem in campaign.run(min(draw.choice((1, 2, 4, 8)), count - made)):
+        for problem in campaign.run(min(draw.choice((2, 4, 8, 16)), count - made)):
             failures.append(f"seed {seed}, {campaign.name}: {problem}\n{campaign.story()}")
             say(failures[-1])
         say(f"seed {seed}: {sum(campaign.num_attacks for campaign in campaigns)} of {count} attacks")

@@ -44,7 +44,14 @@ world_size = 8
 api = ["fsdp1", "fsdp2"]
 precision = ["fp32", "bf16-mixed"]
 strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+learning_rate = 0.01
 """
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+    """Every strategy, emulated: rank 0 of eight."""
+    return sweep(tmp_path_factory.mktemp("alone"), EVERY_STRATEGY)
 
 
 def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true", code: int = 0) -> list[TrialRecord]:
@@ -56,11 +63,10 @@ def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true", 
     return read_records(folder / "results")
 
 
-def test_every_strategy_has_the_peaks_of_a_rank_among_eight(tmp_path: Path) -> None:
+def test_every_strategy_has_the_peaks_of_a_rank_among_eight(alone: list[TrialRecord]) -> None:
     """Rank 0 alone allocates what is predicted of rank 0 of eight, in every phase, to the byte."""
-    records = sweep(tmp_path, EVERY_STRATEGY)
-    assert len(records) == 20
-    for record in records:
+    assert len(alone) == 20
+    for record in alone:
         assert (record.outcome, record.device, record.hardware) == (Outcome.OK, "emulated", "cpu"), record.reason
         assert len(record.ranks) == 1
         assert_predicted(record)
@@ -93,27 +99,24 @@ def test_it_agrees_with_real_ranks_but_for_what_gloo_copies(tmp_path: Path) -> N
         assert ours.peak_allocated_bytes == (theirs.peak_allocated_bytes or 0) - copies
 
 
-def test_a_world_of_thousands_is_one_process(tmp_path: Path) -> None:
-    grid = 'api = ["fsdp1", "fsdp2"]\nstrategy = ["FULL_SHARD", "HYBRID_SHARD"]\n'
-    records = sweep(tmp_path, grid, "--emulate-world", 4096, run="communication_steps = 1")
-    assert [record.setup.world_size for record in records] == [4096] * 4
+def test_a_world_of_a_thousand_is_one_process_and_what_is_whole_for_a_moment_is_predicted(tmp_path: Path) -> None:
+    """Where shards are next to nothing, of FSDP1: the padding that it concatenates, and every unit once in full
+    precision before the first forward.
+    """
+    grid = 'api = ["fsdp1", "fsdp2"]\nstrategy = ["FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"]\n'
+    grid += 'precision = "bf16-mixed"\ncheckpointing = "full"\n'
+    records = sweep(tmp_path, grid, "--emulate-world", 1024, run="communication_steps = 1")
+    assert [record.setup.world_size for record in records] == [1024] * 6
     assert {record.outcome for record in records} == {Outcome.OK}
     assert all(record.step_seconds for record in records)
     assert {record.communication_seconds for record in records} == {None}
-
-
-def test_where_shards_are_next_to_nothing_what_is_whole_for_a_moment_is_predicted(tmp_path: Path) -> None:
-    """Of FSDP1: the padding that it concatenates, and every unit once in full precision before the first forward."""
-    grid = 'api = ["fsdp1", "fsdp2"]\nstrategy = ["FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"]\n'
-    grid += 'precision = "bf16-mixed"\ncheckpointing = "full"\n'
-    for record in sweep(tmp_path, grid, "--emulate-world", 1024):
+    for record in records:
         assert_predicted(record)
 
 
-def test_buffers_hold_numbers_and_training_goes_on(tmp_path: Path) -> None:
+def test_buffers_hold_numbers_and_training_goes_on(alone: list[TrialRecord]) -> None:
     """What is gathered and reduced is the own shard and the own gradient: losses are finite, and parameters change."""
-    grid = 'world_size = 4\napi = ["fsdp1", "fsdp2"]\nstrategy = "FULL_SHARD"\nlearning_rate = 0.01\n'
-    for record in sweep(tmp_path, grid, run="emulate = true\nwarmup_steps = 6"):
+    for record in alone:
         losses = record.ranks[0].losses
         assert all(0 < loss < 10 for loss in losses)
         assert losses[-1] != losses[0]

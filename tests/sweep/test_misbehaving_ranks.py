@@ -18,7 +18,7 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.record import Outcome, RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep import logs, runner
-from fsdp_bench.sweep.launchers import Torchrun, TorchrunTrial, worker_environment
+from fsdp_bench.sweep.launchers import RankExit, Torchrun, TorchrunTrial, worker_environment
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.processes import mark_of
 from fsdp_bench.sweep.runner import TrialRun, Watch
@@ -169,3 +169,34 @@ def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "datetime.py").write_text("open('imported', 'w')")
     subprocess.run([sys.executable, "-m", "calendar"], env=worker_environment(), cwd=tmp_path, check=True, stdout=-3)
     assert not (tmp_path / "imported").exists()
+
+
+class TwoRanks(Program):
+    """Of two ranks the first ends without a report; its peer waits for it."""
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TwoRanksRunning:  # type: ignore[override]
+        return TwoRanksRunning(super().start(trial, scratch, world_size, may_share))
+
+
+class TwoRanksRunning:
+    def __init__(self, peer: TorchrunTrial) -> None:
+        self._peer, self._ends = peer, [RankExit(rank=0, exit_code=0)]
+        self.kill = peer.kill
+
+    @property
+    def finished(self) -> bool:
+        return self._peer.finished
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        return [self._ends.pop()] if self._ends else self._peer.wait(seconds)
+
+
+def test_a_rank_that_ends_early_ends_the_trial_and_is_its_cause(store: Store) -> None:
+    plan = RunPlan(timeout_seconds=100.0, communication_steps=0)
+    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(world_size=2), run=plan, device="cpu")
+    launcher = TwoRanks(mark_of(store.folder), "import time; time.sleep(100)")
+    begin = time.monotonic()
+    record = TrialRun(spec, "s", store, probe_machine()).run(launcher)
+    assert time.monotonic() - begin < 30
+    assert record.outcome is Outcome.CRASHED
+    assert record.reason == "rank 0 ended with exit code 0 in start and left no report"

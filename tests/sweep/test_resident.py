@@ -95,10 +95,11 @@ def ends_of(launched: Any) -> list[tuple[int | None, int | None]]:
     return [(end.exit_code, end.signal) for end in ends]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ForkServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """A fork server whose trials may share."""
-    server = ForkServer(tmp_path / "server.log", str(tmp_path), resident=True)
+    folder = tmp_path_factory.mktemp("server")
+    server = ForkServer(folder / "server.log", str(folder), resident=True)
     yield server
     server.close()
 

@@ -14,7 +14,7 @@ import pytest
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.record import Outcome, read_record
 from fsdp_bench.sweep.store import Store, load_results
-from tests.conftest import run_command, run_process, write_tiny_sweep
+from tests.conftest import run_command, write_tiny_sweep
 
 TWO_TRIALS = "world_size = 1\nseed = [0, 1]"
 
@@ -75,7 +75,7 @@ def test_a_read_only_results_folder_is_one_line_and_exit_code_2(
 def test_a_full_results_folder_is_one_line_and_exit_code_2(
     write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
 ) -> None:
-    done = run_process("sweep", write_sweep(TWO_TRIALS), "--results", mounted("size=32k"))
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", mounted("size=32k"))
     assert done.returncode == 2
     assert "No space left on device; free space" in one_line(done.stderr)
 
@@ -142,6 +142,19 @@ def test_what_a_killed_run_left_half_written_is_swept_away(tmp_path: Path) -> No
     assert list(store.trials.iterdir()) == []
     assert not store.scratch.exists()
     store.close()
+
+
+def test_who_finds_a_folder_taken_leaves_it_alone_and_may_have_it_later(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
+    first.open()
+    first.scratch.mkdir()
+    with pytest.raises(ResultsError, match="another fsdp-bench sweep is writing here"):
+        second.open()
+    second.close()
+    assert first.scratch.exists()
+    first.close()
+    second.open()
+    second.close()
 
 
 def test_results_load_as_a_table_with_units_in_the_names(swept: Path) -> None:

@@ -123,7 +123,7 @@ def dry() -> Iterator[dict[str, DryRunAnswer]]:
     cells = TWO_RANKS | FOUR_RANKS
     specs = [DryRunSpec(model=SHAPES[family], setup=setup, kernels="cpu") for family, setup in cells.values()]
     names = list(cells)
-    return {names[index]: answer for index, answer in dry_runs(specs, 2)}
+    return {names[index]: answer for index, answer in dry_runs(specs)}
 
 
 @pytest.fixture(scope="module")
