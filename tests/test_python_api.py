@@ -115,8 +115,10 @@ def test_names_and_objects_are_the_same_question() -> None:
 
 def test_estimate_says_what_the_command_says() -> None:
     words = ("--model", LLAMA, "--server", "p5.48xlarge", "--nodes", 2, "--strategy", "hsdp", "--precision", "bf16")
-    printed = json.loads(run_command("predict", *words, "--gpu-memory", "70GiB", "--json").stdout)
-    found = estimate(LLAMA, server="p5.48xlarge", nodes=2, strategy="hsdp", precision="bf16", gpu_memory="70GiB")
+    printed = json.loads(run_command("predict", *words, "--gpu-memory", "70GiB", "--headroom", "5GiB", "--json").stdout)
+    found = estimate(
+        LLAMA, server="p5.48xlarge", nodes=2, strategy="hsdp", precision="bf16", gpu_memory="70GiB", headroom="5GiB"
+    )
     assert printed["setup"]["shard_size"] == found.setup.shard_size == 8
     assert printed["memory"]["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
     assert (printed["fits"], printed["headroom_bytes"]) == (found.fits, found.headroom_bytes)
@@ -150,6 +152,7 @@ def test_the_largest_model_is_one_call() -> None:
     assert largest_model(found.at.setup, server("g5.48xlarge")).model == found.model
     assert reach(found.dial, Judge()).at == found.at
     assert repr(found).startswith(f"largest model that fits: {found.model.name}: FULL_SHARD, fsdp1, bf16-mixed, 8 GPUs")
+    assert largest_model(found.at.setup, server("g5.48xlarge"), headroom="9GiB").fits < found.fits
     smaller = largest_model(gpu="H100-SXM", gpu_memory="8GiB", family=Family.GPT2)
     assert smaller.model is not None
     assert smaller.model.num_parameters < found.model.num_parameters

@@ -18,7 +18,7 @@ from fsdp_bench.cli.options import SETUP_FIELDS, SetupCommand, SetupWords, headr
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.cli.setups import read_model, read_setups
 from fsdp_bench.report.dry_run import DryRun, document, report, side_by_side
-from fsdp_bench.report.terminal import print_line
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
@@ -80,6 +80,8 @@ def command(
     runs, errors = _run(specs, hardware, kept)
     refused = [f"impossible: {one.strategy.value}: {reason}" for one in setups if (reason := impossible(one, kernels))]
     _print(runs, len(setups) > 1, refused, as_json)
+    if not runs:
+        raise DryRunError(f"the dry run failed: {errors[0]}")
     for error in errors:
         print_line(f"fsdp-bench: the dry run failed: {error}", error=True)
     if errors:
@@ -94,11 +96,11 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
         found = [document(run) for run in runs]
         sys.stdout.write(to_json({"dry_runs": found} if are_several else found[0]).decode())
     elif are_several:
-        click.echo("\n".join([side_by_side(runs), *refused]))
+        print_lines("\n".join([side_by_side(runs), *refused]))
     else:
         answer_line, *lines = report(runs[0]).split("\n")
-        click.secho(answer_line, fg={True: "green", False: "red", None: "yellow"}[runs[0].fits], bold=True)
-        click.echo("\n".join(lines))
+        print_answer(answer_line, {True: "green", False: "red", None: "yellow"}[runs[0].fits])
+        print_lines("\n".join(lines))
 
 
 def _specs(

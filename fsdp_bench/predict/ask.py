@@ -6,6 +6,7 @@ strategy's shard groups are nodes when there are several.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
@@ -19,7 +20,7 @@ from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels
 from fsdp_bench.predict.search import Judge, Reach, reach
 from fsdp_bench.predict.speed import Speed, speed
-from fsdp_bench.predict.usable_memory import sized, without_context
+from fsdp_bench.predict.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
@@ -134,6 +135,7 @@ def estimate(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     gpu_memory: str | int | None = None,
+    headroom: str | int | None = None,
     calibration: str | Path | Profile | None = None,
     **setup_fields: Unpack[SetupFields],
 ) -> TimedEstimate:
@@ -153,6 +155,8 @@ def estimate(
         nodes: how many servers; 1 by default, or what ``world_size`` needs.
         gpus_per_node: GPUs that are used on each; by default all.
         gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
+            known and assumed of them.
         calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
         setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
 
@@ -170,7 +174,8 @@ def estimate(
         where = without_context(where, profile)
     if (reason := impossible(found, kernel_set.name)) is not None:
         raise SpecError(reason)
-    answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments)
+    kept = stated_headroom(headroom, where)
+    answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments, headroom_bytes=kept)
     timed = speed(shape, found, where, kernel_set.name, profile)
     return TimedEstimate(**_parts(answer, Estimate), speed=timed)
 
@@ -186,6 +191,7 @@ def largest_model(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     gpu_memory: str | int | None = None,
+    headroom: str | int | None = None,
     **setup_fields: Unpack[SetupFields],
 ) -> LargestModel:
     """Find the largest model that fits: ``largest_model(server="g5.48xlarge", precision="bf16-mixed")``.
@@ -203,6 +209,8 @@ def largest_model(
         nodes: how many servers; 1 by default, or what ``world_size`` needs.
         gpus_per_node: GPUs that are used on each; by default all.
         gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
+            known and assumed of them.
         setup_fields: fields of TrainSetup by name, as ``estimate`` takes them.
 
     Raises:
@@ -210,7 +218,10 @@ def largest_model(
     """
     where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
     known = sized(where, gpu_memory, None)
-    answer = reach(model_dial(Family(family), found, known), judge or Judge())
+    judge = judge or Judge()
+    if headroom is not None:
+        judge = dataclasses.replace(judge, headroom_bytes=stated_headroom(headroom, known))
+    answer = reach(model_dial(Family(family), found, known), judge)
     return LargestModel(**_parts(answer, Reach))
 
 

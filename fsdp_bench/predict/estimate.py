@@ -127,8 +127,8 @@ class Estimate:
         fits_card = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
         if self.host.peak_bytes == 0:
             return fits_card
-        if self.host_bytes is None:
-            return None
+        if self.host_bytes is None:  # a card that does not hold it is enough to say so
+            return None if fits_card is Verdict.FITS else fits_card
         return fits_card if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
 
     @property

@@ -38,6 +38,24 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     return without_context(told, profile)
 
 
+def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> int | None:
+    """Return what --headroom says is kept free of each GPU; None where it is not given.
+
+    Raises:
+        SpecError: for what is no size, and for as much as a process can use or more.
+    """
+    if text is None:
+        return None
+    size = parse_bytes(text, "headroom")
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    usable = gpu.usable_memory_bytes if gpu is not None else None
+    if usable is not None and size >= usable:
+        raise SpecError(
+            f"headroom: {format_gib(size)} is not allowed; a process can use {format_gib(usable)} of the GPU"
+        )
+    return size
+
+
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
     """Return hardware whose card is without the CUDA context that a calibration of such a card measured.
 

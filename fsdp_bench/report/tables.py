@@ -112,12 +112,11 @@ def _order(record: TrialRecord) -> tuple[object, ...]:
 
 def _fitting_table(ran: list[TrialRecord], width: int) -> tuple[Table, list[Column]]:
     """Return a table of at most so many characters, if its settings leave room for that, and the columns left out."""
-    from rich.console import Console
     from rich.measure import Measurement
 
     shown = [column for column in COLUMNS if not _is_shared(column, ran) and not _is_unknown(column, ran)]
     left_out: list[Column] = []
-    measuring = Console(width=1000)
+    measuring = terminal.new_console(width=1000)
     while True:
         table = _table(ran, shown)
         widest = max(shown, key=lambda column: column.rank, default=None)

@@ -42,11 +42,11 @@ def _print(text: str, stream: TextIO | None) -> None:
         print(text, file=stream)
 
 
-def new_console(error: bool = False) -> Console:
+def new_console(error: bool = False, width: int | None = None) -> Console:
     """Return rich's console for standard output, or for standard error if asked for, to which markup is plain text."""
     from rich.console import Console
 
-    return Console(stderr=error, markup=False, emoji=False, highlight=False)
+    return Console(stderr=error, width=width, markup=False, emoji=False, highlight=False)
 
 
 WIDE = 150

@@ -258,7 +258,7 @@ class Torchrun:
     def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
         words = ["fsdp_bench.train.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
-        words += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.worker", str(trial), str(scratch)]
+        words += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.torchrun_rank", str(trial), str(scratch)]
         with open(scratch / "rank-0.log", "ab") as log:
             return TorchrunTrial(_start_process(words, self._mark, subprocess.DEVNULL, log))
 

@@ -1,6 +1,6 @@
 """One rank of one trial: build, wrap, train, measure, write one report, exit. Never manages anything.
 
-``python -m fsdp_bench.train.worker TRIAL.json SCRATCH`` runs it under torchrun; the fork server calls run_rank.
+The fork server calls run_rank, and so does torchrun_rank.py under torchrun.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import sys
 import time
 import traceback
 import warnings
@@ -20,7 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from fsdp_bench.spec.codec import from_json, to_json, write_atomically
+from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, Failure, MemoryReading, Outcome, RankReport, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.attention_kernel import attention_kernel
@@ -31,7 +30,6 @@ from fsdp_bench.train.loss import loss_function
 from fsdp_bench.train.meters import MemoryMeter, Unmetered, build_meter
 from fsdp_bench.train.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.optimizer import build_optimizer
-from fsdp_bench.train.parent import AGENT, die_with_parent
 from fsdp_bench.train.readback import effective_setup, local, optimizer_states, storage_bytes
 from fsdp_bench.train.rendezvous import meet
 from fsdp_bench.train.replaced_collectives import go_through_the_host
@@ -365,18 +363,3 @@ def _say_goodbye() -> None:
         dist.destroy_process_group()
     except RuntimeError:
         traceback.print_exc()  # the report is written; a peer that left first changes nothing
-
-
-def main() -> None:
-    """Run under torchrun, which sets RANK and LOCAL_RANK."""
-    if AGENT in os.environ:
-        die_with_parent(int(os.environ[AGENT]))
-    spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
-    code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "torchrun")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # no destructors: they would wait for peers that may be gone
-
-
-if __name__ == "__main__":
-    main()

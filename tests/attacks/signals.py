@@ -86,6 +86,15 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return a process's children; psutil looks at every process of the machine for that."""
+    found = []
+    with contextlib.suppress(OSError, psutil.Error):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            found += [psutil.Process(int(word)) for word in (task / "children").read_text().split()]
+    return found
+
+
 def listens_for_interrupts(pid: int) -> bool:
     """Whether the command handles SIGTERM; before that Python is starting, and nothing of the package runs."""
     with contextlib.suppress(OSError):
@@ -127,16 +136,10 @@ class Run:
         return self.process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            return self.manager.children()
-        return []
+        return children_of(self.manager)
 
     def ranks(self) -> list[psutil.Process]:
-        found = []
-        for child in self.children():
-            with contextlib.suppress(psutil.Error):
-                found += child.children()
-        return found
+        return [rank for child in self.children() for rank in children_of(child)]
 
     def wait_for_a_moment(self, draw: random.Random) -> None:
         """Wait for the command's first second, or for the ranks of a trial and a part of what it takes."""
@@ -145,7 +148,7 @@ class Run:
             return
         deadline = time.monotonic() + 30
         while self.is_running and not self.ranks() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(0.05)
         time.sleep(draw.uniform(0.0, 0.7))
 
     def send(self, process: psutil.Process, number: int) -> None:
@@ -331,7 +334,7 @@ class Campaign:
     def _check_processes(self) -> Iterator[str]:
         deadline = time.monotonic() + SECONDS_TO_END
         while (left := marked(self._mark)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.1)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 yield f"a process was left: {process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"

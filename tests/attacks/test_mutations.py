@@ -10,7 +10,7 @@ import pytest
 
 from tests.attacks.mutations import KINDS, judge, perform, run_call, workplace
 
-COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "300"))
+COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "200"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", "1"))
 
 

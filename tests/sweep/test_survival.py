@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
-from tests.conftest import command, run_process
+from tests.conftest import command
 
 
 def _hear_interrupts() -> None:
