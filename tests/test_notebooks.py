@@ -88,4 +88,4 @@ def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
         usable = gpu(server(row["server"]).gpu).usable_memory_bytes or 0
         allocated, reserved, left = (float(row[key].split()[0]) for key in ("peak allocated", "reserved", "left"))
         assert 16 * 13.0e9 / row["fewest GPUs"] < allocated * GIB < reserved * GIB
-        assert 0 <= usable / GIB - reserved - left < 3  # of NCCL, as the text says
+        assert -0.1 <= usable / GIB - reserved - left < 3  # what NCCL takes, as the text says; numbers have one decimal

@@ -24,6 +24,7 @@ HEAD = """
 [run]
 device = "cpu"
 steps = 1
+threads_per_rank = 1
 {run}
 [models.small]
 family = "llama"

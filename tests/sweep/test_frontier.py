@@ -19,6 +19,7 @@ from tests.conftest import command, run_command
 TINY = """
 [run]
 device = "cpu"
+threads_per_rank = 1
 memory_limit = "{limit}"
 steps = 1
 communication_steps = 0
