@@ -151,7 +151,11 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective in one step of one rank."""
+    """One kind of collective in one step of one rank.
+
+    Raises:
+        SpecError: for a group without ranks, or seconds that no step takes.
+    """
 
     kind: str
     """all_gather, reduce_scatter, all_reduce, broadcast, other; copy_to_device and copy_to_host, which are no
@@ -163,6 +167,12 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which collectives of this kind ran; None where the profiler could not tell."""
     group_size: int | None = None
     """Ranks that take part; None where they were not the same in all calls, and for copies."""
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None and self.group_size < 1:
+            raise SpecError(f"group_size: {self.group_size} is not allowed; 1 or more")
+        if self.seconds is not None:
+            _check_seconds("seconds", self.seconds)
 
     @property
     def algorithm_bandwidth(self) -> float | None:

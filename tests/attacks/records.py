@@ -269,7 +269,7 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Attack so many times; return what became of the files, and what failed."""
     draw, counts, failures = random.Random(seed), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-attacks-") as home:
-        targets = [Attacked(RESULTS / name, Path(home)) for name in ("quick", "max-size-quick")]
+        targets = [Attacked(RESULTS / name, Path(home)) for name in ("cpu", "max-size-quick")]
         for number in range(count):
             damage, target = draw.choice(DAMAGES), draw.choice(targets)
             try:
@@ -284,7 +284,7 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
 
 def every_truncation(home: Path) -> int:
     """Cut one record at every byte; return how many of them were taken for a whole one."""
-    target = Attacked(RESULTS / "quick", home)
+    target = Attacked(RESULTS / "cpu", home)
     path = next(iter(target.records))
     data = target.files[path]
     taken = 0
