@@ -173,7 +173,7 @@ def answer(question: Question) -> Prediction:
 
 
 def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
-    """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md.
+    """Return the JSON form of one prediction; sizes are in bytes, times in seconds, the unit in the name.
 
     Without time, or what is sent, where many are asked for: the step is simulated for each of them once more.
     """
