@@ -56,12 +56,14 @@ _OTHER_MODULES = (
     "num_nextn_predict_layers",
 )
 """Keys with which a config describes modules that llama, mistral and gpt2 have not."""
+_MISTRAL_SLIDING_WINDOW = 4096
+"""MistralConfig's default where the file has none."""
 _MISTRAL_KEY_VALUE_HEADS = 8
 """MistralConfig's default where the file has none; LlamaConfig's is as many as attention heads."""
 
 
 def read_hf_config(path: Path) -> ModelShape:
-    """Read a config.json. A sliding window has no parameters and is not modelled: attention counts as causal.
+    """Read a config.json. A sliding window has no parameters; ``read_sliding_window`` reads it.
 
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
@@ -84,6 +86,30 @@ def read_hf_config(path: Path) -> ModelShape:
         return read.shape()
     except ValueError as error:  # SpecError and msgspec.ValidationError
         raise SpecError(f"{path}: {explain(error)}") from None
+
+
+def read_sliding_window(path: Path) -> int | None:
+    """Return the tokens that attention looks back on in a model of a config.json; None where that is all of them.
+
+    Raises:
+        SpecError: when the file cannot be read, or the window is no number.
+    """
+    config = _load(path)
+    if config.get("model_type") != "mistral":
+        return None
+    window = config.get("sliding_window", _MISTRAL_SLIDING_WINDOW)
+    if window is not None and (type(window) is not int or window < 1):
+        raise SpecError(f"{path}: sliding_window {window!r} is not allowed; a positive number, or null")
+    return window
+
+
+def sliding_window_note(window: int) -> str:
+    """Say what is not modelled once a sequence is longer than the window."""
+    return (
+        f"beyond {window} tokens the model's sliding window is not modelled: attention is predicted over all earlier"
+        " tokens. flash_attention_2 with a window computes less, so the step takes less time; under sdpa Hugging Face"
+        " passes a mask, which rules out the flash kernel: it takes more time, and memory for the mask"
+    )
 
 
 def _load(path: Path) -> dict[str, Any]:

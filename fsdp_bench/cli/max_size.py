@@ -23,9 +23,17 @@ from fsdp_bench.cli.options import (
 )
 from fsdp_bench.cli.pictures import check_picture, save_picture
 from fsdp_bench.cli.predict import LISTS
-from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.cli.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.predict.compiled import is_kept
-from fsdp_bench.predict.dials import Dial, batch_dial, depth_dial, gpus_dial, model_dial, sequence_dial
+from fsdp_bench.predict.dials import (
+    LONGEST_SEQUENCE,
+    Dial,
+    batch_dial,
+    depth_dial,
+    gpus_dial,
+    model_dial,
+    sequence_dial,
+)
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
@@ -214,6 +222,7 @@ def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
         family = Family(words.family or Family.LLAMA)
         return known, [model_dial(family, setup, known) for setup in setups]
     model = read_model(replace(words, seq=words.seq or 1))
+    warn_of_sliding_window(words, LONGEST_SEQUENCE if dial == "sequence_length" else words.seq or SEQUENCE)
     return known, [_dial(dial, model, setup, known) for setup in setups]
 
 

@@ -12,7 +12,7 @@ import click
 from fsdp_bench.cli.hardware import sized, stated_headroom, without_context
 from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.pictures import check_picture, save_figure
-from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.cli.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.predict.host import Build
 from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
 from fsdp_bench.report.terminal import print_answer, print_lines
@@ -72,7 +72,7 @@ def command(
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
     setups, hardware = read_setups(words)
-    model = read_model(words)
+    model, window = read_model(words), sliding_window_of(words)
     profile = read_profile(calibration) if calibration else None
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, profile)
@@ -80,7 +80,8 @@ def command(
         hardware = without_context(hardware, profile)
     kept = stated_headroom(headroom, hardware)
     questions = [
-        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile, kept) for setup in setups
+        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile, kept, window)
+        for setup in setups
     ]
     refused = [question for question in questions if question.impossible]
     if len(refused) == len(questions):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fsdp_bench.catalog.hf_config import read_hf_config
+from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
@@ -64,6 +64,7 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
     model = _model(words, catalog, setup.sequence_length)
     if (reason := why_impossible(model, setup, "cuda")) is not None:
         raise SpecError(reason)
+    warn_of_sliding_window(words, setup.sequence_length)
     return model, setup, hardware
 
 
@@ -85,6 +86,22 @@ def read_model(words: SetupWords) -> ModelShape:
         SpecError: when the words name none, several, or one that does not exist or cannot be expressed.
     """
     return _model(words, load_user_catalog(words.catalog), words.seq or TrainSetup().sequence_length)
+
+
+def sliding_window_of(words: SetupWords) -> int | None:
+    """Return the sliding window of a model that ``--hf-config`` names; None for every other model.
+
+    Raises:
+        SpecError: as read_model.
+    """
+    return read_sliding_window(words.hf_config) if words.hf_config else None
+
+
+def warn_of_sliding_window(words: SetupWords, sequence_length: int) -> None:
+    """Say on standard error what is not modelled of sequences that long."""
+    window = sliding_window_of(words)
+    if window is not None and sequence_length > window:
+        click.echo(f"note: {sliding_window_note(window)}", err=True)
 
 
 def _model(words: SetupWords, catalog: Catalog, sequence_length: int) -> ModelShape:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.predict import TORCH_VERSION
 from fsdp_bench.predict.communicators import Communicators
 from fsdp_bench.predict.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
@@ -36,6 +37,8 @@ class Question:
     """A calibration, which predicts time in place of the datasheet."""
     headroom_bytes: int | None = None
     """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
+    sliding_window: int | None = None
+    """Of a Hugging Face model: tokens that its attention looks back on. It is not modelled."""
 
     @property
     def gpu(self) -> Gpu | None:
@@ -130,6 +133,9 @@ class Prediction:
         if setup.sequence_length > model.max_position_embeddings:
             longest = model.max_position_embeddings
             notes.append(f"{setup.sequence_length} tokens are beyond the {longest} positions of {model.name}")
+        window = self.question.sliding_window
+        if window is not None and setup.sequence_length > window:
+            notes.append(sliding_window_note(window))
         return tuple(notes)
 
     @property
