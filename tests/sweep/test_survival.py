@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
-from tests.conftest import command
+from tests.conftest import command, run_process
 
 
 def _hear_interrupts() -> None:
