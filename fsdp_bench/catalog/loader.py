@@ -75,7 +75,8 @@ class Catalog:
             raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
         if meant:
             return meant[0]
-        if alike := [entry.name for entry in self.gpus() if _words(name) & _chip(entry)]:
+        words = _words(name)
+        if alike := [entry.name for entry in self.gpus() if words & _chip(entry)]:
             close = nearest(name, alike, cutoff=0.8) or f"; of that kind there are {', '.join(alike)}"
             raise SpecError(f"gpu: {shown(name)} is not in the catalogue{close}")
         return _named("gpu", name, self.gpus())
@@ -176,7 +177,7 @@ def _spellings(entry: Gpu) -> set[str]:
 
 
 _MAKERS = {"nvidia", "amd", "gpu"}
-_MEMORY = re.compile(r"([0-9]+)[ _-]?gi?b?\b")
+_MEMORY = re.compile(r"(?<![0-9])([0-9]+)[ _-]?gi?b?\b")
 _FORM = re.compile(r"\b(sxm|hbm)[0-9]\b")
 
 

@@ -13,6 +13,7 @@ from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.spec.codec import from_words
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.ladder import rung
@@ -26,7 +27,6 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 from fsdp_bench.spec.units import parse_count
 
@@ -61,9 +61,10 @@ def read_setup(words: SetupWords) -> tuple[ModelShape, TrainSetup, Hardware]:
         several = next(name for name in _LISTS if len(_values(name, getattr(words, name))) > 1)
         raise SpecError(f"{several}: {shown(getattr(words, several))} is several values; one is allowed here")
     (setup,) = setups
-    if (reason := impossible(setup, "cuda")) is not None:
+    model = _model(words, catalog, setup.sequence_length)
+    if (reason := why_impossible(model, setup, "cuda")) is not None:
         raise SpecError(reason)
-    return _model(words, catalog, setup.sequence_length), setup, hardware
+    return model, setup, hardware
 
 
 def read_setups(words: SetupWords) -> tuple[tuple[TrainSetup, ...], Hardware]:

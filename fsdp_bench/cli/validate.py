@@ -13,7 +13,7 @@ from fsdp_bench.cli.options import Count, calibration_option, given_options
 from fsdp_bench.cli.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
-from fsdp_bench.spec.dry_run import DryRunSpec
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, TensorKind
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.sweep.cross_check import agreements
@@ -22,7 +22,7 @@ from fsdp_bench.sweep.time_validation import compare_time, summarize_time
 from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
 
 _OPTIONS = {
-    "dry-run": ("cells", "seed", "kernels"),
+    "dry-run": ("cells", "seed", "kernels", "real-tensors"),
     "published": (),
     "RESULTS": ("calibration", "page"),
 }
@@ -42,11 +42,23 @@ _OPTIONS = {
     type=click.Choice(["cpu", "cuda"]),
     help="Kernel set of the dry run, for dry-run.",
 )
+@click.option(
+    "--real-tensors",
+    is_flag=True,
+    help="Draw small models, and run each also with real tensors on the CPU, for dry-run.",
+)
 @calibration_option
 @click.option("--page", type=click.Path(path_type=Path), help="Write the comparison with RESULTS as a page (.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    against: str, cells: int, seed: int, kernels: Any, calibration: Path | None, page: Path | None, as_json: bool
+    against: str,
+    cells: int,
+    seed: int,
+    kernels: Any,
+    real_tensors: bool,
+    calibration: Path | None,
+    page: Path | None,
+    as_json: bool,
 ) -> int:
     """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named.
 
@@ -55,10 +67,12 @@ def command(
     _refuse_unused(against)
     if page is not None and page.suffix.lower() != ".md":
         raise SpecError(f"--page: {str(page)!r} is not allowed; the page is Markdown, a file that ends in .md")
+    if real_tensors and kernels != "cpu":
+        raise SpecError(f"--real-tensors: run on the CPU; not with --kernels {kernels}")
     if against == "published":
         return _published(as_json)
     if against == "dry-run":
-        return _tell_dry_run(cells, seed, kernels, as_json)
+        return _tell_dry_run(cells, seed, kernels, real_tensors, as_json)
     return _tell_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
@@ -73,16 +87,18 @@ def _refuse_unused(against: str) -> None:
             raise SpecError(f"--{name} means nothing with --against {against}; it goes with --against {owners[0]}")
 
 
-def _tell_dry_run(cells: int, seed: int, kernels: Any, as_json: bool) -> int:
+def _tell_dry_run(cells: int, seed: int, kernels: Any, real_tensors: bool, as_json: bool) -> int:
     from fsdp_bench.report.validation import format_validation
 
-    comparisons = _dry_run(cells, seed, kernels)
-    summary = summarize(comparisons, f"dry run, kernels {kernels}, seed {seed}")
+    comparisons = _dry_run(cells, seed, kernels, real_tensors)
+    against = "dry run and real tensors" if real_tensors else "dry run"
+    summary = summarize(comparisons, f"{against}, kernels {kernels}, seed {seed}")
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:
         print_lines(format_validation(comparisons, summary))
-    return 0
+    # Real tensors are the truth: with them every cell has to be equal.
+    return 1 if real_tensors and summary.num_equal < summary.num_cells else 0
 
 
 def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
@@ -118,20 +134,29 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
     return 0
 
 
-def _dry_run(count: int, seed: int, kernels: Any) -> list[Comparison]:
+def _dry_run(count: int, seed: int, kernels: Any, real_tensors: bool) -> list[Comparison]:
     from rich.progress import Progress
 
     from fsdp_bench.sweep.dry_run import dry_runs
 
-    cells = draw_cells(count, seed, kernels)
-    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for cell in cells]
-    comparisons: list[Comparison | None] = [None] * count
+    cells = draw_cells(count, seed, kernels, small=real_tensors)
+    kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]
+    specs = [
+        DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank, tensors=kind)
+        for cell in cells
+        for kind in kinds
+    ]
+    answers: dict[int, DryRunAnswer] = {}
     with Progress(console=new_console(error=True)) as progress:
-        task = progress.add_task("dry runs", total=count)
+        task = progress.add_task("dry runs", total=len(specs))
         for index, answer in dry_runs(specs, os.cpu_count() or 1):
-            comparisons[index] = compare_with_dry_run(cells[index], answer, kernels)
+            answers[index] = answer
             progress.advance(task)
-    return [comparison for comparison in comparisons if comparison is not None]
+    each = len(kinds)
+    return [
+        compare_with_dry_run(cell, answers[each * place], kernels, answers[each * place + 1] if real_tensors else None)
+        for place, cell in enumerate(cells)
+    ]
 
 
 def _published(as_json: bool) -> int:

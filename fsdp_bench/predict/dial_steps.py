@@ -62,7 +62,8 @@ class Steps:
     def __init__(self, dial: Dial, judge: Judge, hint: Hint) -> None:
         self.dial = dial
         self.judge = judge
-        judge.refuse(dial[0])
+        for index in {0, len(dial) - 1}:  # a larger model can have units inside its blocks where a small one has none
+            judge.refuse(dial[index])
         self.size = judge.size_bytes(dial[0])
         """What the first step has; where a dial turns the number of GPUs, NCCL leaves others a little less."""
         self._hint = hint

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from fsdp_bench.predict import malloc
 from fsdp_bench.predict.allocator import AllocatorReading
 from fsdp_bench.predict.allocator import replay as replay_allocator
 from fsdp_bench.predict.communicators import Communicators, communicators_of
+from fsdp_bench.predict.compiled import compiled_run, is_kept
 from fsdp_bench.predict.events import Event, Kind
 from fsdp_bench.predict.headroom import Headroom, headroom_of
 from fsdp_bench.predict.heap import UNLIMITED
@@ -29,6 +31,10 @@ from fsdp_bench.spec.units import GIB
 
 DEEPEST = 1000
 """Layers of which every block's allocations can be replayed in seconds."""
+
+LONG = 1_000_000
+"""Instructions of a program from which the allocator's replay is compiled, if it was not before; in Python a million
+takes several seconds."""
 
 MOST_MICRO_BATCHES = 1024
 """Each of which is replayed, in milliseconds."""
@@ -238,7 +244,9 @@ def read_allocator(
     ``rank``: by default the one with the highest peak.
     """
     steps = first_steps(shape, setup, kernels, rank=rank)
-    return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True)
+    # Compiling takes seconds, once: a long program takes longer without.
+    run = compiled_run() if is_kept() or steps.num_instructions > LONG else malloc.run
+    return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True, run=run)
 
 
 def estimate(

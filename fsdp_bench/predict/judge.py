@@ -13,9 +13,10 @@ from fsdp_bench.predict.host import Build, HostMemory, host_memory
 from fsdp_bench.predict.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.predict.program import Program
 from fsdp_bench.predict.step import first_steps, simulate
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.setup import Offload, impossible
+from fsdp_bench.spec.setup import Offload
 
 NO_FLASH_ATTENTION = (
     "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
@@ -81,7 +82,7 @@ class Judge:
         """
         setup, gpu = step.setup, _gpu(step)
         refuse_endless(step.model, setup)
-        if self.budget_bytes is None and (reason := impossible(setup, "cuda")) is not None:
+        if self.budget_bytes is None and (reason := why_impossible(step.model, setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")

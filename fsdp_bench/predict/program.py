@@ -125,6 +125,12 @@ class Program:
         return done.num_outside + done.num_each * (done.num_blocks + self.extra_blocks)
 
     @property
+    def num_instructions(self) -> int:
+        """How many run, in all turns and steps."""
+        each = [(part.end - part.begin) * len(self.turns(part)) for part in self.parts]
+        return sum(sum(each[step.start : step.stop]) for step in self.steps)
+
+    @property
     def num_events(self) -> int:
         """No fewer than are recorded."""
         return (1 + self.extra_blocks) * (1 + self.further_steps) * self.instructions.num_events

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -315,10 +317,23 @@ def _stretchable(
     return Course.of(events), [event[2] for event in events]
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's collector of cycles: a simulation makes many objects and few cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _steady_step(simulation: Simulation) -> list[Event]:
-    simulation.load()
-    simulation.warm_up()
-    simulation.step()
+    with _without_collections():
+        simulation.load()
+        simulation.warm_up()
+        simulation.step()
     return _events(simulation.tape)
 
 
@@ -371,13 +386,14 @@ def _first_steps(simulation: Simulation) -> tuple[list[Event], program.Pairs, in
 
     Returns what was simulated, what that step hands on (further_steps.py), and how many follow it.
     """
-    simulation.load()
-    simulation.step()
-    pairs, done = None, 1
-    while pairs is None and done < STEPS:
-        begin = simulation.end
+    with _without_collections():
+        simulation.load()
         simulation.step()
-        pairs, done = handed_on(simulation.tape.events[: simulation.end], begin), done + 1
+        pairs, done = None, 1
+        while pairs is None and done < STEPS:
+            begin = simulation.end
+            simulation.step()
+            pairs, done = handed_on(simulation.tape.events[: simulation.end], begin), done + 1
     return _events(simulation.tape)[: simulation.end], pairs or (), STEPS - done
 
 

@@ -13,11 +13,12 @@ from fsdp_bench.predict.host import Build
 from fsdp_bench.predict.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.predict.speed import Speed, rates_of, speed
 from fsdp_bench.predict.traffic import Traffic, collectives_of, traffic
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.setup import TrainSetup
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Question:
     @property
     def impossible(self) -> str | None:
         """Why the setup cannot run, or None."""
-        return impossible(self.setup, self.kernels)
+        return why_impossible(self.model, self.setup, self.kernels)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def answer(question: Question) -> Prediction:
 
 
 def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
-    """Return the JSON form of one prediction: bytes and seconds, the names of DESIGN.md.
+    """Return the JSON form of one prediction; sizes are in bytes, times in seconds, the unit in the name.
 
     Without time, or what is sent, where many are asked for: the step is simulated for each of them once more.
     """
@@ -270,6 +271,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "peak_phase": memory.peak_phase,
         "peak_block": memory.peak_block,
         "peak_operator": memory.peak_operator,
+        "peak_rank": memory.peak_rank,
         "phases": memory.phases,
         "breakdown_bytes": memory.breakdown_bytes,
         "host_breakdown_bytes": _host(prediction),

@@ -85,15 +85,16 @@ def _asked(prediction: Prediction) -> list[str]:
         fact("model", f"{question.model.name}: {question.model.describe()}"),
         fact("setup", setup_line(question.setup)),
         *hardware_facts(question),
-        fact("modelled", modelled(question)),
+        fact("modelled", modelled(question, prediction.estimate.memory.peak_rank)),
     ]
 
 
-def modelled(question: Question) -> str:
-    """Return whose code is modelled."""
+def modelled(question: Question, rank: int = 0) -> str:
+    """Return whose code is modelled, and on which rank."""
     kernels = "CUDA" if question.kernels == "cuda" else "CPU"
     segments = ", expandable segments" if question.expandable_segments else ""
-    return f"torch {TORCH_VERSION}, {kernels} kernels, rank 0{segments}"
+    which = f"rank {rank}, which needs the most" if rank else "rank 0"
+    return f"torch {TORCH_VERSION}, {kernels} kernels, {which}{segments}"
 
 
 def setup_line(setup: TrainSetup) -> str:

@@ -13,7 +13,7 @@ from fsdp_bench.report.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, s
 from fsdp_bench.report.prediction import Prediction, Question
 from fsdp_bench.report.prediction_text import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.timeline import CATEGORIES, Timeline, timeline
-from fsdp_bench.report.verdict_text import verdict
+from fsdp_bench.report.verdict_text import required_lines, verdict
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB, MIB, format_gib
 
@@ -296,6 +296,8 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
     if gpu is not None and gpu.usable_memory_source is not None:
         source = gpu.usable_memory_source
         told.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
+    known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
+    told += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
     kernels = "CUDA" if first.kernels == "cuda" else "CPU"
     told.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
     told.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")

@@ -49,7 +49,7 @@ def to_json(value: object) -> bytes:
 
     Whatever names are in it, every terminal and encoding can show it, and none obeys it. What JSON or UTF-8 cannot hold
     is written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back where
-    the type has a float; lone surrogates of a text as their escapes.
+    the type is AnyFloat; lone surrogates of a text as their escapes.
     """
     data = msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
     if data.isascii() and b"\x7f" not in data:
@@ -165,14 +165,13 @@ def _type_info(kind: Any) -> msgspec.inspect.Type:
 
 
 def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """Return dictionaries, lists, strings and numbers with NaN and infinity where ``kind`` has a float."""
+    """Return dictionaries, lists, strings and numbers with NaN and infinity where ``kind`` is AnyFloat."""
     match kind:
-        case msgspec.inspect.FloatType() if value in ("nan", "inf", "-inf"):
+        case msgspec.inspect.Metadata(extra={"may_be_infinite": True}) if value in ("nan", "inf", "-inf"):
             return float(value)
-        case msgspec.inspect.UnionType(types=kinds) if isinstance(value, str | list | dict):
-            if not any(isinstance(one, msgspec.inspect.StrType) for one in kinds):
-                for one in kinds:
-                    value = _with_floats(value, one)
+        case msgspec.inspect.UnionType(types=kinds) if isinstance(value, list | dict):
+            for one in kinds:
+                value = _with_floats(value, one)
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             known = {field.encode_name: field.type for field in fields}
             return {key: _with_floats(item, known[key]) if key in known else item for key, item in value.items()}

@@ -28,6 +28,12 @@ MEASUREMENT_REVISION = 1
 WITHOUT_COMMUNICATION = "without communication"
 """The stage in which a rank that has reported everything else times steps in a world whose collectives end at once."""
 
+AnyFloat = Annotated[float, msgspec.Meta(extra={"may_be_infinite": True})]
+"""A float that is stored even where it is NaN or infinite; every other one is finite."""
+
+MOST_SECONDS = 1e10
+"""No time that is stored is longer: three hundred years."""
+
 Device = Literal["cuda", "cpu", "fake", "emulated"]
 
 
@@ -145,7 +151,11 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective in one step of one rank."""
+    """One kind of collective in one step of one rank.
+
+    Raises:
+        SpecError: for a group without ranks, or seconds that no step takes.
+    """
 
     kind: str
     """all_gather, reduce_scatter, all_reduce, broadcast, other; copy_to_device and copy_to_host, which are no
@@ -157,6 +167,12 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which collectives of this kind ran; None where the profiler could not tell."""
     group_size: int | None = None
     """Ranks that take part; None where they were not the same in all calls, and for copies."""
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None and self.group_size < 1:
+            raise SpecError(f"group_size: {self.group_size} is not allowed; 1 or more")
+        if self.seconds is not None:
+            _check_seconds("seconds", self.seconds)
 
     @property
     def algorithm_bandwidth(self) -> float | None:
@@ -196,8 +212,16 @@ class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[CollectiveReading, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.step_seconds < math.inf:
-            raise SpecError(f"step_seconds: {self.step_seconds} is not allowed; a positive number, and finite")
+        if self.step_seconds == 0:
+            raise SpecError("step_seconds: 0 is not allowed; a step takes time")
+        for field in ("step_seconds", "total_seconds", "exposed_seconds"):
+            _check_seconds(field, getattr(self, field))
+
+
+def _check_seconds(field: str, *values: float) -> None:
+    for value in values:
+        if not 0 <= value <= MOST_SECONDS:
+            raise SpecError(f"{field}: {value} is not allowed; seconds, from 0 to {MOST_SECONDS:g}")
 
 
 class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,7 +260,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wrote before it ended."""
+    """What one rank wrote before it ended.
+
+    Raises:
+        SpecError: for seconds that no step takes.
+    """
 
     rank: int
     outcome: Outcome
@@ -249,7 +277,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of each step in a world whose collectives end at once."""
     without_communication_failure: str | None = None
     """Why there are none, where that was tried."""
-    losses: tuple[float, ...] = ()
+    losses: tuple[AnyFloat, ...] = ()
     """This rank's mean loss of each step in order, warm-up included. NaN and infinity are stored as ``"nan"``,
     ``"inf"`` and ``"-inf"``."""
     effective: EffectiveSetup | None = None
@@ -257,6 +285,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     environment: dict[str, str] = {}
     """Versions and devices as this rank saw them."""
+
+    def __post_init__(self) -> None:
+        for field in ("warmup_seconds", "step_seconds", "seconds_without_communication"):
+            _check_seconds(field, *getattr(self, field))
 
 
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -337,10 +337,12 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 SELECTIVE_AROUND_UNITS = (
-    "selective checkpointing of a block with FSDP units inside it fails in torch: it counts FSDP's profiler marks as"
-    " operators of the block and does not find them again when it recomputes; wrap = block, a larger min_num_params,"
-    " or checkpointing full or none"
+    "fsdp2 with units inside blocks (wrap = size) that are resharded after forward: torch's selective checkpointing"
+    " counts their profiler marks as operators and fails when it recomputes; wrap = block, a larger min_num_params,"
+    " SHARD_GRAD_OP, fsdp1, or checkpointing full or none"
 )
+"""torch/utils/checkpoint.py, _CachedTorchDispatchMode: "invocation index ... encountered during backward but not found
+in storage". Not every model fails: found with separate query, key and value projections as units."""
 
 
 def impossible(setup: TrainSetup, device: str) -> str | None:

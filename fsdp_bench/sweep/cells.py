@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.shapes import MODEL_KEYS, is_share_of_card, shape_of
 from fsdp_bench.sweep.sweep_file import SweepFile, table, tables
@@ -171,4 +172,4 @@ def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: lis
         return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
     if file.device == "cpu" and file.run.memory_limit_bytes is not None and setup.compiles:
         return "a CPU's memory_limit follows operators, which compiled code does not call"
-    return impossible(setup, file.device)
+    return why_impossible(shape, setup, file.device)

@@ -51,12 +51,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     outside_bytes: int | None = None
     """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL. None
     where trials before it had loaded kernels into the process, and where the allocator gave memory back."""
+    real_tensors: dict[str, Bytes] = {}
+    """Of a cell that was also run with real tensors on the CPU: the same phases against them."""
     error: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether every phase is equal to the byte."""
-        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in self.phases.values())
+        """Whether every phase is equal to the byte, also to that of real tensors where there were any."""
+        compared = [*self.phases.values(), *self.real_tensors.values()]
+        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in compared)
 
     @property
     def peak(self) -> Bytes:
@@ -69,8 +72,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> tuple[str, float]:
         """The phase with the largest relative error, and that error."""
-        phase = max(self.phases, key=lambda name: abs(self.phases[name].relative))
-        return phase, self.phases[phase].relative
+        found = self.phases | {f"{phase}, real tensors": pair for phase, pair in self.real_tensors.items()}
+        phase = max(found, key=lambda name: abs(found[name].relative))
+        return phase, found[phase].relative
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,12 +110,24 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_fits_right: int
 
 
-def compare_with_dry_run(cell: Cell, answer: DryRunAnswer, kernels: KernelSet) -> Comparison:
-    """Predict a cell and set it beside its dry run."""
-    if answer.reading is None:
-        return Comparison(label=cell.label, error=answer.error or "no answer")
+def compare_with_dry_run(
+    cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
+) -> Comparison:
+    """Predict a cell and set it beside its dry run, and beside the same with real tensors; loading is a phase."""
+    failed = next((one for one in (answer, real) if one is not None and one.reading is None), None)
+    if failed is not None:
+        return Comparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
-    return Comparison(label=cell.label, phases=_phases(predicted.phases, answer.reading.phases))
+    return Comparison(
+        label=cell.label,
+        phases=_phases_of_dry_run(predicted.phases, answer),
+        real_tensors={} if real is None else _phases_of_dry_run(predicted.phases, real),
+    )
+
+
+def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[str, Bytes]:
+    assert answer.reading is not None
+    return _phases(predicted, {"load": answer.reading.load_bytes, **answer.reading.phases})
 
 
 def compare_with_record(record: TrialRecord) -> Comparison:

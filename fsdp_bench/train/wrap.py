@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.setup import (
+    SELECTIVE_AROUND_UNITS,
     Api,
     BackwardPrefetch,
     Checkpointing,
@@ -146,6 +147,7 @@ def fsdp(
         module_names={module: name for name, module in model.named_modules()},
     )
     blocks = _blocks(model, units, TransformerBlock)
+    _refuse_units_inside_blocks(setup, units, blocks)
     if not blocks and (setup.compile or setup.checkpointing is not Checkpointing.NONE):
         raise WrapError("checkpointing and compiling go block by block: give TransformerBlock, the blocks' class")
     _warn_when_nothing_is_sharded(plan)
@@ -247,6 +249,15 @@ def _refuse(
             f"a {optimizer} was made over this model's parameters before wrapping; sharding replaces them, so it would"
             " train nothing: make the optimizer after fsdp()"
         )
+
+
+def _refuse_units_inside_blocks(setup: TrainSetup, units: list[nn.Module], blocks: list[nn.Module]) -> None:
+    """Raise WrapError where selective checkpointing would count a unit's marks as operators of its block."""
+    if setup.checkpointing is not Checkpointing.SELECTIVE or setup.api is not Api.FSDP2:
+        return
+    inside = {module for block in blocks for module in block.modules() if module is not block}
+    if setup.strategy.reshards_after_forward and not inside.isdisjoint(units):
+        raise WrapError(SELECTIVE_AROUND_UNITS)
 
 
 def _optimizer_over(model: nn.Module) -> str | None:

@@ -269,13 +269,14 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Attack so many times; return what became of the files, and what failed."""
     draw, counts, failures = random.Random(seed), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-attacks-") as home:
-        targets = [Attacked(RESULTS / name, Path(home)) for name in ("quick", "max-size-quick")]
+        targets = [Attacked(RESULTS / name, Path(home)) for name in ("cpu", "max-size-quick")]
         for number in range(count):
             damage, target = draw.choice(DAMAGES), draw.choice(targets)
             try:
                 counts[target.attack(damage, draw, number % CHARTS_EVERY == CHARTS_EVERY - 1)] += 1
             except Exception:
                 failures.append(f"attack {number} of seed {seed}, {damage.__name__}:\n{traceback.format_exc()}")
+                print(failures[-1], flush=True)
             if (number + 1) % 1000 == 0:
                 print(f"{number + 1} of {count}: {dict(counts)}, {len(failures)} failures", flush=True)
     return counts, failures
@@ -283,7 +284,7 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
 
 def every_truncation(home: Path) -> int:
     """Cut one record at every byte; return how many of them were taken for a whole one."""
-    target = Attacked(RESULTS / "quick", home)
+    target = Attacked(RESULTS / "cpu", home)
     path = next(iter(target.records))
     data = target.files[path]
     taken = 0
@@ -302,8 +303,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     counts, failures = run(asked.count, asked.seed)
-    for failure in failures[:20]:
-        print(failure)
     causes = Counter(failure.strip().splitlines()[-1][:150] for failure in failures)
     for cause, number in causes.most_common():
         print(f"{number:6d}  {cause}")

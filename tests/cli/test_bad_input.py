@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Calla
 )
 def test_a_bad_word_on_the_command_line_is_one_line(words: tuple[str, ...], part: str) -> None:
     assert part in refused("predict", *words)
+
+
+def test_a_name_of_many_digits_is_refused_at_once() -> None:
+    began = time.process_time()
+    assert "(20002 characters) is not in the catalogue" in refused("predict", "--params", "10M", "--gpu", "9" * 20000)
+    assert time.process_time() - began < 5  # an expression that tries every beginning takes a minute
 
 
 def test_options_that_may_be_given_several_times_still_may() -> None:

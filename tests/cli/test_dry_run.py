@@ -70,7 +70,7 @@ def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Pat
     trace = tmp_path / "trace.txt"
     done = run_command("dry-run", "--params", "10M", "--world-size", 2, "--seq", 64, "--trace", trace, "--api", "fsdp2")
     assert done.returncode == 0, done.stderr
-    for part in ("dry run with torch", "cuda kernels", "peak allocated", "backward", "unsharded_parameters"):
+    for part in ("dry run with torch", "cuda kernels", "peak allocated", "backward", "unsharded parameters"):
         assert part in done.stdout
     lines = trace.read_text().splitlines()
     assert "== backward" in lines

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.drawn_cells import Cell, draw_cells
+from fsdp_bench.sweep.drawn_cells import WORLDS, Cell, draw_cells
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
 from tests.predict.test_step import shape
@@ -25,7 +25,7 @@ WITH_COPIES = list(itertools.product((True, False), Checkpointing))
 def shallow(cell: Cell) -> Cell:
     """The cell with no more layers than LAYERS."""
     layers = min(cell.model.num_hidden_layers, LAYERS)
-    return Cell(model=replace(cell.model, num_hidden_layers=layers), setup=cell.setup)
+    return Cell(model=replace(cell.model, num_hidden_layers=layers), setup=cell.setup, rank=cell.rank)
 
 
 def with_copies(use_orig_params: bool, checkpointing: Checkpointing) -> Cell:
@@ -53,7 +53,7 @@ def compared() -> dict[KernelSet, list[Comparison]]:
     """Every drawn cell and those with copies, predicted and run by one process."""
     cells = [(kernels, cell) for kernels, drawn in DRAWN.items() for cell in drawn]
     cells += [("cuda", with_copies(*case)) for case in WITH_COPIES]
-    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels) for kernels, cell in cells]
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for kernels, cell in cells]
     answers = dict(dry_runs(specs))
     found: dict[KernelSet, list[Comparison]] = {"cpu": [], "cuda": []}
     for index, (kernels, cell) in enumerate(cells):
@@ -95,6 +95,7 @@ def test_the_drawn_cells_cover_what_the_model_claims() -> None:
     assert cells == draw_cells(200, 1)
     for field, least in (("strategy", 5), ("api", 2), ("precision", 6), ("checkpointing", 3), ("optimizer", 4)):
         assert len({str(getattr(cell.setup, field)) for cell in cells}) == least
-    assert {cell.setup.world_size for cell in cells} == {1, 2, 3, 8, 64}
+    assert {cell.setup.world_size for cell in cells} == set(WORLDS)
+    assert any(cell.rank for cell in cells)
     assert {cell.model.hidden_size % 2 for cell in cells} == {0, 1}
     assert len({cell.setup.sequence_length for cell in cells}) >= 6

@@ -37,7 +37,7 @@ def cluster(name: str, nodes: int = 1) -> Cluster:
 
 
 def test_the_facts_table_of_an_8b_model() -> None:
-    """FSDP_FACTS.md, by dry runs: Llama-8B, world 8, sequence 2048, bf16 mixed, full checkpointing, AdamW foreach.
+    """By dry runs of real FSDP: Llama-8B, world 8, sequence 2048, bf16 mixed, full checkpointing, AdamW foreach.
 
     Of live bytes without kernels' workspaces; the letter is the place of the peak.
     """

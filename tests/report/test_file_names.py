@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.report import frontier_chart
 from fsdp_bench.report.frontier_chart import draw_frontier
+from fsdp_bench.spec.model import LONGEST_NAME
 from fsdp_bench.sweep.store import read_frontier_of
 from tests.sweep.test_finding import SHAPE
 
@@ -16,11 +17,11 @@ SWEEP = Path(__file__).parents[2] / "results" / "xeon-2-cores" / "max-size-quick
 
 
 def test_models_named_as_on_the_hub_have_pictures_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that differ in a slash alone, and one that is too long for a file."""
+    """Names that differ in a slash alone, and a long one."""
     monkeypatch.setattr(frontier_chart, "draw_picture", lambda _picture, path: path.write_bytes(b""))
     record = read_frontier_of(SWEEP)
     assert record is not None
-    names = ["org/a", "org-a", "../../a", "x" * 400]
+    names = ["org/a", "org-a", "../../a", "x" * LONGEST_NAME]
     cells = tuple(replace(record.cells[0], model=replace(SHAPE, name=name)) for name in names)
     paths = draw_frontier(replace(record, cells=cells), tmp_path)
     assert len(set(paths)) == 4

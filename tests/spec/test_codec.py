@@ -87,3 +87,9 @@ def test_an_interrupted_write_leaves_no_temporary_file(tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "trials.csv", b"x")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seconds", [b'"nan"', b'"inf"', b"1e308", b"-1.0"])
+def test_only_losses_may_be_anything_times_are_times(seconds: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        from_json(b'{"rank": 0, "outcome": "ok", "step_seconds": [' + seconds + b"]}", RankReport)

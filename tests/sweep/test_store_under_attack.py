@@ -16,7 +16,7 @@ from fsdp_bench.spec.record import read_record
 from fsdp_bench.sweep.store import Store, check_folder_name, load_results, read_records
 from tests.conftest import run_command
 
-QUICK = Path(__file__).parents[2] / "results" / "xeon-2-cores" / "quick"
+QUICK = Path(__file__).parents[2] / "results" / "xeon-2-cores" / "cpu"
 
 
 @pytest.fixture
