@@ -82,7 +82,9 @@ def start(server: ForkServer, folder: Path, world_size: int, may_share: bool) ->
     scratch = folder / str(len(list(folder.iterdir())))
     scratch.mkdir()
     setup = setup_of(world_size, strategy=S.NO_SHARD)
-    spec = TrialSpec(id="0", model=LLAMA, setup=setup, run=RunPlan(communication_steps=0), device="cpu")
+    spec = TrialSpec(
+        id="0", model=LLAMA, setup=setup, run=RunPlan(communication_steps=0, threads_per_rank=1), device="cpu"
+    )
     (scratch / "trial.json").write_bytes(to_json(spec))
     return server.start(scratch / "trial.json", scratch, world_size, may_share)
 

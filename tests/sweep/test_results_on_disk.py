@@ -83,7 +83,7 @@ def test_a_full_results_folder_is_one_line_and_exit_code_2(
 def test_a_folder_that_fills_up_during_the_sweep_loses_nothing_that_was_recorded(
     write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
 ) -> None:
-    results = mounted("size=112k")
+    results = mounted("size=80k")
     grid = f"world_size = 1\nseed = {list(range(20))}"
     done = run_command("sweep", write_sweep(grid), "--results", results, "--no-charts")
     assert done.returncode == 2
