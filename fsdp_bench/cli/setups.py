@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
-import click
-
 from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupWords
 from fsdp_bench.predict.units import why_impossible
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import from_words
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.ladder import rung
@@ -101,7 +100,7 @@ def warn_of_sliding_window(words: SetupWords, sequence_length: int) -> None:
     """Say on standard error what is not modelled of sequences that long."""
     window = sliding_window_of(words)
     if window is not None and sequence_length > window:
-        click.echo(f"note: {sliding_window_note(window)}", err=True)
+        print_line(f"note: {sliding_window_note(window)}", error=True)
 
 
 def _model(words: SetupWords, catalog: Catalog, sequence_length: int) -> ModelShape:
@@ -166,5 +165,5 @@ def _place(words: SetupWords, catalog: Catalog) -> Place:
     each = words.gpus_per_node
     if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
         each = USUAL_GPUS_PER_NODE
-        click.echo(f"fsdp-bench: {each} GPUs on each node are assumed; --gpus-per-node says how many", err=True)
+        print_line(f"note: {each} GPUs on each node are assumed; --gpus-per-node says how many", error=True)
     return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

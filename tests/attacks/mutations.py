@@ -417,7 +417,8 @@ def judge(words: list[str], code: int, output: str, errors: str) -> str | None:
 
 
 def _refused(words: list[str], output: str, errors: str) -> str | None:
-    """Say how the message of a refusal is not one line."""
+    """Say how the message of a refusal is not one line; what was assumed may be noted before it."""
+    errors = "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("note: "))
     if "--json" in words:
         message = json.loads(output).get("error", "") if output else ""
         if errors or not message or not output.isascii():

@@ -11,7 +11,7 @@ from fsdp_bench.cli.setups import read_setups
 def test_eight_gpus_a_node_are_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     (setup,), _ = read_setups(SetupWords(gpu="H100-SXM", nodes=4))
     assert setup.world_size == 32
-    assert capsys.readouterr().err == "fsdp-bench: 8 GPUs on each node are assumed; --gpus-per-node says how many\n"
+    assert capsys.readouterr().err == "note: 8 GPUs on each node are assumed; --gpus-per-node says how many\n"
 
 
 def test_nothing_is_assumed_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
