@@ -246,7 +246,9 @@ class FlatParamHandle:
         the concatenation and all of _post_backward_hook run there: flat gradients are of that stream's pool, and what
         gathers waits for the products that compute them.
         """
-        self.loaded = None
+        if self.loaded is not None:
+            self.loaded = None
+            self.wrapper.let_go_of_loaded()
         if not self.tape.grad_enabled:
             return
         numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings

@@ -5,7 +5,7 @@ It has a FlatParamHandle for each unit, and says in which order they gather, pre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fsdp_bench.predict.events import Category, Event, Kind, Stream
 from fsdp_bench.predict.flat_param_handle import FlatParamHandle
@@ -47,6 +47,7 @@ class Fsdp1:
         self.post_forward_order: list[FlatParamHandle] = []
         self._free_events: list[int] = []
         self._callback_queued = False
+        self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
         handles: dict[int, FlatParamHandle] = {}
         for unit in [*units, model]:
@@ -96,6 +97,20 @@ class Fsdp1:
         for handle in self._by_block():
             handle.init_attributes()
         self.is_initialized = True
+
+    def when_nothing_loaded_is_left(self, call: Callable[[], object]) -> None:
+        """Call once the last unit has let go of what it was loaded into: at once, or in the forward that is to come.
+
+        That forward is then both the first one, whose peak is while a unit still has it, and a later one.
+        """
+        self._waits_for_loaded = call
+        self.let_go_of_loaded()
+
+    def let_go_of_loaded(self) -> None:
+        """Make the call that waits for it, if this was the last unit."""
+        if self._waits_for_loaded is not None and all(handle.loaded is None for handle in self.handles):
+            call, self._waits_for_loaded = self._waits_for_loaded, None
+            call()
 
     def after_a_step(self) -> None:
         """Be as a step leaves it: with use_orig_params the flat gradients are still there."""

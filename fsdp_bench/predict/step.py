@@ -98,13 +98,15 @@ class Simulation:
     def warm_up(self) -> None:
         """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
         self._begin_first_forward()
-        if self.scaler is not None:
-            self.scaler.make_scale()
         self.op.make_workspaces()
         self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None:
             self._make_zero_scalar()
         self.wrapper.after_a_step()
+        if self.scaler is not None and self.setup.api is Api.FSDP1:
+            self.wrapper.when_nothing_loaded_is_left(self.scaler.make_scale)
+        elif self.scaler is not None:
+            self.scaler.make_scale()
 
     def _begin_first_forward(self) -> None:
         """What the wrapper does once, before the first forward's first operator."""

@@ -27,9 +27,9 @@ def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | N
 
 
 def _checks_units(setup: TrainSetup) -> bool:
-    """FSDP1 keeps its marks apart, and units that stay gathered after forward make no more of them."""
-    reshards = setup.api is Api.FSDP2 and setup.strategy.reshards_after_forward
-    return setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE and reshards
+    """Of fully_shard's units; FSDP1's marks are as many when a block is recomputed."""
+    is_sharded = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    return setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE and is_sharded
 
 
 def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:

@@ -337,12 +337,13 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 SELECTIVE_AROUND_UNITS = (
-    "fsdp2 with units inside blocks (wrap = size) that are resharded after forward: torch's selective checkpointing"
-    " counts their profiler marks as operators and fails when it recomputes; wrap = block, a larger min_num_params,"
-    " SHARD_GRAD_OP, fsdp1, or checkpointing full or none"
+    "fsdp2 with units inside blocks (wrap = size): torch's selective checkpointing counts their profiler marks as"
+    " operators and fails when it recomputes more of them than in forward; use wrap = block, a larger min_num_params,"
+    " fsdp1, or checkpointing full or none"
 )
 """torch/utils/checkpoint.py, _CachedTorchDispatchMode: "invocation index ... encountered during backward but not found
-in storage". Not every model fails: found with separate query, key and value projections as units."""
+in storage". Not every step fails: found where query, key and value projections are units that are resharded after
+forward, and under SHARD_GRAD_OP where gradients are accumulated without being reduced."""
 
 
 def impossible(setup: TrainSetup, device: str) -> str | None:

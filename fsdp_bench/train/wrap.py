@@ -256,7 +256,7 @@ def _refuse_units_inside_blocks(setup: TrainSetup, units: list[nn.Module], block
     if setup.checkpointing is not Checkpointing.SELECTIVE or setup.api is not Api.FSDP2:
         return
     inside = {module for block in blocks for module in block.modules() if module is not block}
-    if setup.strategy.reshards_after_forward and not inside.isdisjoint(units):
+    if setup.strategy is not ShardingStrategy.NO_SHARD and not inside.isdisjoint(units):
         raise WrapError(SELECTIVE_AROUND_UNITS)
 
 

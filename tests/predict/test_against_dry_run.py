@@ -9,7 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
-from fsdp_bench.spec.setup import Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import (
+    Checkpointing,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+)
 from fsdp_bench.sweep.drawn_cells import WORLDS, Cell, draw_cells
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
@@ -87,6 +95,26 @@ def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
     found = compared["cuda"][len(DRAWN["cuda"]) + WITH_COPIES.index(case)]
     assert found.error is None
     assert found.is_equal, found.phases
+
+
+def test_what_was_loaded_goes_before_the_gradient_scaler_comes() -> None:
+    """The first forward's peak is with the one and without the other."""
+    setup = TrainSetup(
+        strategy=ShardingStrategy.NO_SHARD,
+        world_size=8,
+        sequence_length=8,
+        precision=Precision.parse("fp16-mixed"),
+        offload=Offload.PARAMS,
+        checkpointing=Checkpointing.FULL,
+        optimizer=OptimizerKind.SGD,
+        wrap=Wrap.NONE,
+        use_orig_params=False,
+    )
+    model = shape(num_hidden_layers=7, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, vocab_size=31)
+    ((_, answer),) = dry_runs([DryRunSpec(model=model, setup=setup, kernels="cuda")])
+    compared = compare_with_dry_run(Cell(model=model, setup=setup), answer, "cuda")
+    assert compared.error is None
+    assert compared.is_equal, compared.phases
 
 
 def test_the_drawn_cells_cover_what_the_model_claims() -> None:
