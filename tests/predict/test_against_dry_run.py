@@ -21,7 +21,7 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.validation import Comparison, compare_with_dry_run, summarize, worst_first
 from tests.predict.test_step import shape
 
-CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "20"))
+CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "12"))
 """`make validate` draws more."""
 
 
