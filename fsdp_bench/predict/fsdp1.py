@@ -195,7 +195,7 @@ class Fsdp1:
             self.tape.timeline.wait(stream, Stream.COMPUTE)
         if self.zeroed or self.rank:
             for handle in self._by_block():
-                if self.zeroed or handle.holds_no_parameter:
+                if self.zeroed or (handle.holds_no_parameter and not handle.shows_gradients):
                     handle.grad = None
                 if self.zeroed:
                     handle.shows_gradients = False
