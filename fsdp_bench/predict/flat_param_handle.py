@@ -7,6 +7,7 @@ one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.predict.events import Category, Stream
@@ -60,6 +61,14 @@ class FlatParamHandle:
         self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
         for weight, seen in zip(weights, self.seen, strict=True):
             weight.seen = seen
+
+    @cached_property
+    def holds_no_parameter(self) -> bool:
+        """Whether this rank's shard of a unit with original parameters is padding alone; rank 0's never is."""
+        rank = self.wrapper.rank
+        if rank == 0 or not self.wrapper.setup.use_orig_params:
+            return False
+        return not any(self.layout.in_shard(index, weight, rank) > 0 for index, weight in enumerate(self.weights))
 
     def load(self) -> list[Storage]:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""

@@ -185,15 +185,20 @@ class Fsdp1:
     # -- order -------------------------------------------------------------------------------------------------
 
     def root_pre_forward(self) -> None:
-        """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed)."""
+        """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed).
+
+        Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
+        """
         if not self.is_initialized:
             self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
             self.tape.timeline.wait(stream, Stream.COMPUTE)
-        if self.zeroed:
+        if self.zeroed or self.rank:
             for handle in self._by_block():
-                handle.grad = None
-                handle.shows_gradients = False
+                if self.zeroed or (handle.holds_no_parameter and not handle.shows_gradients):
+                    handle.grad = None
+                if self.zeroed:
+                    handle.shows_gradients = False
         self.zeroed = False
         if self.setup.forward_prefetch:
             for handle in self.handles:

@@ -62,7 +62,7 @@ def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) 
     cells: dict[Cell, None] = {}
     while len(cells) < count:
         try:
-            shape, setup = _shape(source, small), _setup(source, small)
+            shape, setup = _shape(source, small), _setup(source, device, small)
         except SpecError:
             continue  # two drawn values contradict each other
         if why_impossible(shape, setup, device) is None and not _is_left_out(shape, setup, device):
@@ -108,14 +108,14 @@ def _shape(source: random.Random, small: bool) -> ModelShape:
     )
 
 
-def _setup(source: random.Random, small: bool) -> TrainSetup:
+def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
     api = source.choice(list(Api))
     fsdp1: dict[str, Any] = {}
     if api is Api.FSDP1:
         fsdp1 = {"use_orig_params": source.random() < 0.6, "limit_all_gathers": source.random() < 0.7}
     free = Precision(*(source.choice(_DTYPES) for _ in range(3)))
     # On a CPU FSDP1 gathers into a list of as many tensors as there are ranks.
-    most = 24 if small and api is Api.FSDP1 else max(WORLDS)
+    most = max(WORLDS) if device == "cuda" or api is Api.FSDP2 else 24 if small else 100
     world = source.choice([world for world in WORLDS if world <= most])
     strategy = source.choice(list(ShardingStrategy))
     divisors = [size for size in range(1, world + 1) if world % size == 0]

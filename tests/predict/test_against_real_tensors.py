@@ -60,6 +60,21 @@ CELLS = {
         rank=1, sizes={"hidden_size": 64, "intermediate_size": 512}, optimizer=OptimizerKind.ADAMW_FOR_LOOP
     ),
     "the last rank pads its part": _cell(rank=6, world_size=7, use_orig_params=False),
+    "the gradient of a unit of which a rank holds only padding is dropped with every forward": _cell(
+        rank=1,
+        sizes={
+            "family": Family.GPT2,
+            "hidden_size": 3,
+            "num_attention_heads": 1,
+            "intermediate_size": 73,
+            "num_hidden_layers": 2,
+        },
+        world_size=3,
+        precision=Precision.parse("bf16-mixed-bf16-reduce"),
+        wrap=Wrap.SIZE,
+        min_num_params=1,
+        gradient_accumulation_steps=2,
+    ),
     "another rank of a hybrid group": _cell(rank=7, world_size=8, strategy=ShardingStrategy.HYBRID_SHARD),
 }
 
