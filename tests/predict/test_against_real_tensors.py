@@ -44,17 +44,32 @@ CELLS = {
         optimizer=OptimizerKind.SGD,
     ),
     "fully_shard's parameters are filled in the model's order": _cell(
-        sizes={"num_hidden_layers": 4, "hidden_size": 28, "num_attention_heads": 7, "vocab_size": 97},
+        sizes={
+            "num_hidden_layers": 4,
+            "hidden_size": 280,
+            "num_attention_heads": 7,
+            "intermediate_size": 1,
+            "vocab_size": 97,
+            "tie_word_embeddings": True,
+        },
         api=Api.FSDP2,
         wrap=Wrap.SIZE,
         min_num_params=1,
         world_size=12,
     ),
     "DistributedDataParallel compares shapes over all ranks": _cell(
-        api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, world_size=512
+        api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, world_size=4096
     ),
     "a matrix of one column is no vector": _cell(
-        sizes={"hidden_size": 1, "num_attention_heads": 1, "family": Family.GPT2, "vocab_size": 97}
+        sizes={
+            "hidden_size": 1,
+            "num_attention_heads": 1,
+            "family": Family.GPT2,
+            "vocab_size": 1,
+            "intermediate_size": 2,
+        },
+        api=Api.FSDP2,
+        world_size=2,
     ),
     "another rank's pieces of the parameters": _cell(
         rank=1, sizes={"hidden_size": 64, "intermediate_size": 512}, optimizer=OptimizerKind.ADAMW_FOR_LOOP
