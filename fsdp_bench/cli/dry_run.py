@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.hardware import sized, stated_headroom
 from fsdp_bench.cli.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
 from fsdp_bench.cli.predict import LISTS
-from fsdp_bench.cli.setups import read_model, read_setups
+from fsdp_bench.cli.setups import read_model, read_setups, warn_of_sliding_window
+from fsdp_bench.predict.units import why_impossible
 from fsdp_bench.report.dry_run import DryRun, document, report, side_by_side
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -73,12 +74,21 @@ def command(
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, None)
     kept = stated_headroom(headroom, hardware)
-    can_run = [setup for setup in setups if impossible(setup, kernels) is None]
+    model = None if module else read_model(words)
+    reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
+    can_run = [setup for setup, reason in zip(setups, reasons, strict=True) if reason is None]
     if not can_run:
-        raise SpecError(impossible(setups[0], kernels))
-    specs = _specs(words, can_run, kernels, module, block, trace)
+        raise SpecError(reasons[0])
+    if model is not None:
+        warn_of_sliding_window(words, can_run[0].sequence_length)
+    subject = {"module": _module(words, module, block)} if module else {"model": model}
+    specs = _specs(can_run, kernels, subject, block, trace)
     runs, errors = _run(specs, hardware, kept)
-    refused = [f"impossible: {one.strategy.value}: {reason}" for one in setups if (reason := impossible(one, kernels))]
+    refused = [
+        f"impossible: {setup.strategy.value}: {reason}"
+        for setup, reason in zip(setups, reasons, strict=True)
+        if reason is not None
+    ]
     _print(runs, len(setups) > 1, refused, as_json)
     if not runs:
         raise DryRunError(f"the dry run failed: {errors[0]}")
@@ -104,10 +114,9 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
 
 
 def _specs(
-    words: SetupWords,
     setups: Sequence[TrainSetup],
     kernels: KernelSet,
-    module: str | None,
+    subject: Mapping[str, Any],
     block: str | None,
     trace: Path | None,
 ) -> list[DryRunSpec]:
@@ -115,10 +124,9 @@ def _specs(
         raise SpecError("trace: one setup has a trace; several are named")
     if trace is not None and not trace.resolve().parent.is_dir():
         raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
-    path = str(trace.resolve()) if trace else None
-    subject: dict[str, Any] = {"module": _module(words, module, block)} if module else {"model": read_model(words)}
-    if module is None and block is not None:
+    if "model" in subject and block is not None:
         raise SpecError("transformer-block: goes with --module; the benchmark models know their blocks")
+    path = str(trace.resolve()) if trace else None
     return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
 
 

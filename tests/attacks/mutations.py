@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -319,13 +320,26 @@ CATALOG = GPU + SERVER + MODEL
 def workplace() -> Iterator[Path]:
     """Make the folder that calls run in, deep enough for paths that climb; and stand where work begins."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as root, contextlib.ExitStack() as stack:
+        for name in VERBS:
+            importlib.import_module(f"fsdp_bench.cli.{name.replace('-', '_')}")  # or a verb would keep a stand-in
         for name in WORK:
-            __import__(name.rsplit(".", 2)[0] if name.endswith("Store.open") else name.rpartition(".")[0])
-            stack.enter_context(mock.patch(name, begin))
+            _stand_in(name, stack)
         stack.enter_context(mock.patch.dict(os.environ, {TRACEBACK: "1", "COLUMNS": "80"}))
         place = Path(root, "a", "b", "c")
         place.mkdir(parents=True)
         yield place
+
+
+def _stand_in(name: str, stack: contextlib.ExitStack) -> None:
+    """Put ``begin`` in place of a function in every module that imported it, or of a class's method."""
+    owner, _, function = name.rpartition(".")
+    if owner.rpartition(".")[2].istitle():
+        stack.enter_context(mock.patch(name, begin))
+        return
+    work = getattr(importlib.import_module(owner), function)
+    for module in [found for key, found in sys.modules.items() if key.startswith("fsdp_bench")]:
+        for attribute in [key for key, value in vars(module).items() if value is work]:
+            stack.enter_context(mock.patch.object(module, attribute, begin))
 
 
 def perform(kind: str, index: int, seed: int, place: Path) -> tuple[Finding | None, float, int]:

@@ -7,12 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.cli.interrupts import LINE, raised_once
 from tests.attacks.signals import listens_for_interrupts
+
+
+@pytest.fixture(autouse=True)
+def hear_interrupts() -> Iterator[None]:
+    """A shell's background jobs, and so their tests, start with SIGINT ignored; nohup ignores SIGHUP."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class InterruptedInItsFinalizer:

@@ -43,10 +43,12 @@ def test_a_trace_has_the_sizes_of_each_model(
         if model.family is not family or model.max_position_embeddings < setup.sequence_length:
             continue
         same = replace(model, num_hidden_layers=max(model.num_hidden_layers, 7))
-        course, _ = step._stretchable(same, setup, kernels, 3)
-        found = step.simulate(same, setup, kernels, others_follow=True)
-        assert found.events == (step.simulate(same, setup, kernels, 10**6).events if course is None else course.events)
-        (instructions, _), _ = step._alike(same, setup, kernels)
+        course, _ = step._stretchable(same, setup, kernels, 3, 0)
+        found = step.simulate(same, setup, kernels, others_follow=True, rank=0)
+        assert found.events == (
+            step.simulate(same, setup, kernels, 10**6, rank=0).events if course is None else course.events
+        )
+        (instructions, _), _ = step._alike(same, setup, kernels, 0)
         if instructions is not None:
             program = step.first_steps(same, setup, kernels, others_follow=True)
             assert list(program.instructions.num_bytes) == list(instructions.num_bytes)

@@ -100,7 +100,7 @@ def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> 
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step.of(events))
+    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step.of(events, 0))
     found = timeline(question(), 100)
     assert len(found.columns) < 110
     assert found.peak.moment.total == 1000
