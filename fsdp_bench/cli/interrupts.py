@@ -37,8 +37,14 @@ def exit_at_once() -> None:
 
 
 def ignore() -> None:
-    """Ignore interrupts: the exit code is known."""
+    """Ignore interrupts: the exit code is known.
+
+    An interrupt that was raised inside ``exec`` of a text, as dataclasses do while they are imported, and was handled
+    since, would still end the process as one that nobody handled: CPython's run_eval_code_obj remembers it until the
+    next text is run (_Py_UnhandledKeyboardInterrupt in Python/pythonrun.c).
+    """
     _handle(signal.SIG_IGN)
+    exec("")
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:

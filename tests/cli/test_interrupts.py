@@ -110,3 +110,18 @@ def test_a_sweep_goes_on_and_tells_the_truth_where_nobody_reads_what_it_prints(t
     os.close(output)
     assert done.returncode == 3
     assert (tmp_path / "done").exists()
+
+
+def test_an_interrupt_inside_of_executed_text_leaves_the_exit_code_alone(tmp_path: Path) -> None:
+    """Modules are imported and dataclasses made by ``exec``; an interrupt may come then, too."""
+    program = """
+from fsdp_bench.cli import interrupts
+try:
+    exec("raise KeyboardInterrupt")
+except KeyboardInterrupt:
+    pass
+interrupts.ignore()
+raise SystemExit(130)
+"""
+    (tmp_path / "program.py").write_text(program)
+    assert subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 130
