@@ -50,7 +50,7 @@ def test_a_trace_has_the_sizes_of_each_model(
         )
         (instructions, _), _ = step._alike(same, setup, kernels, 0)
         if instructions is not None:
-            program = step.first_steps(same, setup, kernels, others_follow=True)
+            program = step.first_steps(same, setup, kernels, others_follow=True, rank=0)
             assert list(program.instructions.num_bytes) == list(instructions.num_bytes)
             for column in ("parts", "kind", "tensor", "stride", "stream"):
                 assert getattr(program.instructions, column) == getattr(instructions, column)
