@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from fsdp_bench.cli import interrupts
+from fsdp_bench.cli.common import interrupts
 
 
 def main() -> NoReturn:

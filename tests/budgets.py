@@ -55,7 +55,7 @@ def whole_process(name: str, words: list[str], budget_seconds: float) -> None:
 
 def sweep_overhead() -> None:
     """Run a sweep of tiny trials; print what it adds to the workers' own start and steps."""
-    from fsdp_bench.sweep.store import read_records
+    from fsdp_bench.sweep.results.store import read_records
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "budget.toml"
@@ -75,7 +75,7 @@ def sweep_overhead() -> None:
 def one_prediction() -> None:
     """Time predict_memory for an 80-layer model in this process, for each api and checkpointing mode."""
     from fsdp_bench.catalog.loader import model
-    from fsdp_bench.predict.estimate import predict_memory
+    from fsdp_bench.plan.estimate import predict_memory
     from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
 
     shape = model("Llama-3.1-70B").shape()

@@ -32,10 +32,10 @@ from fsdp_bench import (
     model,
     server,
 )
-from fsdp_bench.predict.ask import SetupFields
-from fsdp_bench.predict.estimate import estimate as estimate_of_objects
-from fsdp_bench.predict.search import Judge, reach
-from fsdp_bench.predict.speed import speed
+from fsdp_bench.plan.ask import SetupFields
+from fsdp_bench.plan.estimate import estimate as estimate_of_objects
+from fsdp_bench.plan.search.search import Judge, reach
+from fsdp_bench.plan.speed import speed
 from fsdp_bench.sweep.session import Watcher
 from tests.conftest import run_command
 
@@ -74,7 +74,7 @@ def test_importing_the_package_loads_nothing() -> None:
 def test_sweep_can_be_called_whatever_was_imported_before() -> None:
     """The package of that name, once imported, is what Python finds first."""
     program = (
-        "import fsdp_bench.sweep.store, fsdp_bench\n"
+        "import fsdp_bench.sweep.results.store, fsdp_bench\n"
         "from fsdp_bench import sweep\n"
         "for call in (sweep, fsdp_bench.sweep):\n"
         "    try: call('nope.toml')\n"

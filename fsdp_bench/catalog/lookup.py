@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsdp_bench.catalog.hf_config import read_hf_config
+from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
-from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count

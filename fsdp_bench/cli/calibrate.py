@@ -34,7 +34,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     The file that it writes makes predictions precise: predict --calibration FILE.
     Nothing else should run meanwhile.
     """
-    from fsdp_bench.cli.sweeping import progress_bar
+    from fsdp_bench.cli.common.sweeping import progress_bar
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
     from fsdp_bench.sweep.session import require_torch

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from fsdp_bench.cli.sweeping import read_all_but_broken
+from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.sweep.store import machine_description, read_frontier_of, sweep_folders
+from fsdp_bench.sweep.results.store import machine_description, read_frontier_of, sweep_folders
 
 
 @click.command("chart")
@@ -17,8 +17,8 @@ from fsdp_bench.sweep.store import machine_description, read_frontier_of, sweep_
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the pictures; by default the sweep's own.")
 def command(results: Path, out: Path | None) -> int:
     """Draw the charts of the sweep in RESULTS, a folder results/MACHINE/SWEEP or one above it that holds no other."""
-    from fsdp_bench.report.charts import draw_all
-    from fsdp_bench.report.frontier_chart import draw_frontier
+    from fsdp_bench.report.charts.frontier import draw_frontier
+    from fsdp_bench.report.charts.measured import draw_all
 
     home, *others = sweep_folders(results)
     if others:

@@ -13,13 +13,13 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.lookup import Hardware
-from fsdp_bench.cli.hardware import sized, stated_headroom
-from fsdp_bench.cli.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
+from fsdp_bench.cli.common.hardware import sized, stated_headroom
+from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
+from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
-from fsdp_bench.cli.setups import read_model, read_setups, warn_of_sliding_window
-from fsdp_bench.predict.units import why_impossible
-from fsdp_bench.report.dry_run import DryRun, document, report, side_by_side
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
+from fsdp_bench.report.text.dry_run import DryRun, document, report, side_by_side
+from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError

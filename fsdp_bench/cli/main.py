@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
-from fsdp_bench.cli.interrupts import raised_once
+from fsdp_bench.cli.common.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
 from fsdp_bench.spec.text import shortened
 

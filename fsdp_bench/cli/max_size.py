@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
-from fsdp_bench.cli.hardware import sized, stated_headroom
-from fsdp_bench.cli.options import (
+from fsdp_bench.cli.common.hardware import sized, stated_headroom
+from fsdp_bench.cli.common.options import (
     SetupCommand,
     SetupWords,
     calibration_option,
@@ -21,11 +21,11 @@ from fsdp_bench.cli.options import (
     headroom_option,
     setup_options,
 )
-from fsdp_bench.cli.pictures import check_picture, save_picture
+from fsdp_bench.cli.common.pictures import check_picture, save_picture
+from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
-from fsdp_bench.cli.setups import read_model, read_setups, warn_of_sliding_window
-from fsdp_bench.predict.compiled import is_kept
-from fsdp_bench.predict.dials import (
+from fsdp_bench.plan.max_size import Assumptions, Sizes, document_of, largest
+from fsdp_bench.plan.search.dials import (
     LONGEST_SEQUENCE,
     Dial,
     batch_dial,
@@ -34,8 +34,8 @@ from fsdp_bench.predict.dials import (
     model_dial,
     sequence_dial,
 )
-from fsdp_bench.predict.host import Build
-from fsdp_bench.report.max_size import Assumptions, Sizes, document_of, largest
+from fsdp_bench.replay.compiled import is_kept
+from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
@@ -45,7 +45,7 @@ from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
 
 if TYPE_CHECKING:
-    from fsdp_bench.report.max_size_picture import Arrangement
+    from fsdp_bench.report.charts.max_size_bars import Arrangement
 
 SEQUENCE = 2048
 """Tokens, as sweeps/gpu.toml has; a model with fewer learned positions gets as many as it has."""
@@ -127,7 +127,7 @@ def command(
     places = _places(words, server, gpu, dial, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
     if chart is not None:
-        from fsdp_bench.report.max_size_picture import arrange
+        from fsdp_bench.report.charts.max_size_bars import arrange
 
         arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
     tell = _tell if sys.stderr.isatty() else _silent
@@ -155,8 +155,8 @@ def _silent(_done: int, _total: int) -> None:
 
 
 def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None:
-    from fsdp_bench.report.max_size_chart import draw
-    from fsdp_bench.report.max_size_picture import picture
+    from fsdp_bench.report.charts.max_size import draw
+    from fsdp_bench.report.charts.max_size_bars import picture
 
     if any(cell.fits is not None for one in sizes for cell in one.cells):
         save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
@@ -165,14 +165,14 @@ def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None
 
 
 def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
-    from fsdp_bench.report.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.report.text.nothing_fits import nothing_fits, nothing_fits_document
 
     failure = nothing_fits(sizes)
     if as_json:
         failed = {"nothing_fits": nothing_fits_document(failure) if failure else None}
         sys.stdout.write(to_json({**document_of(sizes), **failed}).decode())
     else:
-        from fsdp_bench.report.max_size_text import report
+        from fsdp_bench.report.text.max_size import report
 
         first, *rest = report(sizes, failure).split("\n")
         print_answer(first, "red" if failure else None)
@@ -250,7 +250,7 @@ def _published(chart: Path | None, as_json: bool) -> int:
     given = [name for name in given_options() if name not in own]
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
-    from fsdp_bench.report.published_sizes import (
+    from fsdp_bench.report.charts.published_sizes import (
         compare_published_sizes,
         published_document,
         published_picture,
@@ -259,7 +259,7 @@ def _published(chart: Path | None, as_json: bool) -> int:
 
     found = compare_published_sizes()
     if chart is not None:
-        from fsdp_bench.report.max_size_chart import draw
+        from fsdp_bench.report.charts.max_size import draw
 
         save_picture(lambda path: draw(published_picture(found), path), chart)
     sys.stdout.write(to_json(published_document(found)).decode() if as_json else published_text(found) + "\n")

@@ -10,7 +10,7 @@ import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, source_facts
+from fsdp_bench.cli.common.facts import UNKNOWN, Fact, columns, known, print_facts, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.units import format_count

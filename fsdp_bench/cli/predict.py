@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.hardware import sized, stated_headroom, without_context
-from fsdp_bench.cli.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
-from fsdp_bench.cli.pictures import check_picture, save_figure
-from fsdp_bench.cli.setups import read_model, read_setups, sliding_window_of
-from fsdp_bench.predict.host import Build
-from fsdp_bench.report.prediction import Prediction, Question, answer, document, refusal
+from fsdp_bench.cli.common.hardware import sized, stated_headroom, without_context
+from fsdp_bench.cli.common.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
+from fsdp_bench.cli.common.pictures import check_picture, save_figure
+from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
+from fsdp_bench.plan.question import Prediction, Question, answer, document, refusal
+from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
@@ -100,9 +100,9 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
     if as_json:
         sys.stdout.write(to_json(_document(predictions, questions)).decode())
         return
-    from fsdp_bench.report.prediction_table import side_by_side
-    from fsdp_bench.report.prediction_text import report
-    from fsdp_bench.report.remedies import remedies
+    from fsdp_bench.plan.remedies import remedies
+    from fsdp_bench.report.text.prediction import report
+    from fsdp_bench.report.text.prediction_table import side_by_side
 
     if len(questions) == 1:
         answer_line, *lines = report(predictions[0], remedies(predictions[0])).split("\n")
@@ -133,19 +133,19 @@ def _figures(
     made: list[tuple[Path, Figure]] = []
     questions = [prediction.question for prediction in predictions]
     if chart is not None:
-        from fsdp_bench.report.timeline_chart import timeline_figure
+        from fsdp_bench.report.charts.memory_timeline import timeline_figure
 
         made.append((chart, timeline_figure(predictions, refused)))
     if step_chart is not None:
-        from fsdp_bench.report.step_chart import step_figure
+        from fsdp_bench.report.charts.step import step_figure
 
         made.append((step_chart, step_figure(questions)))
     if trade_off is not None:
-        from fsdp_bench.report.trade_off import trade_off_figure
+        from fsdp_bench.report.charts.trade_off import trade_off_figure
 
         made.append((trade_off, trade_off_figure(predictions)))
     if scaling is not None:
-        from fsdp_bench.report.scaling import scaling_figure
+        from fsdp_bench.report.charts.scaling import scaling_figure
 
         made.append((scaling, scaling_figure(questions)))
     return made

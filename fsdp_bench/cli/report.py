@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from fsdp_bench.cli.sweeping import read_all_but_broken
-from fsdp_bench.report.communication_table import communication_rows, print_communication
-from fsdp_bench.report.matrix_rate import matrix_rate_line, matrix_rates
-from fsdp_bench.report.tables import print_table
+from fsdp_bench.cli.common.sweeping import read_all_but_broken
+from fsdp_bench.report.measured.communication_table import communication_rows, print_communication
+from fsdp_bench.report.measured.matrix_rate import matrix_rate_line, matrix_rates
+from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import new_console, print_line
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.flat import flat_row
+from fsdp_bench.sweep.results.flat import flat_row
 
 
 @click.command("report")

@@ -9,7 +9,7 @@ import click
 
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.user_file import names_of
-from fsdp_bench.cli.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
+from fsdp_bench.cli.common.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, nearest, shown

@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 from rich.progress import Progress
 
-from fsdp_bench.cli.forgiving import prints_if_it_can
-from fsdp_bench.cli.frontier import list_searches, search
-from fsdp_bench.cli.options import Count
-from fsdp_bench.cli.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
-from fsdp_bench.report.charts_meanwhile import ChartsMeanwhile
-from fsdp_bench.report.tables import print_table
+from fsdp_bench.cli.common.forgiving import prints_if_it_can
+from fsdp_bench.cli.common.frontier import list_searches, search
+from fsdp_bench.cli.common.options import Count
+from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.report.charts.meanwhile import ChartsMeanwhile
+from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line
 from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.session import (
     MOST_EMULATED_RANKS,
     RETRYABLE,
@@ -26,7 +27,6 @@ from fsdp_bench.sweep.session import (
     open_session,
     outcomes,
 )
-from fsdp_bench.sweep.trial import Trial
 
 
 @click.command("sweep")
@@ -156,7 +156,7 @@ def _list(session: TrialSession) -> int:
 
 
 def _draw(results: SweepResults) -> None:
-    from fsdp_bench.report.charts import draw_all
+    from fsdp_bench.report.charts.measured import draw_all
 
     for path in draw_all(list(results.all_records), results.folder, results.machine):
         print_line(f"chart: {path}")

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from fsdp_bench.cli.options import Count, calibration_option, given_options
-from fsdp_bench.cli.sweeping import read_all_but_broken
+from fsdp_bench.cli.common.options import Count, calibration_option, given_options
+from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, TensorKind
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
-from fsdp_bench.sweep.cross_check import agreements
-from fsdp_bench.sweep.drawn_cells import draw_cells
-from fsdp_bench.sweep.time_validation import compare_time, summarize_time
-from fsdp_bench.sweep.validation import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
+from fsdp_bench.validate.emulation import agreements
+from fsdp_bench.validate.memory import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
+from fsdp_bench.validate.random_setups import draw_cells
+from fsdp_bench.validate.step_time import compare_time, summarize_time
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors"),
@@ -88,7 +88,7 @@ def _refuse_unused(against: str) -> None:
 
 
 def _tell_dry_run(cells: int, seed: int, kernels: Any, real_tensors: bool, as_json: bool) -> int:
-    from fsdp_bench.report.validation import format_validation
+    from fsdp_bench.report.validation.memory import format_validation
 
     comparisons = _dry_run(cells, seed, kernels, real_tensors)
     against = "dry run and real tensors" if real_tensors else "dry run"
@@ -102,10 +102,10 @@ def _tell_dry_run(cells: int, seed: int, kernels: Any, real_tensors: bool, as_js
 
 
 def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
-    from fsdp_bench.report.speed_text import measured_rates
-    from fsdp_bench.report.time_validation import format_time
-    from fsdp_bench.report.validation import agreement_line, format_validation
-    from fsdp_bench.report.validation_page import Validation, validation_page
+    from fsdp_bench.report.text.speed import measured_rates
+    from fsdp_bench.report.validation.memory import agreement_line, format_validation
+    from fsdp_bench.report.validation.page import Validation, validation_page
+    from fsdp_bench.report.validation.step_time import format_time
 
     records = read_all_but_broken(folder)
     comparisons = [compare_with_record(record) for record in records]
@@ -160,12 +160,12 @@ def _dry_run(count: int, seed: int, kernels: Any, real_tensors: bool) -> list[Co
 
 
 def _published(as_json: bool) -> int:
-    from fsdp_bench.predict.published import compare_published
-    from fsdp_bench.predict.published_fits import compare_fits
-    from fsdp_bench.predict.published_speed import compare_speed
-    from fsdp_bench.report.published import format_published
-    from fsdp_bench.report.published_fits import format_fits
-    from fsdp_bench.report.published_speed import format_speed
+    from fsdp_bench.report.validation.published_fits import format_fits
+    from fsdp_bench.report.validation.published_peaks import format_published
+    from fsdp_bench.report.validation.published_speed import format_speed
+    from fsdp_bench.validate.published.fits import compare_fits
+    from fsdp_bench.validate.published.peaks import compare_published
+    from fsdp_bench.validate.published.speed import compare_speed
 
     rows, fits, (speeds, summary) = compare_published(), compare_fits(), compare_speed()
     if as_json:

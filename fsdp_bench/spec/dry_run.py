@@ -28,7 +28,7 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""What a storage holds, as in ``predict --json``; train/breakdown.py has the rule that sorts storages."""
+"""What a storage holds, as in ``predict --json``; train/dry_run/breakdown.py has the rule that sorts storages."""
 
 
 SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}

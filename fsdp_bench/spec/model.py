@@ -5,7 +5,7 @@ Names follow Hugging Face's config.json. Two families:
     llama   RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases, untied head by default
     gpt2    LayerNorm, GELU, learned positions, biases, head tied to the embedding by default
 
-Every count here is checked against the modules of train/transformer.py built on the meta device.
+Every count here is checked against the modules of train/models/transformer.py built on the meta device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fsdp_bench.spec.units import format_count
 
 
 class Family(Word):
-    """The transformer families that train/transformer.py builds."""
+    """The transformer families that train/models/transformer.py builds."""
 
     LLAMA = "llama"
     GPT2 = "gpt2"

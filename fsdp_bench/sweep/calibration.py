@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.predict.calibrated import Calibrated
-from fsdp_bench.predict.kernels import CPU_GLOO, CUDA
-from fsdp_bench.predict.rates import Rates, Silent
-from fsdp_bench.predict.timeline import Action, Work
-from fsdp_bench.predict.timing import issued, replay
+from fsdp_bench.rates.calibrated import Calibrated
+from fsdp_bench.rates.datasheet import Rates, Silent
+from fsdp_bench.replay.schedule import issued, replay
+from fsdp_bench.simulate.issued import Action, Work
+from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Measured, Profile, RankProfile
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.launchers import worker_environment
-from fsdp_bench.sweep.logs import last_lines
 from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.run.launchers import worker_environment
+from fsdp_bench.sweep.run.logs import last_lines
 
 TIMEOUT_SECONDS = 600.0
 PARTS = 7
-"""Of one number of ranks: those of train/calibrator.py, and its hooks."""
+"""Of one number of ranks: those of train/calibrating/calibrator.py, and its hooks."""
 HALVINGS = 50
 """Until the host's times are known to a part in 10^15 of a step."""
 Progress = Callable[[int, str], None]
@@ -91,7 +91,7 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
     }
     with open(folder / f"rank-{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.calibrator", str(folder / "measured.json")],
+            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", str(folder / "measured.json")],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else log,

@@ -15,16 +15,16 @@ from typing import IO, Unpack
 import msgspec
 
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.predict.ask import SetupFields, read_setup
+from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.launchers import worker_environment
-from fsdp_bench.sweep.logs import last_lines_of
 from fsdp_bench.sweep.machine import torch_version
-from fsdp_bench.sweep.outcome import signal_name
+from fsdp_bench.sweep.run.launchers import worker_environment
+from fsdp_bench.sweep.run.logs import last_lines_of
+from fsdp_bench.sweep.run.outcome import signal_name
 
 
 class DryRunError(FsdpBenchError):
@@ -145,12 +145,12 @@ class _Worker(threading.Thread):
 
 
 class _Process:
-    """A running ``python -m fsdp_bench.train.dry_run``."""
+    """A running ``python -m fsdp_bench.train.dry_run.main``."""
 
     def __init__(self) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.dry_run", str(os.getpid())],
+            [sys.executable, "-m", "fsdp_bench.train.dry_run.main", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from fsdp_bench import __version__
-from fsdp_bench.sweep.outcome import OutOfMemoryKill
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 
 
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):

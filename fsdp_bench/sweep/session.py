@@ -17,17 +17,17 @@ from fsdp_bench.spec.errors import MachineError, SpecError, not_allowed, shown
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import Outcome, TrialRecord
 from fsdp_bench.spec.units import parse_bytes
-from fsdp_bench.sweep.finding import Finding
-from fsdp_bench.sweep.flat import flat_row
-from fsdp_bench.sweep.frontier import frontier_record, recall, resolved_searches, run_frontier, set_aside
-from fsdp_bench.sweep.frontier_file import FrontierPlan, searches_of
-from fsdp_bench.sweep.grid import trials_of
+from fsdp_bench.sweep.config.grid import trials_of
+from fsdp_bench.sweep.config.selection import check_words, select, select_part, select_searches
+from fsdp_bench.sweep.config.sweep_file import SweepFile, read_file, require_gpu
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial, keeping, resolved_text
+from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.file import FrontierPlan, searches_of
+from fsdp_bench.sweep.frontier.search import frontier_record, recall, resolved_searches, run_frontier, set_aside
 from fsdp_bench.sweep.machine import Machine, probe_machine, torch_version
-from fsdp_bench.sweep.runner import SweepState, TrialRunner, run_sweep, survey
-from fsdp_bench.sweep.selection import check_words, select, select_part, select_searches
-from fsdp_bench.sweep.store import Store, check_folder_name
-from fsdp_bench.sweep.sweep_file import SweepFile, read_file, require_gpu
-from fsdp_bench.sweep.trial import SweepPlan, Trial, keeping, resolved_text
+from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.sweep.results.store import Store, check_folder_name
+from fsdp_bench.sweep.run.runner import SweepState, TrialRunner, run_sweep, survey
 
 if TYPE_CHECKING:
     import pandas as pd

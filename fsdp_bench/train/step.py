@@ -13,10 +13,10 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_bench.spec.setup import Api, TrainSetup
-from fsdp_bench.train.dtypes import dtype_names
-from fsdp_bench.train.loss import LossFunction
-from fsdp_bench.train.meters import MemoryMeter
-from fsdp_bench.train.readback import gradients, storage_bytes
+from fsdp_bench.train.measuring.meters import MemoryMeter
+from fsdp_bench.train.models.dtypes import dtype_names
+from fsdp_bench.train.models.loss import LossFunction
+from fsdp_bench.train.wrapping.readback import gradients, storage_bytes
 
 
 @dataclass

@@ -41,7 +41,7 @@ from tests.attacks.hostile import GOOD, SURROGATE, TEXTS, mutated_json, mutated_
 from tests.catalog.test_hf_config import GPT2, LLAMA, MISTRAL
 from tests.catalog.test_user_file import GPU, MODEL, SERVER
 from tests.conftest import TINY_MODEL
-from tests.predict.test_calibrated import profile
+from tests.rates.test_calibrated import profile
 
 HERE = Path(__file__).parents[2]
 SWEEPS = [path for path in sorted((HERE / "sweeps").glob("*.toml")) if "[frontier]" not in path.read_text()]
@@ -96,7 +96,7 @@ def begin(*_arguments: object, **_options: object) -> None:
 WORK = (
     "fsdp_bench.sweep.dry_run.dry_runs",
     "fsdp_bench.sweep.calibration.calibrate",
-    "fsdp_bench.sweep.store.Store.open",
+    "fsdp_bench.sweep.results.store.Store.open",
     "fsdp_bench.cli.doctor.diagnose",
 )
 

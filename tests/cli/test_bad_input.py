@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.cli import main as command_line
-from fsdp_bench.predict import compiled
+from fsdp_bench.replay import compiled
 from tests.catalog.test_hf_config import LLAMA
 from tests.catalog.test_user_file import GPU, SERVER
 from tests.conftest import command, run_command

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.report.dry_run import DryRun, document, side_by_side, verdict_line
+from fsdp_bench.report.text.dry_run import DryRun, document, side_by_side, verdict_line
 from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
-from fsdp_bench.spec.ladder import rung
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from tests.conftest import run_command

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.cli.interrupts import LINE, raised_once
+from fsdp_bench.cli.common.interrupts import LINE, raised_once
 from tests.attacks.signals import listens_for_interrupts
 
 
@@ -85,7 +85,7 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(delay: float) ->
 
 PRINTING = """
 import sys
-from fsdp_bench.cli.forgiving import prints_if_it_can
+from fsdp_bench.cli.common.forgiving import prints_if_it_can
 
 @prints_if_it_can
 def work():
@@ -115,7 +115,7 @@ def test_a_sweep_goes_on_and_tells_the_truth_where_nobody_reads_what_it_prints(t
 def test_an_interrupt_inside_of_executed_text_leaves_the_exit_code_alone(tmp_path: Path) -> None:
     """Modules are imported and dataclasses made by ``exec``; an interrupt may come then, too."""
     program = """
-from fsdp_bench.cli import interrupts
+from fsdp_bench.cli.common import interrupts
 try:
     exec("raise KeyboardInterrupt")
 except KeyboardInterrupt:

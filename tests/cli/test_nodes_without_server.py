@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdp_bench.cli.options import SetupWords
-from fsdp_bench.cli.setups import read_setups
+from fsdp_bench.cli.common.options import SetupWords
+from fsdp_bench.cli.common.setups import read_setups
 
 
 def test_eight_gpus_a_node_are_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:

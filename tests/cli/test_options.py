@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fsdp_bench.cli.options import SetupCommand, SetupWords, setup_options
-from fsdp_bench.cli.setups import PRECISIONS, read_model, read_setup, read_setups
+from fsdp_bench.cli.common.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.common.setups import PRECISIONS, read_model, read_setup, read_setups
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import (
@@ -275,8 +275,8 @@ def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
 def test_reading_a_setup_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from fsdp_bench.cli.options import SetupWords\n"
-        "from fsdp_bench.cli.setups import read_setup\n"
+        "from fsdp_bench.cli.common.options import SetupWords\n"
+        "from fsdp_bench.cli.common.setups import read_setup\n"
         "read_setup(SetupWords(model='llama-3.1-8b', server='p5.48xlarge'))\n"
         "print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib', 'rich') if m in sys.modules])"
     )

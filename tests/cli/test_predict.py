@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import run_command
-from tests.report.pictures import assert_is_a_slide
+from tests.report.charts.pictures import assert_is_a_slide
 
 GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
 LLAMA = ("--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
@@ -307,7 +307,7 @@ def test_estimate_is_a_public_name_that_needs_no_torch() -> None:
     program = (
         "import sys\n"
         "import fsdp_bench\n"
-        "assert 'fsdp_bench.predict' not in sys.modules\n"
+        "assert 'fsdp_bench.plan' not in sys.modules\n"
         "from fsdp_bench import ModelShape, TrainSetup, estimate\n"
         "shape = ModelShape(name='tiny', family='llama', num_hidden_layers=2, hidden_size=64, num_attention_heads=4,\n"
         "                   num_key_value_heads=4, intermediate_size=128, vocab_size=256, max_position_embeddings=64)\n"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fsdp_bench.cli.main import cli
-from fsdp_bench.predict import published_cases
+from fsdp_bench.validate.published import cases as published_cases
 
 SOME = (
     "pr165_FSDP1_full_eager",

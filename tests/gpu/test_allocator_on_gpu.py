@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from fsdp_bench.sweep.machine import probe_machine
-from tests.predict.call_by_call import CachingAllocator
+from tests.replay.call_by_call import CachingAllocator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
 

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import fsdp_bench
-from fsdp_bench.cli.sweeping import progress_bar
+from fsdp_bench.cli.common.sweeping import progress_bar
 from fsdp_bench.report import terminal
 from fsdp_bench.spec.errors import shown
 from fsdp_bench.spec.text import printable, shortened

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
-from fsdp_bench.predict.estimate import predict_memory
+from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.checked import Checked, Word
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.dry_run import DryRunSpec, UserModule

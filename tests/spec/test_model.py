@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdp_bench.catalog.ladder import LARGEST, SMALLEST, rung, rungs
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.ladder import LARGEST, SMALLEST, rung, rungs
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
 

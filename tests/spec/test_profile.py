@@ -9,7 +9,7 @@ import pytest
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import read_profile, write_profile
 from tests.conftest import run_command
-from tests.predict.test_calibrated import profile
+from tests.rates.test_calibrated import profile
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
-from fsdp_bench.sweep import runner
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
+from fsdp_bench.sweep.run import runner
 from tests.conftest import run_command, run_process, write_tiny_sweep
-from tests.sweep.test_grid import machine
+from tests.sweep.config.test_grid import machine
 
 RunSweep = Callable[..., list[TrialRecord]]
 
@@ -173,8 +173,8 @@ def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is
 def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from fsdp_bench.sweep.grid import read_sweep
-    from fsdp_bench.sweep.store import Store
+    from fsdp_bench.sweep.config.grid import read_sweep
+    from fsdp_bench.sweep.results.store import Store
 
     busy = GpuDevice(index=0, name="NVIDIA L4", memory_bytes=1 << 34, processes=(4711,))
     file = tmp_path / "s.toml"
@@ -249,7 +249,7 @@ def test_allocations_of_a_gpu_are_not_recorded_on_a_cpu(write_sweep: Callable[..
 
 def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:
     """A rank's file, by the trial's ID; a file that is neither is left."""
-    from fsdp_bench.sweep.store import Store
+    from fsdp_bench.sweep.results.store import Store
 
     store = Store(tmp_path / "results")
     store.open()

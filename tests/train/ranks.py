@@ -25,7 +25,9 @@ LEAVING_SECONDS = 10
 """How long a rank that has answered may take to leave."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "hypothesis", "torch.utils.flop_counter", "fsdp_bench.train.worker"])
+_CONTEXT.set_forkserver_preload(
+    ["pytest", "hypothesis", "torch.utils.flop_counter", "fsdp_bench.train.processes.worker"]
+)
 
 
 def _name_the_known_warnings() -> None:

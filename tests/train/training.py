@@ -18,14 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
-from fsdp_bench.train.data import batches
-from fsdp_bench.train.dtypes import DTYPES
-from fsdp_bench.train.loss import LossFunction, loss_function
-from fsdp_bench.train.meters import build_meter
-from fsdp_bench.train.optimizer import build_optimizer
+from fsdp_bench.train.measuring.meters import build_meter
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.loss import LossFunction, loss_function
+from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.step import Training, build_scaler, train_step
-from fsdp_bench.train.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.wrap import ShardsNothingWarning, fsdp
+from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning, fsdp
 
 STEPS = 3
 GLOBAL_BATCH = 8

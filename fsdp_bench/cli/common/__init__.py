@@ -1,0 +1,1 @@
+"""What several verbs share: options that describe a setup, hardware, pictures, interrupts."""

@@ -1,0 +1,116 @@
+"""``fsdp-bench sweep FILE`` where FILE has [frontier]: cells are searched, not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import Progress
+
+from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.report.measured.frontier_text import print_frontier
+from fsdp_bench.report.terminal import describe, new_console, print_line
+from fsdp_bench.spec.frontier import FrontierRecord
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.search import recall
+from fsdp_bench.sweep.session import SearchSession, Watcher
+
+
+def list_searches(session: SearchSession) -> int:
+    """Print each cell, where its search begins and what is known of it; writes nothing."""
+    plan = session.plan
+    findings = recall(plan, session.store.peek_all())
+    for number, finding in enumerate(findings, 1):
+        emulated = " emulated" if plan.run.emulate else ""
+        print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
+    searched = [finding for finding in findings if finding.status != "skipped"]
+    found = sum(finding.status == "found" for finding in searched)
+    print_line(
+        f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
+        f" {len(findings) - len(searched)} skipped"
+    )
+    if plan.needing_gpu:
+        print_line(needing_gpu_line(plan.needing_gpu))
+    return 0
+
+
+def _known(finding: Finding, lacks_gpu: bool) -> str:
+    if finding.status == "skipped":
+        return f"skipped: {finding.reason}"
+    if finding.status == "found":
+        text = f"found: {finding.print(finding.fits)}"
+    else:
+        dial = finding.dial_range
+        ends = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)}"
+        start = "where it begins depends on the GPU" if lacks_gpu else finding.start
+        text = f"searches {dial.num_steps} steps, {ends}, {start}"
+    return f"{text}; {finding.reason}" if finding.reason and finding.records else text
+
+
+class _Progress(Watcher):
+    """A progress bar that counts cells; without a terminal, one line a trial and one a cell."""
+
+    def __init__(self, session: SearchSession, progress: Progress) -> None:
+        self._session = session
+        self._progress = progress
+        self._task = progress.add_task("", total=len(session.plan.searches), visible=False)
+
+    def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
+        """Print the notes and what is going to be searched."""
+        session = self._session
+        resumed = f", {num_recorded} trials already recorded" if num_recorded else ""
+        introduce(
+            self._progress.console,
+            notes,
+            f"sweep {session.plan.name}: {len(session.findings)} cells on {session.machine.describe()}{resumed};"
+            f" results in {session.store.folder}",
+        )
+        self._progress.update(self._task, completed=session.num_done, visible=True)
+
+    def search_trial(self, finding: Finding, trial: Trial, record: TrialRecord | None) -> None:
+        """Show what runs, how it ended, and what a cell's search found."""
+        progress, findings = self._progress, self._session.findings
+        if record is None:
+            describe(progress, self._task, f"trial {len(finding.records) + 1}: {trial.label}")
+            return
+        number = f"[{findings.index(finding) + 1}/{len(findings)}]"
+        if not progress.console.is_terminal:
+            say(progress, f"{number} {record.id} {trial.label}  {ending(record)}")
+        if finding.next_index is None:
+            progress.update(self._task, completed=self._session.num_done)
+            say(progress, f"{number} {finding.search.label}: {_answer(finding)}")
+
+
+def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
+    """Search the cells, print the table and draw the charts; charts are of the whole file."""
+    try:
+        with progress_bar(new_console(error=True)) as progress:
+            results = session.run(retry, _Progress(session, progress))
+    except KeyboardInterrupt:
+        done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
+        return 130
+    assert results.frontier is not None
+    assert results.whole_frontier is not None
+    print_frontier(results.frontier, new_console())
+    if not no_charts:
+        _draw(results.whole_frontier, results.folder)
+    return 1 if results.failed else 0
+
+
+def _draw(record: FrontierRecord, folder: Path) -> None:
+    from fsdp_bench.report.charts.frontier import draw_frontier
+
+    for path in draw_frontier(record, folder):
+        print_line(f"chart: {path}")
+
+
+def _answer(finding: Finding) -> str:
+    if finding.status != "found":
+        return f"{finding.status}: {finding.reason}"
+    predicted = finding.predicted.fits
+    text = "unknown" if predicted is None else finding.print(predicted)
+    count = len(finding.records)
+    return f"{finding.print(finding.fits)} fits, predicted {text}, {count} trial{'' if count == 1 else 's'}"

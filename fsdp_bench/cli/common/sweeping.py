@@ -1,0 +1,61 @@
+"""What the verbs that run or read trials share at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fsdp_bench.report.terminal import note, print_line
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.results.store import read_records
+
+
+def read_all_but_broken(folder: Path) -> list[TrialRecord]:
+    """Read the records below a folder; each broken one is left out, with one line on standard error.
+
+    Raises:
+        ResultsError, SpecError: as ``read_records``.
+    """
+    notes: list[str] = []
+    records = read_records(folder, notes)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
+    return records
+
+
+def needing_gpu_line(needs: Sequence[str]) -> str:
+    """Return the line of a list about what depends on a GPU that is not here."""
+    return f"not listed, because their sizes depend on the GPU, which is not here: {'; '.join(needs)}"
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return a bar with the time left; silent where there is no terminal."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def introduce(console: Console, notes: Sequence[str], line: str) -> None:
+    """Print notes, and then what is going to happen."""
+    for text in notes:
+        note(console, f"note: {text}", "yellow")
+    note(console, line)
+
+
+def ending(record: TrialRecord) -> str:
+    """Return how a trial ended, for a progress line."""
+    reason = f": {record.reason}" if record.reason else ""
+    return f"{record.outcome.value} {record.wall_seconds:.1f} s{reason}"
+
+
+def say(progress: Progress, text: str) -> None:
+    """Print a line above the bar, as it is."""
+    note(progress.console, text)

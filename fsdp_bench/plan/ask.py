@@ -1,0 +1,323 @@
+"""estimate() and largest_model() as Python users call them: one call each, names wherever an object is taken.
+
+What is written is read as on the command line: a server and the number of them give the world size, and a hybrid
+strategy's shard groups are nodes when there are several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+from fsdp_bench.catalog.lookup import Hardware, Place, find_place
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict
+from fsdp_bench.plan.estimate import estimate as estimate_memory
+from fsdp_bench.plan.search.dials import model_dial
+from fsdp_bench.plan.search.search import Judge, Reach, reach
+from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
+from fsdp_bench.replay.host_memory import Build
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.spec.checked import build as build_checked
+from fsdp_bench.spec.checked import read
+from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.profile import Profile, read_profile
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+from fsdp_bench.spec.units import format_count, format_gib, format_seconds
+
+P = TypeVar("P", bound=Estimate | Reach)
+
+
+class SetupFields(TypedDict, total=False):
+    """The fields of TrainSetup, words also as text; see there for what each means."""
+
+    strategy: ShardingStrategy | str
+    api: Api | str
+    precision: Precision | str
+    offload: Offload | str
+    checkpointing: Checkpointing | str
+    optimizer: OptimizerKind | str
+    world_size: int
+    shard_size: int | None
+    micro_batch_size: int
+    sequence_length: int
+    gradient_accumulation_steps: int
+    sync_every_micro_batch: bool
+    max_grad_norm: float | None
+    loss: Loss | str
+    compile: bool
+    wrap: Wrap | str
+    min_num_params: int
+    backward_prefetch: BackwardPrefetch | str
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    use_orig_params: bool
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TimedEstimate(Estimate):
+    """What is predicted of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
+
+    speed: Speed
+    """Step time, tokens per second and MFU, for eager; None in it where the hardware's rates are not known."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of one optimizer step; None where the GPU or its links are not known."""
+        return self.speed.time.step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Tokens that one GPU trains on in a second; None as ``step_seconds``."""
+        return self.speed.tokens_per_second_per_gpu
+
+    def __repr__(self) -> str:
+        memory = self.memory
+        return "\n".join(
+            [
+                f"{self.model.name}: {_setup_words(self.setup)}",
+                f"  peak allocated  {format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}",
+                f"  fits            {_fits_words(self)}",
+                f"  step time       {_time_words(self.speed)}",
+            ]
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class LargestModel(Reach):
+    """The largest model of the size ladder that fits, and what the next one is short of."""
+
+    @property
+    def model(self) -> ModelShape | None:
+        """The largest model that fits; None where not even the smallest does."""
+        return None if self.at is None else self.at.model
+
+    def __repr__(self) -> str:
+        largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
+        lines = [f"{largest}: {_setup_words(self.dial[0].setup)}"]
+        if self.beyond is None or self.limited_by is None:
+            return "\n".join([*lines, "  the size ladder ends there"])
+        limit = self.limited_by
+        place = "GPU" if limit.place == "card" else limit.place
+        short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
+        return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
+
+
+def estimate(
+    model: str | Path | ModelShape,
+    setup: TrainSetup | None = None,
+    hardware: Cluster | Gpu | None = None,
+    kernels: Literal["cuda", "cpu"] | Kernels = "cuda",
+    build: Build | str = Build.META,
+    expandable_segments: bool = False,
+    *,
+    gpu: str | Gpu | None = None,
+    server: str | Server | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_memory: str | int | None = None,
+    headroom: str | int | None = None,
+    calibration: str | Path | Profile | None = None,
+    **setup_fields: Unpack[SetupFields],
+) -> TimedEstimate:
+    """Predict memory, fit and time of one setup: ``estimate("Llama-3.1-8B", server="p5.48xlarge", strategy="zero3")``.
+
+    Needs neither torch nor a GPU; takes a fraction of a second.
+
+    Args:
+        model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
+        setup: how it is trained; by default TrainSetup's defaults.
+        hardware: a Cluster or a Gpu, instead of the names below.
+        kernels: whose operators run: ``cuda`` or ``cpu``.
+        build: who builds the model in host memory before it is sharded: ``meta``, ``rank-0`` or ``every-rank``.
+        expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+        gpu: a GPU of the catalogue; links and host memory are then unknown, and so is the time of several GPUs.
+        server: a server of the catalogue.
+        nodes: how many servers; 1 by default, or what ``world_size`` needs.
+        gpus_per_node: GPUs that are used on each; by default all.
+        gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
+            known and assumed of them.
+        calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
+        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
+
+    Raises:
+        SpecError: for what is not allowed, naming field, value and what is, and for setups that cannot run, with the
+            reason.
+    """
+    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
+    shape = find_model(model, found.sequence_length)
+    kernel_set = _kernels(kernels)
+    profile = _profile(calibration)
+    if gpu_memory is not None:
+        where = sized(where, gpu_memory, profile)
+    elif where is not None:
+        where = without_context(where, profile)
+    if (reason := impossible(found, kernel_set.name)) is not None:
+        raise SpecError(reason)
+    kept = stated_headroom(headroom, where)
+    answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments, headroom_bytes=kept)
+    timed = speed(shape, found, where, kernel_set.name, profile)
+    return TimedEstimate(**_parts(answer, Estimate), speed=timed)
+
+
+def largest_model(
+    setup: TrainSetup | None = None,
+    hardware: Cluster | Gpu | None = None,
+    family: Family | str = Family.LLAMA,
+    judge: Judge | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    server: str | Server | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_memory: str | int | None = None,
+    headroom: str | int | None = None,
+    **setup_fields: Unpack[SetupFields],
+) -> LargestModel:
+    """Find the largest model that fits: ``largest_model(server="g5.48xlarge", precision="bf16-mixed")``.
+
+    Models are those of the size ladder, 10M to 1T parameters; the answer's ``model`` is the largest, ``at`` its
+    estimate, and ``limited_by`` says what the next size is short of.
+
+    Args:
+        setup: how it is trained; by default TrainSetup's defaults.
+        hardware: a Cluster or a Gpu, instead of the names below.
+        family: ``llama`` or ``gpt2``.
+        judge: assumptions other than the defaults.
+        gpu: a GPU of the catalogue.
+        server: a server of the catalogue.
+        nodes: how many servers; 1 by default, or what ``world_size`` needs.
+        gpus_per_node: GPUs that are used on each; by default all.
+        gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
+            known and assumed of them.
+        setup_fields: fields of TrainSetup by name, as ``estimate`` takes them.
+
+    Raises:
+        SpecError: for what is not allowed, for a GPU of unknown memory, and for setups that cannot run.
+    """
+    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
+    known = sized(where, gpu_memory, None)
+    judge = judge or Judge()
+    if headroom is not None:
+        judge = dataclasses.replace(judge, headroom_bytes=stated_headroom(headroom, known))
+    answer = reach(model_dial(Family(family), found, known), judge)
+    return LargestModel(**_parts(answer, Reach))
+
+
+def read_setup(setup: TrainSetup | None, setup_fields: SetupFields) -> TrainSetup:
+    """Return a setup with some of its fields replaced.
+
+    Raises:
+        SpecError: naming the field, the value and what is allowed.
+    """
+    return _read(setup, None, (None, None, None, None), setup_fields)[1]
+
+
+def _read(
+    setup: TrainSetup | None,
+    hardware: Cluster | Gpu | None,
+    named: tuple[str | Gpu | None, str | Server | None, int | None, int | None],
+    setup_fields: SetupFields,
+) -> tuple[Hardware, TrainSetup]:
+    """Return where a setup runs, and the setup with the world size that follows from it."""
+    setup = read(TrainSetup | None, setup, "setup")
+    given: dict[str, Any] = dict(setup_fields)
+    own = {} if setup is None else {name: getattr(setup, name) for name in setup.__struct_fields__}
+    written = build_checked(TrainSetup, {**own, **given, "shard_size": None})
+    gpu, server, nodes, gpus_per_node = named
+    says_world = "world_size" in given or (setup is not None and nodes is None)
+    world_size = written.world_size if says_world else None
+    if hardware is None:
+        place = find_place(gpu, server, nodes, gpus_per_node, world_size)
+    elif any(value is not None for value in named):
+        raise SpecError("hardware: it says where; leave out gpu, server, nodes and gpus_per_node")
+    else:
+        place = _place_of(hardware, world_size)
+    shard_size = given.get("shard_size", None if setup is None else setup.shard_size)
+    sizes = place.sizes(written.strategy, shard_size)
+    return place.hardware, build_checked(TrainSetup, {**own, **given, **sizes})
+
+
+def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Place:
+    """Return the place of an object; a world of another size than a cluster's is refused."""
+    if isinstance(hardware, Gpu):
+        return Place(hardware, None, world_size or 1, world_size or 1)
+    if not isinstance(hardware, Cluster):
+        raise SpecError(f"hardware: {shown(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
+    if world_size not in (None, hardware.world_size):
+        raise SpecError(f"world_size: {world_size} is not the cluster's {hardware.world_size} GPUs")
+    return Place(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
+
+
+def _kernels(kernels: str | Kernels) -> Kernels:
+    if isinstance(kernels, Kernels):
+        return kernels
+    if kernels not in ("cuda", "cpu"):
+        raise not_allowed("kernels", kernels, ("cuda", "cpu"))
+    return KERNELS[kernels]
+
+
+def _build(build: Build | str) -> Build:
+    return Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
+
+
+def _profile(calibration: str | Path | Profile | None) -> Profile | None:
+    if isinstance(calibration, str | Path):
+        return read_profile(Path(calibration))
+    profile: Profile | None = read(Profile | None, calibration, "calibration")
+    return profile
+
+
+def _parts(answer: P, kind: type[P]) -> dict[str, Any]:
+    """Return the fields of a dataclass, for one that has more."""
+    return {field.name: getattr(answer, field.name) for field in fields(kind)}
+
+
+def _setup_words(setup: TrainSetup) -> str:
+    gpus = "1 GPU" if setup.world_size == 1 else f"{setup.world_size} GPUs"
+    words = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
+    if setup.checkpointing is not Checkpointing.NONE:
+        words.append(f"{setup.checkpointing.value} checkpointing")
+    if setup.offload is not Offload.NONE:
+        words.append("offload")
+    return ", ".join([*words, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
+
+
+def _fits_words(found: Estimate) -> str:
+    name = "no GPU is named" if found.gpu is None else f"nobody documents how much of a {found.gpu.name} can be used"
+    if found.fits is None or found.headroom_bytes is None or found.gpu is None:
+        return f"unknown: {name}"
+    if found.verdict is Verdict.RUNS_WITH_RETRIES:
+        return f"no: it runs on {found.gpu.name}, with allocation retries"
+    if not found.fits:
+        return f"no, not on {found.gpu.name}"
+    return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}"
+
+
+def _time_words(found: Speed) -> str:
+    seconds, tokens = found.time.step_seconds, found.tokens_per_second_per_gpu
+    if seconds is None or tokens is None:
+        return f"unknown: {', '.join(found.time.unknown)}"
+    mfu = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
+    return f"{format_seconds(seconds)}, {format_count(tokens)} tokens/s per GPU{mfu} ({found.source})"

@@ -1,0 +1,293 @@
+"""The prediction: peak memory of one setup on one kind of GPU, where the peak is and what it consists of.
+
+``predict_memory`` replays the live bytes (milliseconds); ``estimate`` also replays the caching allocator on every
+block's events, which is what fits on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.rates.communicators import Communicators, communicators_of
+from fsdp_bench.replay import malloc
+from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.allocator import replay as replay_allocator
+from fsdp_bench.replay.compiled import compiled_run, is_kept
+from fsdp_bench.replay.heap import UNLIMITED
+from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
+from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.live_memory import STRETCHED_BLOCK, Peak
+from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
+from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, simulate
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import GIB
+
+DEEPEST = 1000
+"""Layers of which every block's allocations can be replayed in seconds."""
+
+LONG = 1_000_000
+"""Instructions of a program from which the allocator's replay is compiled, if it was not before; in Python a million
+takes several seconds."""
+
+MOST_MICRO_BATCHES = 1024
+"""Each of which is replayed, in milliseconds."""
+
+LARGEST_PEAK = UNLIMITED // 8
+"""Bytes of one GPU that are predicted, 32 PiB: what is reserved for them is on no card without limit too much."""
+
+KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
+"""Kernel sets by name."""
+
+
+class Verdict(StrEnum):
+    """Whether a setup fits a GPU; an allocation retry is a wait for the GPU and a flush of the allocator's cache."""
+
+    FITS = "fits"
+    RUNS_WITH_RETRIES = "runs_with_retries"
+    """It trains to the end, but does not fit: allocations fail first, and each retry costs throughput."""
+    DOES_NOT_FIT = "does_not_fit"
+
+    @property
+    def words(self) -> str:
+        """As a sentence says it."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """Peak allocated bytes in one training step in the steady state, of the rank that needs the most."""
+
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_block: int | None
+    """The block whose part of the phase has the peak; None outside of blocks."""
+    peak_operator: str
+    """The operator or symbol of torch whose allocation reaches it."""
+    phases: dict[str, int]
+    """Peak by phase: load, forward, loss, backward, optimizer."""
+    breakdown_bytes: dict[str, int]
+    """What is alive at the peak; adds up to it."""
+    peak_rank: int = 0
+    """The rank, the lowest of equals: mostly 0; see worst_rank.py."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything that is predicted of one setup."""
+
+    model: ModelShape
+    setup: TrainSetup
+    cluster: Cluster | None
+    gpu: Gpu | None
+    memory: MemoryPrediction
+    allocator: AllocatorReading
+    """The caching allocator on this card; on a card without limit when its size is not known."""
+    host: HostMemory
+    for_eager: bool
+    """The setup compiles, and this is the prediction for eager."""
+    stated_headroom_bytes: int | None = None
+    """What the user keeps free of the card, instead of what is known and assumed."""
+
+    @property
+    def card_bytes(self) -> int | None:
+        """What a process can use of the card, or None when nobody documents it."""
+        return self.gpu.usable_memory_bytes if self.gpu else None
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What torch's allocator can have of the card beside the headroom; None when it is not known."""
+        return allocator_room(self.gpu, self.communicators, self.stated_headroom_bytes)
+
+    @property
+    def required_headroom(self) -> Headroom:
+        """What is kept free of the card for the CUDA context and NCCL."""
+        return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether the card runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
+        return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
+
+    @property
+    def host_bytes(self) -> int | None:
+        """A node's memory, or None when it is not known."""
+        return self.cluster.server.host_memory_bytes if self.cluster else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it fits, with the headroom kept free; None when a size is unknown.
+
+        It runs with retries where an allocation fails, the allocator frees its cache, and then all goes on to the end.
+        """
+        if self.card_bytes is None or not self.has_flash_attention:
+            return None
+        if self.allocator.out_of_memory is not None:
+            return Verdict.DOES_NOT_FIT
+        fits_card = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
+        if self.host.peak_bytes == 0:
+            return fits_card
+        if self.host_bytes is None:  # a card that does not hold it is enough to say so
+            return None if fits_card is Verdict.FITS else fits_card
+        return fits_card if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
+
+    @cached_property
+    def communicators(self) -> Communicators:
+        """NCCL's communicators of one rank, and what they take of the card outside of torch's allocator."""
+        return communicators_of(self.setup, self.cluster)
+
+    @property
+    def context_bytes(self) -> int | None:
+        """What the CUDA context takes, where a calibration measured it; the card's bytes are then without it."""
+        return self.gpu.context_bytes if self.gpu else None
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The most that the process takes of the card: reserved, CUDA context, NCCL; None where one is not known."""
+        taken = self.communicators.num_bytes
+        if taken is None or self.context_bytes is None or self.allocator.out_of_memory is not None:
+            return None
+        return self.allocator.peak_reserved_bytes + self.context_bytes + taken.high
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What a process can use of the card beyond the reserved peak; negative where memory runs out.
+
+        None where the card's memory is not known.
+        """
+        return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
+
+    @property
+    def memory_needed_bytes(self) -> int:
+        """Peak reserved, or peak allocated where the card was full before."""
+        return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
+
+
+def predict_memory(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
+) -> MemoryPrediction:
+    """Return the peak allocated bytes of a rank, by default of the one that needs the most."""
+    step = simulate(shape, setup, kernels, rank=rank)
+    events, replayed = step.course.events, step.replay()
+    phase = replayed.peak_phase
+    peak = replayed.phases[phase]
+    return MemoryPrediction(
+        peak_allocated_bytes=peak.num_bytes,
+        peak_phase=phase,
+        peak_block=_block_at(events, peak, step.extra_blocks),
+        peak_operator=events[peak.event].label,
+        phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
+        breakdown_bytes=step.breakdown(peak),
+        peak_rank=step.rank,
+    )
+
+
+def _block_at(events: Sequence[Event], peak: Peak, extra: int) -> int | None:
+    """Return the real number of the block in whose part an event lies."""
+    block, phase = -1, ""
+    for event in events[: peak.event + 1]:
+        if event.kind == Kind.MARK:
+            block, phase = event.number, event.label
+    if block < 0:
+        return None
+    if block > STRETCHED_BLOCK:
+        return block + extra
+    if block < STRETCHED_BLOCK or not extra:
+        return block
+    # Backward comes from the last block.
+    return STRETCHED_BLOCK + (extra - peak.turn if phase == "backward" else peak.turn)
+
+
+def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
+    """Refuse what would be replayed for minutes.
+
+    Raises:
+        SpecError: saying how much is allowed.
+    """
+    if shape.num_hidden_layers > DEEPEST:
+        raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
+    if (count := setup.gradient_accumulation_steps) > MOST_MICRO_BATCHES:
+        raise SpecError(
+            f"gradient_accumulation_steps: {count} is not allowed here; up to {MOST_MICRO_BATCHES}, because each"
+            " micro-batch is replayed"
+        )
+
+
+def allocator_room(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
+    """Return what torch's allocator can have of a card beside the headroom; None where the card's memory is unknown."""
+    if gpu is None or gpu.usable_memory_bytes is None:
+        return None
+    return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)
+
+
+def read_allocator(
+    shape: ModelShape,
+    setup: TrainSetup,
+    kernels: Kernels,
+    card_bytes: int | None,
+    expandable_segments: bool = False,
+    rank: int | None = None,
+) -> AllocatorReading:
+    """Return what the caching allocator would show after the first steps, on a card of a size or without limit.
+
+    ``rank``: by default the one with the highest peak.
+    """
+    steps = first_steps(shape, setup, kernels, rank=rank)
+    # Compiling takes seconds, once: a long program takes longer without.
+    run = compiled_run() if is_kept() or steps.num_instructions > LONG else malloc.run
+    return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True, run=run)
+
+
+def estimate(
+    shape: ModelShape,
+    setup: TrainSetup,
+    hardware: Cluster | Gpu | None = None,
+    kernels: Kernels = CUDA,
+    build: Build = Build.META,
+    expandable_segments: bool = False,
+    reading: AllocatorReading | None = None,
+    headroom_bytes: int | None = None,
+) -> Estimate:
+    """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
+
+    ``headroom_bytes`` are kept free of the card, instead of what headroom_of knows and assumes.
+
+    Raises:
+        SpecError: for a depth whose every block would take minutes, for a peak that is no 64-bit number, and for heads
+            that no fused kernel takes.
+    """
+    refuse_endless(shape, setup)
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    kernels = kernels_on(kernels, gpu)
+    memory = predict_memory(shape, setup, kernels)
+    if memory.peak_allocated_bytes > LARGEST_PEAK:
+        raise SpecError(
+            f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
+            f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
+        )
+    room = allocator_room(gpu, communicators_of(setup, cluster), headroom_bytes)
+    reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments)
+    ranks = cluster.gpus_per_node if cluster else setup.world_size
+    return Estimate(
+        model=shape,
+        setup=setup,
+        cluster=cluster,
+        gpu=gpu,
+        memory=memory,
+        allocator=reading,
+        host=host_memory(shape, setup, ranks, build),
+        for_eager=setup.compiles,
+        stated_headroom_bytes=headroom_bytes,
+    )

@@ -1,0 +1,80 @@
+"""The same question on more GPUs: which counts there are, and the fewest on which something holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from fsdp_bench.plan.question import Question
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+
+MOST_GPUS = 4096
+USUAL_NODE = 8
+"""GPUs in a node, of GPUs whose servers nobody names."""
+
+
+def larger_worlds(question: Question) -> list[int]:
+    """Return the numbers of GPUs beyond a question's: up to a full node, then whole nodes."""
+    hardware, now = question.hardware, question.setup.world_size
+    if isinstance(hardware, Cluster):
+        node = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
+    else:
+        node = USUAL_NODE if now <= USUAL_NODE or now % USUAL_NODE == 0 else now
+    return [*range(now + 1, node), *(count for count in range(node, MOST_GPUS + 1, node) if count > now)]
+
+
+def on_world(question: Question, world: int) -> tuple[str, str, Question] | None:
+    """Return the option, its value and the question with so many GPUs; None where the setup cannot have them."""
+    option, count, hardware = _hardware(question.hardware, world)
+    try:
+        setup = msgspec.structs.replace(question.setup, world_size=world)
+    except SpecError:
+        return None
+    changed = replace(question, setup=setup, hardware=hardware)
+    return None if changed.impossible else (option, str(count), changed)
+
+
+def _hardware(hardware: Cluster | Gpu | None, world: int) -> tuple[str, int, Cluster | Gpu | None]:
+    if not isinstance(hardware, Cluster):
+        return "--world-size", world, hardware
+    each = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
+    if world <= each:
+        return "--gpus-per-node", world, msgspec.structs.replace(hardware, gpus_per_node=world)
+    return "--nodes", world // each, msgspec.structs.replace(hardware, num_nodes=world // each, gpus_per_node=each)
+
+
+def fewest(
+    worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool], below: int = 2
+) -> int | None:
+    """Return the smallest number of GPUs on which something fits; None where the largest does not.
+
+    Needs fall with the number of GPUs almost everywhere, so the search halves; as many counts ``below`` the answer are
+    tried after that.
+
+    Args:
+        worlds: the numbers of GPUs, from few to many.
+        may_fit: a cheap condition without which it cannot fit.
+        fits: whether it does.
+        below: how many smaller numbers are tried last.
+    """
+    if not worlds or not may_fit(len(worlds) - 1):
+        return None
+    low, high = -1, len(worlds) - 1  # the last index that cannot fit, and one that may
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if may_fit(middle) else (middle, high)
+    lowest = high
+    index, stride, failed = lowest, 1, lowest - 1
+    while not fits(index):
+        if index == len(worlds) - 1:
+            return None
+        failed, index, stride = index, min(index + stride, len(worlds) - 1), 2 * stride
+    while index - failed > 1:
+        middle = (failed + index) // 2
+        failed, index = (failed, middle) if fits(middle) else (middle, index)
+    for smaller in range(index - 1, max(lowest, index - below) - 1, -1):
+        index = smaller if fits(smaller) else index
+    return worlds[index]

@@ -1,0 +1,272 @@
+"""What would make a setup fit: settings that need less memory and more GPUs, each confirmed by predicting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import inf
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.plan.estimate import allocator_room, predict_memory
+from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.search.dials import Step
+from fsdp_bench.plan.search.judge import Judge
+from fsdp_bench.rates.communicators import communicators_of
+from fsdp_bench.replay.compiled import is_kept
+from fsdp_bench.replay.host_memory import Build, host_memory
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
+
+MOST = 4
+"""Remedies that are proposed."""
+GAIN = 0.03
+"""Part of the peak that a change must save to be worth a word where nothing fits."""
+
+Switch = Callable[[Question], tuple[str, Question] | None]
+"""Changes one setting; None where that changes nothing or cannot run. With the words for the command line."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings that were changed, by name and as words of the command line, and the question with them."""
+
+    question: Question
+    words: dict[str, str] = field(default_factory=dict)
+
+    def with_switch(self, name: str) -> Change | None:
+        """Return this and one more setting changed."""
+        found = _SWITCHES[name](self.question)
+        return None if found is None else Change(found[1], {**self.words, name: found[0]})
+
+    def on_world(self, world: int) -> Change | None:
+        """Return this on so many GPUs."""
+        found = on_world(self.question, world)
+        return None if found is None else Change(found[2], {**self.words, GPUS: f"{found[0]} {found[1]}"})
+
+
+GPUS = "gpus"
+"""The name of the change that is no setting."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that was predicted."""
+
+    switch: str
+    """As on the command line."""
+    prediction: Prediction
+
+    @property
+    def cost(self) -> tuple[int, float]:
+        """What remedies are sorted by: the GPUs that it takes, then the time of a step on them."""
+        seconds = self.prediction.speed.time.step_seconds if self.prediction.fits else None
+        return self.prediction.question.setup.world_size, inf if seconds is None else seconds
+
+
+def _setting(option: str, value: str, **fields: Any) -> Switch:
+    def switch(question: Question) -> tuple[str, Question] | None:
+        try:
+            setup = msgspec.structs.replace(question.setup, **fields)
+        except SpecError:
+            return None
+        changed = replace(question, setup=setup)
+        return None if setup == question.setup or changed.impossible else (f"{option} {value}", changed)
+
+    return switch
+
+
+def _load(question: Question) -> tuple[str, Question] | None:
+    return None if question.build is Build.META else ("--load meta", replace(question, build=Build.META))
+
+
+def _segments(question: Question) -> tuple[str, Question] | None:
+    if question.expandable_segments:
+        return None
+    return "--expandable-segments", replace(question, expandable_segments=True)
+
+
+def _fused(question: Question) -> tuple[str, Question] | None:
+    if question.setup.optimizer is not OptimizerKind.ADAMW_FOREACH:
+        return None
+    return _setting("--optimizer", "adamw-fused", optimizer=OptimizerKind.ADAMW_FUSED)(question)
+
+
+def _chunked(question: Question) -> tuple[str, Question] | None:
+    return _setting("--loss", "chunked", loss=Loss.CHUNKED)(question) if question.setup.loss is Loss.PLAIN else None
+
+
+def _sharded(question: Question) -> tuple[str, Question] | None:
+    """Shard parameters over the group, and the group over all ranks."""
+    if question.setup.world_size == 1:
+        return None
+    return _setting("--strategy", "FULL_SHARD", strategy=ShardingStrategy.FULL_SHARD, shard_size=None)(question)
+
+
+def _half(question: Question) -> tuple[str, Question] | None:
+    half = question.setup.micro_batch_size // 2
+    return _setting("--batch", str(half), micro_batch_size=half)(question) if half else None
+
+
+_SWITCHES: dict[str, Switch] = {
+    "load": _load,
+    "segments": _segments,
+    "no offload": _setting("--offload", "none", offload=Offload.NONE),
+    "api": _setting("--api", "fsdp2", api=Api.FSDP2),
+    "optimizer": _fused,
+    "loss": _chunked,
+    "strategy": _sharded,
+    "checkpointing": _setting("--checkpointing", "full", checkpointing=Checkpointing.FULL),
+    "batch": _half,
+    "offload": _setting("--offload", "params", offload=Offload.PARAMS),
+}
+"""By name, those first that cost the training least: an optimizer on the CPU costs the most."""
+ON_MORE_GPUS = ("load", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
+"""Those that are tried together with more GPUs."""
+
+
+def remedies(prediction: Prediction) -> list[Remedy]:
+    """Return at most MOST changes that fit, those first that cost least; where none is found, what helps the most.
+
+    Empty for what fits, and where nothing helps. Takes a second or two.
+    """
+    if prediction.fits is not False:
+        return []
+    advice = _Advice(prediction.question)
+    found = advice.on_the_same_gpus()
+    if len(found) < MOST - 1:
+        found += advice.on_more_gpus()
+    fitting = {_switch_words(change): change for change in found}
+    if fitting:
+        made = [Remedy(words, advice.predicted(change)) for words, change in fitting.items()]
+        return sorted(made, key=lambda remedy: remedy.cost)[:MOST]
+    return advice.helpful(prediction)
+
+
+class _Advice:
+    """Changes of one question that was predicted not to fit; each is predicted once."""
+
+    def __init__(self, question: Question) -> None:
+        self.asked = Change(question)
+        is_offloaded = question.setup.offload is Offload.PARAMS
+        self.names = tuple(name for name in _SWITCHES if name != ("offload" if is_offloaded else "no offload"))
+        self._known: dict[str, Prediction] = {}
+
+    def predicted(self, change: Change) -> Prediction:
+        """Return a change's prediction."""
+        words = _switch_words(change)
+        if words not in self._known:
+            self._known[words] = _answer(change.question)
+        return self._known[words]
+
+    def fits(self, change: Change) -> bool:
+        """Whether a change fits, for certain."""
+        return _may_fit(change.question) and self.predicted(change).fits is True
+
+    def on_the_same_gpus(self) -> list[Change]:
+        """Return single settings that fit; where there is none, as few together as do."""
+        single = (change for name in self.names if (change := self.asked.with_switch(name)) and self.fits(change))
+        found = list(islice(single, MOST - 1))
+        change = self.asked
+        for name in self.names if not found else ():
+            change = change.with_switch(name) or change
+            if change is not self.asked and self.fits(change):
+                return [self._with_what_is_needed(change, None)]
+        return found
+
+    def on_more_gpus(self) -> list[Change]:
+        """Return the fewest GPUs with all settings that save memory, the same under the api asked for, and as asked."""
+        kinds = (ON_MORE_GPUS, tuple(name for name in ON_MORE_GPUS if name != "api"), ())
+        found = [change for names in kinds if (change := self._with_more_gpus(names))]
+        if not found and (last := self._with_more_gpus((*ON_MORE_GPUS, "batch", "offload"))):
+            found.append(last)
+        return found
+
+    def _with_more_gpus(self, names: Sequence[str]) -> Change | None:
+        """Return the fewest GPUs on which it fits with some settings, as far as these are needed there."""
+        base = self.asked
+        for name in names:
+            base = (base.with_switch(name) if name in self.names else None) or base
+        world = self._fewest(base)
+        larger = base.on_world(world) if world else None
+        return self._with_what_is_needed(larger, world) if larger else None
+
+    def _with_what_is_needed(self, change: Change, world: int | None) -> Change:
+        """Take back the settings without which it fits as well, those that cost the training most first."""
+        for name in [name for name in reversed(change.words) if name not in (GPUS, "no offload")]:
+            less: Change | None = self.asked
+            for kept in change.words:
+                if kept not in (name, GPUS):
+                    less = less and less.with_switch(kept)
+            less = less and (less if world is None else less.on_world(world))
+            if less is not None and self.fits(less):
+                change = less
+        return change
+
+    def _fewest(self, change: Change) -> int | None:
+        """Return the fewest GPUs, more than now, on which a change fits."""
+        worlds = larger_worlds(change.question)
+
+        def holds(index: int, condition: Callable[[Change], bool]) -> bool:
+            larger = change.on_world(worlds[index])
+            return larger is not None and condition(larger)
+
+        return fewest(
+            worlds,
+            lambda index: holds(index, lambda larger: _may_fit(larger.question)),
+            lambda index: holds(index, self.fits),
+        )
+
+    def helpful(self, prediction: Prediction) -> list[Remedy]:
+        """Return the single changes that save the most where nothing fits."""
+        peak = prediction.estimate.memory.peak_allocated_bytes
+        changes = [change for name in self.names if (change := self.asked.with_switch(name))]
+        live = [(_live_bytes(change.question), change) for change in changes]
+        best = sorted((pair for pair in live if pair[0] <= (1 - GAIN) * peak), key=lambda pair: pair[0])[: MOST - 1]
+        made = [Remedy(_switch_words(change), self.predicted(change)) for _, change in best]
+        less = [remedy for remedy in made if remedy.prediction.needed_bytes < prediction.needed_bytes]
+        return sorted(less, key=lambda remedy: remedy.prediction.needed_bytes)
+
+
+def _answer(question: Question) -> Prediction:
+    """Predict with the allocator's compiled rules, a hundred times as fast, where an earlier search compiled them."""
+    if question.gpu is None or not is_kept():
+        return answer(question)
+    judge = Judge(
+        build=question.build,
+        expandable_segments=question.expandable_segments,
+        headroom_bytes=question.headroom_bytes,
+    )
+    step = Step(question.model, question.setup, question.hardware)
+    reading = judge.replay(judge.program(step), judge.size_bytes(step)).until()
+    return Prediction(question, judge.estimate(step, reading))
+
+
+def _switch_words(change: Change) -> str:
+    return " ".join(change.words.values())
+
+
+def _may_fit(question: Question) -> bool:
+    """Whether live bytes and the host's memory are no obstacle; in milliseconds."""
+    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
+    room = allocator_room(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
+    if _live_bytes(question) > room:
+        return False
+    if cluster is None or cluster.server.host_memory_bytes is None:
+        return True
+    needed = host_memory(question.model, question.setup, cluster.gpus_per_node, question.build).peak_bytes
+    return needed <= cluster.server.host_memory_bytes
+
+
+def _live_bytes(question: Question) -> int:
+    return predict_memory(question.model, question.setup, question.kernel_set).peak_allocated_bytes
+
+
+def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
+    """Return the same setup on twice the GPUs, whether or not that helps; None where it cannot run."""
+    larger = Change(prediction.question).on_world(2 * prediction.question.setup.world_size)
+    return Remedy(_switch_words(larger), answer(larger.question)) if larger else None

@@ -1,0 +1,119 @@
+"""How fast a setup trains: the time of a step, tokens a second, and the share of the GPU's peak that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.rates.calibrated import Calibrated
+from fsdp_bench.rates.collectives import groups_of
+from fsdp_bench.rates.datasheet import Datasheet, Rates, Silent, datasheet
+from fsdp_bench.replay.schedule import StepTime, step_time
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.setup import TrainSetup
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A step's time and what follows from it; None where something is unknown."""
+
+    model: ModelShape
+    setup: TrainSetup
+    peak_flops_per_second: float | None
+    """The GPU's dense peak for the compute dtype."""
+    time: StepTime
+    source: str | None
+    """``datasheet``, ``calibrated``, or None where nothing is known of the hardware."""
+    is_over_pcie: bool = False
+    """Whether datasheets' collectives go over PCIe, of which there is no measurement to hold them against."""
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Of one rank."""
+        return self._per_second(self._tokens)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs, without what checkpointing recomputes, over the peak."""
+        return self._share(self.model.model_flops_per_token(self.setup.sequence_length))
+
+    @property
+    def hfu(self) -> float | None:
+        """The same with what checkpointing recomputes."""
+        return self._share(self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing))
+
+    @property
+    def _tokens(self) -> int:
+        setup = self.setup
+        return setup.micro_batch_size * setup.sequence_length * setup.gradient_accumulation_steps
+
+    def _per_second(self, amount: float) -> float | None:
+        return None if self.time.step_seconds is None else amount / self.time.step_seconds
+
+    def _share(self, flops_per_token: float) -> float | None:
+        reached, peak = self._per_second(flops_per_token * self._tokens), self.peak_flops_per_second
+        return None if reached is None or peak is None else reached / peak
+
+
+NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
+
+
+def speed(
+    model: ModelShape,
+    setup: TrainSetup,
+    hardware: Cluster | Gpu | None,
+    kernels: str = "cuda",
+    profile: Profile | None = None,
+    with_spans: bool = False,
+    is_silent: bool = False,
+) -> Speed:
+    """Predict how fast a setup trains.
+
+    Args:
+        model: what is trained.
+        setup: how.
+        hardware: a server and how many of them, or a GPU alone, whose links are then unknown.
+        kernels: ``cuda`` or ``cpu``.
+        profile: a calibration, instead of the datasheet.
+        with_spans: keep when each action ran, for a picture.
+        is_silent: rank 0 is alone, and its collectives end at once.
+
+    Raises:
+        SpecError: when the calibration is of another kind of device, and for models that cannot be predicted.
+    """
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    rates = rates_of(setup, hardware, kernels, profile, is_silent)
+    peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
+    if rates is not None and is_silent:
+        rates = Silent(rates, setup)
+    if rates is None:
+        return Speed(model, setup, peak, NOTHING_KNOWN, None)
+    operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]
+    is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
+    return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source, is_over_pcie)
+
+
+def rates_of(
+    setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, profile: Profile | None, is_alone: bool = False
+) -> Rates | None:
+    """Return what is known of the hardware's rates; None where that is nothing.
+
+    A rank that is alone shares the machine with none of its world.
+
+    Raises:
+        SpecError: when the calibration is of another kind of device.
+    """
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    gpu = cluster.gpu if cluster else hardware if isinstance(hardware, Gpu) else None
+    if profile is not None:
+        if profile.device != ("cuda" if kernels == "cuda" else "cpu"):
+            other = "cpu" if profile.device == "cpu" else "cuda"
+            raise SpecError(f"calibration: it is of {profile.machine}; --kernels {other} goes with it")
+        together = cluster.gpus_per_node if cluster else setup.world_size
+        return Calibrated(profile, setup, 1 if is_alone else together)
+    if gpu is None or kernels != "cuda":
+        return None
+    return datasheet(cluster, gpu, setup, groups_of(cluster, setup) if cluster else None)

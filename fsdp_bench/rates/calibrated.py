@@ -1,0 +1,208 @@
+"""What the work of a step takes on a machine that was calibrated: measured seconds, and what lies between them.
+
+Between two measured sizes a time is on the line between them; of matrix products and attention it is the rate that is
+interpolated, over the logarithms of their sides. Beyond the largest size the last rate holds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from fsdp_bench.rates.datasheet import attention_flops
+from fsdp_bench.simulate.issued import Work
+from fsdp_bench.spec.profile import CASTING_CHUNK_CAT, Profile, RankProfile
+from fsdp_bench.spec.setup import TrainSetup
+
+Points = list[tuple[float, float]]
+"""Sizes and seconds, in the order of their sizes."""
+
+ALIKE = {
+    "aten::_amp_foreach_non_finite_check_and_unscale_": "aten::mul_out",
+    "aten::_foreach_copy_": "aten::_to_copy",
+    "aten::_foreach_mul_": "aten::mul_out",
+    "aten::_foreach_norm": "aten::sum",
+    "aten::_fused_rms_norm_backward": "aten::native_layer_norm_backward",
+    "aten::constant_pad_nd": "aten::clone",
+    "aten::div": "aten::mul",
+    "aten::nll_loss_backward": "aten::neg",
+    "aten::nll_loss_forward": "aten::neg",
+    "aten::rsqrt": "aten::neg",
+    "aten::slice_backward": "aten::clone",
+    "fsdp::all_gather_copy_in": "aten::copy_",
+    "fsdp::chunk_cat": "aten::cat",
+    CASTING_CHUNK_CAT: "aten::_to_copy",
+    "fsdp::split_with_sizes_copy": "aten::copy_",
+}
+"""Operators that a calibration did not time, and the one that reads and writes as they do."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which measured group each of a setup's groups is: its size, and whether its ranks follow each other."""
+
+    sizes: Mapping[str, tuple[int, bool]]
+
+    @staticmethod
+    def of(setup: TrainSetup) -> Groups:
+        """Return the groups that rank 0 is in."""
+        neighbours = {"shard": True, "replicate": setup.shard_group_size == 1, "world": True}
+        return Groups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
+
+
+class Calibrated:
+    """The rates of one setup on a calibrated machine."""
+
+    source = "calibrated"
+
+    def __init__(self, profile: Profile, setup: TrainSetup, ranks_on_node: int) -> None:
+        self._measured: RankProfile = profile.for_ranks(ranks_on_node)
+        self._dtypes = {2: "bf16" if setup.precision.compute == "fp32" else setup.precision.compute, 4: "fp32"}
+        self._groups = Groups.of(setup)
+        self.blocks_host = profile.device == "cpu"
+        self.launch_seconds = self._measured.launch_seconds
+
+    def run(self, work: Work) -> float | None:
+        """Seconds of an operator."""
+        dtype = self._dtypes.get(work.itemsize, "fp32")
+        if work.is_product:
+            flops = 2.0 * math.prod(work.dims)
+            return _divided(flops, self._products.get((work.name.split()[1], dtype)), work.dims)
+        if work.is_attention:
+            flops = attention_flops(work.dims, work.is_backward)
+            _, _, _, length, head_dim = work.dims
+            return _divided(flops, self._attention.get((work.is_backward, dtype)), (length, head_dim))
+        if work.name.startswith("optimizer "):
+            return self._update(work.name.removeprefix("optimizer "), work.dims)
+        own = self._operators.get((work.name, dtype))
+        return _between(own or self._operators.get((ALIKE.get(work.name, ""), dtype)), work.num_bytes)
+
+    def send(self, work: Work) -> float | None:
+        """Seconds of a collective, in a group of a size that was measured."""
+        size, neighbours = self._groups.sizes[work.group]
+        points = self._collectives.get((work.name, size, neighbours))
+        return _between(points or self._collectives.get((work.name, size, not neighbours)), work.num_bytes)
+
+    def copy(self, work: Work) -> float | None:
+        """Seconds of a copy to or from the host."""
+        return _between(self._copies.get((work.name,)), work.num_bytes)
+
+    def host(self, work: Work) -> float | None:
+        """A hook, or an optimizer's step in host memory."""
+        if work.name.startswith("optimizer "):
+            return self._update("host " + work.name.removeprefix("optimizer "), work.dims)
+        return self._measured.hook_seconds.get(work.name.split()[0])
+
+    def _update(self, kind: str, dims: tuple[int, ...]) -> float | None:
+        """An optimizer takes each tensor alone: the seconds of one of their mean size, as often as there are some."""
+        num_tensors, num_elements = dims
+        each = _between(self._optimizers.get((kind,)), num_elements / num_tensors)
+        return None if each is None else num_tensors * each
+
+    @cached_property
+    def _products(self) -> dict[tuple[object, ...], _Grid]:
+        return _grids(
+            ((one.layout, one.dtype), (one.m, one.n, one.k), 2.0 * one.m * one.n * one.k / one.seconds)
+            for one in self._measured.matmul
+        )
+
+    @cached_property
+    def _attention(self) -> dict[tuple[object, ...], _Grid]:
+        return _grids(
+            (
+                (one.backward, one.dtype),
+                (one.length, one.head_dim),
+                attention_flops((1, one.heads, one.heads, one.length, one.head_dim), one.backward) / one.seconds,
+            )
+            for one in self._measured.attention
+        )
+
+    @cached_property
+    def _operators(self) -> dict[tuple[object, ...], Points]:
+        return _lines(((one.operator, one.dtype), one.num_bytes, one.seconds) for one in self._measured.operator)
+
+    @cached_property
+    def _copies(self) -> dict[tuple[object, ...], Points]:
+        return _lines(((one.direction,), one.num_bytes, one.seconds) for one in self._measured.copy)
+
+    @cached_property
+    def _collectives(self) -> dict[tuple[object, ...], Points]:
+        return _lines(
+            ((one.kind, one.group_size, one.neighbours), one.message_bytes, one.seconds)
+            for one in self._measured.collective
+        )
+
+    @cached_property
+    def _optimizers(self) -> dict[tuple[object, ...], Points]:
+        return _lines(
+            ((one.kind,), one.num_elements / one.num_tensors, one.seconds / one.num_tensors)
+            for one in self._measured.optimizer
+        )
+
+
+_Grid = dict[tuple[float, ...], float]
+"""Rates by the logarithms of sides."""
+
+
+def _grids(rows: Iterable[tuple[tuple[object, ...], Sequence[float], float]]) -> dict[tuple[object, ...], _Grid]:
+    grids: dict[tuple[object, ...], _Grid] = {}
+    for key, sides, rate in rows:
+        grids.setdefault(key, {})[tuple(math.log(side) for side in sides)] = math.log(rate)
+    return grids
+
+
+def _lines(rows: Iterable[tuple[tuple[object, ...], float, float]]) -> dict[tuple[object, ...], Points]:
+    lines: dict[tuple[object, ...], Points] = {}
+    for key, size, seconds in rows:
+        lines.setdefault(key, []).append((size, seconds))
+    return {key: sorted(points) for key, points in lines.items()}
+
+
+def _between(points: Points | None, size: float) -> float | None:
+    """Return the seconds at a size: the smallest one's below it, on the line between two, in proportion above."""
+    if not points:
+        return None
+    if size >= points[-1][0]:
+        return points[-1][1] * size / points[-1][0]
+    place = bisect_right(points, (size, math.inf))
+    if place == 0:
+        return points[0][1]
+    (low, first), (high, second) = points[place - 1], points[place]
+    return first + (second - first) * (size - low) / (high - low)
+
+
+def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float | None:
+    """Return the seconds of so many operations at the rate that is interpolated from the corners around the sides."""
+    if not grid:
+        return None
+    brackets = []
+    for axis, side in enumerate(sides):
+        places = sorted({corner[axis] for corner in grid})
+        brackets.append(_bracket(places, math.log(side)))
+    total = weight_of_all = 0.0
+    for corner in product(*brackets):
+        rate = grid.get(tuple(place for place, _ in corner))
+        if rate is not None:
+            weight = math.prod(share for _, share in corner)
+            total, weight_of_all = total + weight * rate, weight_of_all + weight
+    if weight_of_all <= 0:
+        wanted = [math.log(side) for side in sides]
+        nearest = min(grid, key=lambda corner: math.dist(corner, wanted))
+        return flops / math.exp(grid[nearest])
+    return flops / math.exp(total / weight_of_all)
+
+
+def _bracket(places: list[float], value: float) -> list[tuple[float, float]]:
+    """Return the places around a value with their shares; outside of all the outermost."""
+    above = bisect_right(places, value)
+    if above == 0:
+        return [(places[0], 1.0)]
+    if above == len(places):
+        return [(places[-1], 1.0)]
+    low, high = places[above - 1], places[above]
+    share = (value - low) / (high - low)
+    return [(low, 1.0 - share), (high, share)] if share else [(low, 1.0)]

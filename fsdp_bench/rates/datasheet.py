@@ -1,0 +1,206 @@
+"""What the work of a step takes: the interface that timing.py asks, and the answers that a datasheet gives.
+
+Nothing here is fitted to a training run. A datasheet gives peaks; how much of a peak the best kernels reach is a fact
+of its own, with its source: gpus.toml for matrix products, the FlashAttention papers for attention. A calibration
+(calibrated.py) replaces both by what was measured on a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from fsdp_bench.rates.collectives import Groups, Wiring, collective_seconds
+from fsdp_bench.simulate.issued import Work
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import TrainSetup
+
+
+class Rates(Protocol):
+    """How long one piece of work takes. None: nobody knows."""
+
+    source: str
+    """``datasheet`` or ``calibrated``: what the seconds rest on."""
+    blocks_host: bool
+    """The host itself computes and communicates, one after the other: a CPU."""
+    launch_seconds: float
+    """What the host needs to issue one operator or collective."""
+
+    def run(self, work: Work) -> float | None:
+        """Seconds of an operator."""
+
+    def send(self, work: Work) -> float | None:
+        """Seconds of a collective."""
+
+    def copy(self, work: Work) -> float | None:
+        """Seconds of a copy to or from the host."""
+
+    def host(self, work: Work) -> float | None:
+        """Seconds of the host's own work."""
+
+
+MATMUL_REACH = 0.8
+"""Of the peak, for GPUs whose entry in gpus.toml does not say: the lower one of A100's 0.87 and H100's 0.80."""
+SUSTAINED_CLOCK = 0.851
+"""Of the boost clock, for GPUs whose entry does not say: an A100's (1200 of 1410 MHz; see gpus.toml)."""
+MEMORY_REACH = 0.91
+"""Of the nominal bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
+LAUNCH_SECONDS = 6e-6
+HOOK_SECONDS = 100e-6
+"""Assumed of a server's processor, and of weight for small models only: what eager PyTorch needs for an operator,
+and what one of FSDP's hooks takes. ``fsdp-bench calibrate`` measures both."""
+COPY_REACH = 0.8
+"""Of a host link's nominal bandwidth, from pinned memory: 25 of 32 GB/s is what PCIe 4.0 x16 is known to give."""
+HOST_ADAM_BYTES_PER_SECOND = 10e9
+"""Assumed of one process's share of a server's memory bandwidth, for an optimizer in host memory."""
+
+ATTENTION_REACH = {8: (0.73, 0.63), 9: (0.374, 0.34)}
+"""Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, which torch runs.
+
+sm80: "up to 73 %" and "up to 63 %" of an A100's peak (FlashAttention-2, section 4 and figure 6); sm90: 370 of 989
+TFLOP/s forward at head size 128 (FlashAttention-3, figure 5), "35 %" for both (its abstract)."""
+_ATTENTION_TILE = 128
+"""Rows of a tile: what lies above the diagonal is skipped tile by tile."""
+_TILES = ((128, 256), (256, 128), (128, 128))
+"""Of matrix products that reach the best rate (NVIDIA, Matrix Multiplication Background User's Guide)."""
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """A GPU by its vendor's figures, and NCCL by its own model."""
+
+    gpu: Gpu
+    dtype: str
+    """Of 16-bit work."""
+    groups: Groups | None
+    copy_bandwidth: float | None
+    attention_reach: tuple[float, float] | None = None
+    """Another kernel's than torch's."""
+    source = "datasheet"
+    blocks_host = False
+    launch_seconds = LAUNCH_SECONDS
+
+    @property
+    def is_over_pcie(self) -> bool:
+        """Whether a group's ranks reach each other over PCIe within a node."""
+        found = self.groups
+        wirings = (found.shard, found.replicate, found.world) if found else ()
+        return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in wirings)
+
+    def run(self, work: Work) -> float | None:
+        """Roofline: the longer one of computing and of moving the bytes."""
+        moving = self._moving(work.num_bytes)
+        if work.is_product:
+            computing = self._product(work)
+        elif work.is_attention:
+            computing = self._attention(work)
+        else:
+            return moving
+        return None if computing is None or moving is None else max(computing, moving)
+
+    def _moving(self, num_bytes: int) -> float | None:
+        bandwidth = self.gpu.memory_bandwidth_bytes_per_second
+        return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_REACH)
+
+    def _peak(self, itemsize: int) -> float | None:
+        """FLOP/s at the clock that the power limit leaves: peaks are those of the boost clock."""
+        peak = self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype)
+        return None if peak is None else peak * (self.gpu.sustained_clock or SUSTAINED_CLOCK)
+
+    def _product(self, work: Work) -> float | None:
+        peak = self._peak(work.itemsize)
+        if peak is None:
+            return None
+        m, n, k = work.dims
+        reached = peak * (self.gpu.matmul_reach or MATMUL_REACH)
+        return 2 * m * n * k / (reached * tile_share(m, n, self.gpu.num_multiprocessors))
+
+    def _attention(self, work: Work) -> float | None:
+        peak = self._peak(work.itemsize)
+        reach = self.attention_reach or ATTENTION_REACH.get(int(self.gpu.compute_capability or 0))
+        if peak is None or reach is None:
+            return None
+        if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
+            reach = (MATMUL_REACH, MATMUL_REACH)
+        return attention_flops(work.dims, work.is_backward) / (peak * reach[work.is_backward])
+
+    def send(self, work: Work) -> float | None:
+        """By NCCL's model; None where its groups' wiring is not documented."""
+        wiring = wiring_of(work.group, self.groups)
+        return None if wiring is None else collective_seconds(work.name, work.num_bytes, wiring)
+
+    def copy(self, work: Work) -> float | None:
+        """Over the host link."""
+        return None if self.copy_bandwidth is None else work.num_bytes / self.copy_bandwidth
+
+    def host(self, work: Work) -> float | None:
+        """A hook, or an optimizer's step in host memory."""
+        if work.name.startswith("optimizer"):
+            return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND
+        return HOOK_SECONDS
+
+
+class Silent:
+    """The same rates where collectives end at once: what a rank without peers copies in their place is left."""
+
+    def __init__(self, rates: Rates, setup: TrainSetup) -> None:
+        self._ranks = setup.group_sizes
+        self._rates = rates
+        self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
+
+    def run(self, work: Work) -> float | None:
+        """Seconds of an operator."""
+        return self._rates.run(work)
+
+    def copy(self, work: Work) -> float | None:
+        """Seconds of a copy to or from the host."""
+        return self._rates.copy(work)
+
+    def host(self, work: Work) -> float | None:
+        """Seconds of the host's own work."""
+        return self._rates.host(work)
+
+    def send(self, work: Work) -> float | None:
+        """A gather copies the own shard into every place, a scatter keeps the own part (replaced_collectives.py)."""
+        part = work.num_bytes // self._ranks[work.group]
+        copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
+        return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))
+
+
+def wiring_of(group: str, groups: Groups | None) -> Wiring | None:
+    """Return what joins the ranks of a group."""
+    if groups is None:
+        return None
+    return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
+
+
+def tile_share(m: int, n: int, multiprocessors: int | None) -> float:
+    """Return how much of a GPU a matrix product keeps busy: tiles at the edge, and the last wave, are not full."""
+    if multiprocessors is None:
+        return 1.0
+    best = 0.0
+    for rows, columns in _TILES:
+        tiles = math.ceil(m / rows) * math.ceil(n / columns)
+        slots = math.ceil(tiles / multiprocessors) * multiprocessors
+        best = max(best, m * n / (slots * rows * columns))
+    return best
+
+
+def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
+    """Return what causal attention computes: two products of each tile below the diagonal, five backward."""
+    batch, heads, _, length, head_dim = dims
+    tiles = math.ceil(length / _ATTENTION_TILE)
+    computed = tiles * (tiles + 1) / 2 * _ATTENTION_TILE**2
+    products = 5 if is_backward else 2
+    return 2 * products * batch * heads * head_dim * computed
+
+
+def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Groups | None) -> Datasheet:
+    """Return the rates of a GPU in a server, or of the GPU alone."""
+    link = cluster.server.host_link if cluster else None
+    bandwidth = link.bandwidth_bytes_per_second if link else None
+    if bandwidth is not None and link is not None:
+        sharing = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
+        bandwidth *= COPY_REACH / sharing
+    return Datasheet(gpu=gpu, dtype=setup.precision.compute, groups=groups, copy_bandwidth=bandwidth)

@@ -1,0 +1,102 @@
+"""Host memory of one node with CPU offload: what the ranks of a node hold there, pinned copies included.
+
+Not covered: the processes themselves (Python, torch, the CUDA driver: some GiB a rank), data loaders, the page cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.step import Simulation
+from fsdp_bench.simulate.symbolic import traced
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
+
+
+class Build(StrEnum):
+    """Who builds the model before it is sharded."""
+
+    META = "meta"
+    """Every rank on the meta device; nothing is in host memory."""
+    RANK_0 = "rank-0"
+    """One rank of the world in host memory; the others get their shards from it (sync_module_states)."""
+    EVERY_RANK = "every-rank"
+    """Every rank in host memory: a node then holds the model as often as it has GPUs."""
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes on one node, all its ranks together."""
+
+    pinned_parameters_bytes: int
+    pinned_gradients_bytes: int
+    optimizer_state_bytes: int
+    temporary_bytes: int
+    """Of the optimizer's step on the CPU."""
+    load_bytes: int
+    """While the model is built, before it is sharded."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger of building and training."""
+        training = self.pinned_parameters_bytes + self.pinned_gradients_bytes
+        return max(self.load_bytes, training + self.optimizer_state_bytes + self.temporary_bytes)
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """Return what one pinned tensor takes: a power of two (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil)."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
+
+def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
+    """Return one node's host memory. Without offload only building the model needs any."""
+    copies = {Build.META: 0, Build.RANK_0: 1, Build.EVERY_RANK: ranks_per_node}[build]
+    load = copies * shape.num_parameters * setup.precision.store_bytes
+    if setup.offload is Offload.NONE:
+        return HostMemory(0, 0, 0, 0, load)
+    shards, held = _shards(shape, setup)
+    pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
+    is_adam = setup.optimizer is not OptimizerKind.SGD
+    return HostMemory(
+        pinned_parameters_bytes=ranks_per_node * pinned,
+        pinned_gradients_bytes=ranks_per_node * pinned,
+        optimizer_state_bytes=ranks_per_node * 2 * held if is_adam else 0,
+        temporary_bytes=ranks_per_node * held if setup.optimizer is OptimizerKind.ADAMW_FOREACH else 0,
+        load_bytes=load,
+    )
+
+
+def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
+    """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
+    layers = shape.num_hidden_layers
+    found, sizes = traced(_one_block, shape, setup)
+    if found is None:
+        found, sizes, layers = *_on_host(Simulation(shape, setup, CUDA, layers)), 1
+    counts = [layers if block >= 0 else 1 for block in found.blocks]
+    tensors = list(zip(sizes, counts, strict=True))
+    held = sum(num_bytes * count for num_bytes, count in tensors[found.num_pinned :])
+    return tensors[: found.num_pinned], held
+
+
+class _OnHost(NamedTuple):
+    """Tensors in host memory: first the pinned ones, then what the optimizer updates."""
+
+    blocks: list[int]
+    num_pinned: int
+
+
+def _one_block(shape: ModelShape, setup: TrainSetup) -> tuple[_OnHost | None, list[int]]:
+    """Return what one block and the root have on the host, and sizes; None where a block does not stand for others."""
+    simulation = Simulation(shape, setup, CUDA, 1)
+    return _on_host(simulation) if simulation.is_stretchable else (None, [])
+
+
+def _on_host(simulation: Simulation) -> tuple[_OnHost, list[int]]:
+    wrapper, itemsize = simulation.wrapper, simulation.sizes.store
+    pinned = [(numel * itemsize, block) for numel, block in wrapper.host_tensors()]
+    shards = wrapper.shards(simulation.model)
+    tensors = pinned + [(shard.numel * shard.itemsize, shard.block) for shard in shards]
+    return _OnHost([block for _, block in tensors], len(pinned)), [num_bytes for num_bytes, _ in tensors]

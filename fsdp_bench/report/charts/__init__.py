@@ -1,0 +1,1 @@
+"""Pictures: measured trials, predicted steps, trade-offs, and the largest models per server."""

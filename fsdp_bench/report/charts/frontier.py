@@ -1,0 +1,162 @@
+"""The pictures of a frontier sweep: measured bars, the predicted value as a mark on each with its error.
+
+Cells that differ in more than the settings that label the bars have pictures of their own; so have the apis where all
+cells are too many for one picture.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, MaxSizePicture, Panel
+from fsdp_bench.report.charts.max_size import draw as draw_picture
+from fsdp_bench.report.charts.slides import ORDER
+from fsdp_bench.report.measured.frontier_text import at_an_end
+from fsdp_bench.report.text.max_size_words import WORDS
+from fsdp_bench.report.text.prediction import common_line
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
+from fsdp_bench.spec.text import in_file_name
+from fsdp_bench.spec.units import format_count, format_gib
+
+LEVELS = ("offload", "checkpointing", "api", "precision")
+"""What labels the bars within a strategy, outermost first."""
+
+_SPLITS = ("api", "precision", "checkpointing", "offload")
+"""What has pictures of its own, in this order, until a picture has no more bars than it shows."""
+
+
+def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
+    """Draw every picture of a record into a folder; returns the files.
+
+    Raises:
+        OSError: when a file cannot be written.
+    """
+    searched = [cell for cell in record.cells if cell.status != "skipped"]
+    paths = []
+    taken: Counter[str] = Counter()
+    for name, cells in _slides(searched):
+        if any(cell.measured is not None and cell.measured.fits for cell in cells):
+            part = in_file_name(name)
+            taken[part] += 1
+            number = str(taken[part]) if taken[part] > 1 else ""
+            path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
+            draw_picture(picture(record, cells), path)
+            paths.append(path)
+    return paths
+
+
+def _slides(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCell]]]:
+    """Return cells that share a picture, with the end of its file's name."""
+    found: dict[tuple[str, ...], list[FrontierCell]] = {}
+    for cell in cells:
+        found.setdefault(_conditions_of(cell), []).append(cell)
+    several = {place for place in range(3) if len({key[place] for key in found}) > 1}
+    slides = [("-".join(["", *(key[place] for place in sorted(several))]), own) for key, own in found.items()]
+    return [slide for name, own in slides for slide in _split(name, own, _SPLITS)]
+
+
+def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
+    setup = cell.setup
+    model = cell.model.name if cell.model is not None else cell.family.value
+    work = [
+        f"{setup.micro_batch_size}x{setup.sequence_length}",
+        setup.optimizer.value,
+        setup.loss.value,
+        setup.wrap.value,
+    ]
+    return model, f"{setup.world_size}-ranks", "-".join(work)
+
+
+def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[tuple[str, list[FrontierCell]]]:
+    if len(cells) <= MOST_BARS or not fields:
+        return [(name, cells)]
+    field, *rest = fields
+    words = dict.fromkeys(str(getattr(cell.setup, field)) for cell in cells)
+    if len(words) == 1:
+        return _split(name, cells, rest)
+    chosen = {word: [cell for cell in cells if str(getattr(cell.setup, field)) == word] for word in words}
+    return [slide for word, own in chosen.items() for slide in _split(f"{name}-{word}", own, rest)]
+
+
+def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePicture:
+    """Return the picture of cells that share their conditions."""
+    levels = tuple(level for level in LEVELS if len({_word(level, cell) for cell in cells}) > 1)
+    orders = {level: list(dict.fromkeys(_word(level, cell) for cell in cells)) for level in levels}
+    ordered = sorted(
+        cells,
+        key=lambda cell: (
+            ORDER.index(cell.setup.strategy),
+            *(words.index(_word(level, cell)) for level, words in orders.items()),
+        ),
+    )
+    first = cells[0]
+    return MaxSizePicture(
+        title=f"{WORDS[first.dial.name].title}, by sharding strategy: measured, and predicted",
+        subtitle=_subtitle(record, first),
+        axes=WORDS[first.dial.name].axes,
+        levels=levels,
+        panels=(Panel("", tuple(_bar(cell, levels) for cell in ordered)),),
+        conditions=tuple(_conditions(record, cells, levels)),
+        notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
+        number=format_count if first.dial.name == "num_parameters" else str,
+    )
+
+
+def _word(level: str, cell: FrontierCell) -> str:
+    return str(getattr(cell.setup, level))
+
+
+def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
+    measured, predicted = cell.measured, cell.predicted
+    value = measured.fits if measured is not None and measured.fits else None
+    runs = measured.runs if measured is not None and value is not None and measured.runs > value else None
+    return MaxSizeBar(
+        group=cell.setup.strategy.value,
+        labels=tuple(_word(level, cell) for level in levels),
+        value=value,
+        source=MEASURED,
+        predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,
+        with_retries=runs,
+        note="" if value is not None else NONE_FITS if measured is not None else UNKNOWN,
+    )
+
+
+def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
+    setup = cell.setup
+    what = cell.model.name if cell.model is not None else f"{cell.family.value} models"
+    work = {
+        "micro_batch_size": f"{setup.sequence_length} tokens a sequence",
+        "sequence_length": f"batch {setup.micro_batch_size} per rank",
+    }.get(cell.dial.name, f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per rank")
+    return f"{what} on {setup.world_size} ranks of {record.machine}; {work}"
+
+
+def _place(record: FrontierRecord) -> str:
+    return f"rank 0 of the world alone on one {record.device} (emulated)" if record.run.emulate else record.device
+
+
+def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
+    """Return what a reader needs to know to repeat the picture."""
+    first, limit = cells[0], record.run.memory_limit_bytes
+    dial = first.dial
+    told = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
+    highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
+    if highest:
+        told.append(f"but {highest} are at the dial's end: nothing larger was tried")
+    model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
+    steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
+    told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
+    told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
+    if record.device == "cpu":
+        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
+    else:
+        size = "all of the card" if limit is None else f"the card limited to {format_gib(limit)}"
+        told.append(f"memory: {size}; fits: ends without allocation retries")
+    hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
+    told += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
+    apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]
+    if apart:
+        told.append(f"prediction and measurement at the same step in {apart.count(0)} of {len(apart)} cells")
+    return told

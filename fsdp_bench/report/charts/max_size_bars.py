@@ -1,0 +1,174 @@
+"""From answers to the picture of them: which bars stand where, and the conditions under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from fsdp_bench.plan.max_size import Cell, Sizes
+from fsdp_bench.plan.search.dials import Dial
+from fsdp_bench.report.charts.max_size import (
+    CANNOT_RUN,
+    MOST_BARS,
+    MOST_PANELS,
+    NONE_FITS,
+    UNKNOWN,
+    MaxSizeBar,
+    MaxSizePicture,
+    Panel,
+)
+from fsdp_bench.report.charts.slides import ORDER
+from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
+from fsdp_bench.report.text.max_size_words import WORDS, model_line, value_text
+from fsdp_bench.report.text.prediction import common_line
+from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Offload, TrainSetup
+from fsdp_bench.spec.units import format_gib
+
+SERVER = "server"
+LEVELS = (SERVER, "optimizer", "api", "offload", "precision", "checkpointing")
+"""What may vary within a strategy, outermost first."""
+
+MOST_REASONS = 3
+"""Reasons for missing bars that are printed."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Which fields label the bars, and which one has panels of its own."""
+
+    levels: tuple[str, ...]
+    panels: str | None
+
+
+def arrange(places: Sequence[tuple[str, Sequence[Dial]]]) -> Arrangement:
+    """Choose levels and panels for the settings of some places, before anything is predicted.
+
+    Raises:
+        SpecError: for more settings than a picture shows legibly.
+    """
+    settings = [(name, dial[0].setup) for name, dials in places for dial in dials]
+    values = {field: {_word(field, *setting) for setting in settings} for field in LEVELS}
+    levels = tuple(field for field in LEVELS if len(values[field]) > 1)
+    if len(settings) <= MOST_BARS:
+        return Arrangement(levels, None)
+    for field in levels:
+        most = max(sum(_word(field, *setting) == word for setting in settings) for word in values[field])
+        if len(values[field]) <= MOST_PANELS and most <= MOST_BARS:
+            return Arrangement(tuple(level for level in levels if level != field), field)
+    raise SpecError(
+        f"chart: {len(settings)} settings are too many for one picture; at most {MOST_BARS}, or {MOST_PANELS} panels"
+        f" of {MOST_BARS}; name fewer with --strategy, --precision, --checkpointing, --offload"
+    )
+
+
+def _word(field: str, name: str, setup: TrainSetup) -> str:
+    return name if field == SERVER else str(getattr(setup, field))
+
+
+def picture(sizes: Sequence[Sizes], arrangement: Arrangement) -> MaxSizePicture:
+    """Return the picture of predicted answers."""
+    first = sizes[0].cells[0]
+    words = WORDS[first.dial.name]
+    cells = [(one.name, cell) for one in sizes for cell in one.cells]
+    orders = {level: list(dict.fromkeys(_word(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
+
+    def place(pair: tuple[str, Cell]) -> tuple[int, ...]:
+        name, cell = pair
+        within = (words.index(_word(level, name, cell.setup)) for level, words in orders.items())
+        return ORDER.index(cell.setup.strategy), *within
+
+    cells.sort(key=place)
+    field, panels = arrangement.panels, []
+    for word in dict.fromkeys(_word(field, name, cell.setup) if field else "" for name, cell in cells):
+        chosen = [(n, c) for n, c in cells if not field or _word(field, n, c.setup) == word]
+        title = word if field in (None, SERVER) else f"{field} {word}"
+        panels.append(Panel(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
+    return MaxSizePicture(
+        title=f"{words.title}, by sharding strategy: predicted",
+        subtitle=_subtitle(sizes),
+        axes=words.axes,
+        levels=arrangement.levels,
+        panels=tuple(panels),
+        conditions=tuple(_conditions(sizes)),
+        notes=tuple(_notes(sizes)),
+        number=lambda value: value_text(first.dial.name, value),
+    )
+
+
+def _bar(name: str, cell: Cell, levels: Sequence[str]) -> MaxSizeBar:
+    setup = cell.setup
+    group = setup.strategy.value
+    if setup.effective_strategy is not setup.strategy:
+        group += f"\n(runs {setup.effective_strategy.value})"
+    note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
+    fits, runs = cell.fits, cell.runs
+    return MaxSizeBar(
+        group=group,
+        labels=tuple(_word(level, name, setup) for level in levels),
+        value=fits,
+        with_retries=runs if runs is not None and fits is not None and runs > fits else None,
+        note="" if fits is not None else note,
+    )
+
+
+def _subtitle(sizes: Sequence[Sizes]) -> str:
+    setup = sizes[0].cells[0].setup
+    *others, last = [one.title for one in sizes]
+    names = " and ".join([", ".join(others), last] if others else [last])
+    first = sizes[0].cells[0]
+    name, model = first.dial.name, first.dial[0].model
+    what = f"{model.family.value} models" if name == "num_parameters" else model.name
+    batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
+    batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU"
+    both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
+    return f"{what} on {names}, {batch.get(name, both)}"
+
+
+def _conditions(sizes: Sequence[Sizes]) -> list[str]:
+    """Return what a reader needs to know to repeat the picture."""
+    first = sizes[0].cells[0]
+    setups = [cell.setup for one in sizes for cell in one.cells]
+    varying = [level for level in LEVELS[1:] if len({str(getattr(setup, level)) for setup in setups}) > 1]
+    told = ["source: predicted, not measured", f"model: {model_line(first)}"]
+    told.append(f"setup: {common_line(first.setup, varying, first.dial.name)}")
+    told += [_hardware(one) for one in sizes]
+    shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.reach is not None]
+    told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
+    segments = ", expandable segments" if first.assumptions.expandable_segments else ""
+    told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
+    told += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes)) if free]
+    if any(setup.offload is Offload.PARAMS for setup in setups):
+        told += dict.fromkeys(host_line(one) for one in sizes)
+    return told
+
+
+def _groups(setup: TrainSetup) -> str:
+    return f"hybrid strategies in shard groups of {setup.shard_group_size}"
+
+
+def _hardware(sizes: Sizes) -> str:
+    gpu, hardware = sizes.gpu, sizes.cells[0].dial[0].hardware
+    world = sizes.cells[0].setup.world_size
+    name = f"{world} x {gpu.name}"
+    up_to = "up to " if sizes.cells[0].dial.name == "world_size" else ""
+    if isinstance(hardware, Cluster):
+        name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    source = gpu.usable_memory_source
+    read = f" ({source.title}, {source.date})" if source else ""
+    return f"{up_to}{name}, {format_gib(gpu.usable_memory_bytes or 0)} usable on each{read}"
+
+
+def _notes(sizes: Sequence[Sizes]) -> list[str]:
+    """Return a line for each reason why there is no bar, and for what a reader must know of those that there are."""
+    missing = [
+        (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
+        for one in sizes
+        for cell in one.cells
+        if cell.reach is None
+    ]
+    notes = dict.fromkeys(note for one in sizes for cell in one.cells if cell.at for note in cell.at.notes)
+    return [*notes, *(reason for reason, _ in groupby(sorted(missing)))][:MOST_REASONS]

@@ -1,0 +1,1 @@
+"""Measured results as tables on the terminal."""

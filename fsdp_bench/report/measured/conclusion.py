@@ -1,0 +1,78 @@
+"""The sentence that a table of measured trials ends in: which setting takes the least memory, and which is fastest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fsdp_bench.report.charts.slides import facts, phrase
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.units import format_gib
+
+
+def conclusion(records: Sequence[TrialRecord]) -> str:
+    """Return one sentence about the trials of the model and world size that most trials ran to their end with.
+
+    Memory is compared as peak allocated of the worst rank, speed as tokens per second per rank.
+    """
+    compared = _comparable([record for record in records if record.fits])
+    if not compared:
+        return f"Found: no trial fits ({_outcomes(records)})."
+    shared = f"{compared[0].model.name} on {phrase('world_size', compared[0].setup.world_size)}"
+    if len(compared) == 1:
+        return f"Found: one trial fits, {shared}: {_setting(compared[0], [])}."
+    parts = [part for part in (_least_memory(compared), _fastest(compared)) if part]
+    return f"Found for {shared}: {'; '.join(parts)}." if parts else f"Found for {shared}: nothing was measured."
+
+
+def _comparable(fitting: list[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials of one model, device and world size: of that combination which has most."""
+
+    def key(record: TrialRecord) -> tuple[object, ...]:
+        return record.model, record.device, record.setup.world_size
+
+    counts = Counter(map(key, fitting))
+    return [record for record in fitting if key(record) == counts.most_common(1)[0][0]]
+
+
+def _outcomes(records: Sequence[TrialRecord]) -> str:
+    counts = Counter("ok, with retries" if r.outcome is Outcome.OK else r.outcome.value for r in records)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none ran"
+
+
+def _least_memory(compared: list[TrialRecord]) -> str | None:
+    known = sorted((r for r in compared if _peak(r)), key=lambda r: (_peak(r), r.step_seconds or 0.0))
+    if not known:
+        return None
+    least, most = known[0], known[-1]
+    return (
+        f"{_setting(least, compared)} takes the least memory, {format_gib(_peak(least))} per rank,"
+        f" {_peak(least) / _peak(most):.0%} of {_setting(most, compared)}"
+    )
+
+
+def _peak(record: TrialRecord) -> int:
+    memory = record.worst_rank_memory
+    return (memory.peak_allocated_bytes or 0) if memory else 0
+
+
+def _fastest(compared: list[TrialRecord]) -> str | None:
+    known = sorted((record for record in compared if _speed(record)), key=_speed)
+    if not known:
+        return None
+    fastest, slowest = known[-1], known[0]
+    return (
+        f"{_setting(fastest, compared)} is the fastest, {_speed(fastest):,.0f} tokens/s per rank,"
+        f" {_speed(fastest) / _speed(slowest):.1f} times {_setting(slowest, compared)}"
+    )
+
+
+def _speed(record: TrialRecord) -> float:
+    return record.tokens_per_second_per_gpu or 0.0
+
+
+def _setting(record: TrialRecord, compared: list[TrialRecord]) -> str:
+    """Return the strategy, and every other option that differs between the compared trials: ``FULL_SHARD fsdp2``."""
+    own = facts(record)
+    differ = [field for field, value in own.items() if any(facts(other)[field] != value for other in compared)]
+    return " ".join([record.setup.strategy.value, *(phrase(field, own[field]) for field in differ if field != "model")])

@@ -1,0 +1,47 @@
+"""NCCL's communicators as people read them: how many, on what, and how much of the card they take."""
+
+from __future__ import annotations
+
+from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
+from fsdp_bench.rates.nccl_buffers import Bounds
+from fsdp_bench.report.text.words import fact
+from fsdp_bench.spec.units import format_gib
+
+_FOR = {
+    Purpose.SHARD: "to shard",
+    Purpose.REPLICATE: "to add gradients up",
+    Purpose.BARRIERS: "for barriers",
+}
+
+
+def communicators_fact(found: Communicators | None) -> list[str]:
+    """Return the line on NCCL; none where there is no GPU, or one rank alone."""
+    if found is None or not found.each:
+        return []
+    count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
+    each = "; ".join(map(_told, found.each))
+    total = found.num_bytes
+    if total is None:
+        why = each if any(one.num_bytes for one in found.each) else found.unknown
+        return [fact("NCCL", f"unknown: {why}")]
+    return [fact("NCCL", f"{between(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
+
+
+def _told(one: Communicator) -> str:
+    start = f"{_FOR[one.purpose]}, {one.num_ranks} ranks"
+    if one.num_bytes is None or one.num_channels is None:
+        return f"{start}, unknown: {one.unknown}"
+    return f"{start}, {_numbers(one.num_channels)} channels, {between(one.num_bytes)}"
+
+
+def between(size: Bounds) -> str:
+    """Return a size, or the two that it is between, the unit once where both have it."""
+    low, high = format_gib(size.low), format_gib(size.high)
+    if low == high:
+        return high
+    unit = high.rpartition(" ")[2]
+    return f"{low.removesuffix(f' {unit}')} to {high}"
+
+
+def _numbers(count: Bounds) -> str:
+    return str(count.high) if count.low == count.high else f"{count.low} to {count.high}"

@@ -1,0 +1,183 @@
+"""The largest that fits as people read it: the answer first, then one row a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_bench.plan.max_size import Cell, Sizes, limit_words
+from fsdp_bench.plan.question import Prediction
+from fsdp_bench.replay.host_memory import Build
+from fsdp_bench.report.text.max_size_words import model_line, value_text, words_of
+from fsdp_bench.report.text.nothing_fits import NothingFits, nothing_fits_lines
+from fsdp_bench.report.text.prediction import (
+    aligned,
+    common_line,
+    hardware_facts,
+    labels,
+    modelled,
+    title,
+    varying_fields,
+)
+from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
+from fsdp_bench.report.text.verdict import dominant, required_lines
+from fsdp_bench.report.text.words import fact
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Offload
+from fsdp_bench.spec.units import GIB, format_gib
+
+NONE = "none"
+COLUMN = "fits, predicted"
+
+
+def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
+    """Return every place's table; the first line is the answer."""
+    several = len(sizes) > 1 or any(len(one.answered) > 1 for one in sizes)
+    lines = nothing_fits_lines(failure, several) if failure else []
+    for one in sizes:
+        answer = [] if failure and len(sizes) == 1 else [_answer(one), ""]
+        lines += [*([""] if lines else []), *answer, *_table(one)]
+    return "\n".join(lines)
+
+
+def _answer(sizes: Sizes) -> str:
+    """Return what holds for one place, on one line."""
+    if not sizes.answered:
+        return f"{sizes.title}: unknown what fits (predicted)"
+    if sizes.nothing_fits:
+        return f"{sizes.title}: nothing fits (predicted)"
+    return best_line(sizes, varying_fields([cell.question for cell in sizes.cells]))
+
+
+def _table(sizes: Sizes) -> list[str]:
+    first = sizes.cells[0]
+    varying = varying_fields([cell.question for cell in sizes.cells])
+    lines = [
+        fact("model", model_line(first)),
+        fact("setup", common_line(first.setup, varying, first.dial.name)),
+        *hardware_facts(first.question, "up to " if first.dial.name == "world_size" else ""),
+        fact("modelled", modelled(first.question)),
+        fact("fits", meaning(sizes)),
+        *(fact("load", line) for line in load_lines(first)),
+    ]
+    timed = next((cell.at for cell in sizes.answered if cell.at is not None), None)
+    if sizes.with_time and timed is not None:
+        lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
+    has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
+    if sizes.answered:
+        header, numbers = _header(sizes, varying, has_host)
+        rows = [_row(cell, varying, has_host, sizes.with_time) for cell in sizes.answered]
+        lines += ["", *aligned([header, *rows], numbers)]
+    notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
+    lines += ["", *(fact("note", note) for note in notes)] if notes else []
+    return [*lines, *_unanswered(sizes)]
+
+
+def _unanswered(sizes: Sizes) -> list[str]:
+    """Return a line for each reason why settings have no answer."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for cell in sizes.cells:
+        if cell.impossible:
+            told.setdefault(("impossible", cell.impossible), []).append(cell.setup.strategy.value)
+        elif cell.unknown:
+            told.setdefault(("unknown", cell.unknown), []).append(str(cell.setup.precision))
+    lines = []
+    for (kind, reason), names in told.items():
+        count = "1 setting" if len(names) == 1 else f"{len(names)} settings"
+        lines.append(fact(kind, f"{count} with {' or '.join(dict.fromkeys(names))}: {reason}"))
+    return ["", *lines] if lines else []
+
+
+def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
+    """Return the answer of one place: the most of all settings, or the fewest GPUs."""
+    fitting = [cell for cell in sizes.answered if cell.fits is not None]
+    choose = min if fitting[0].dial.name == "world_size" else max
+    best = choose(fitting, key=lambda cell: cell.fits or 0)
+    words, name = words_of(best), best.dial.name
+    found = value_text(name, best.fits or 0)
+    if name == "num_parameters":
+        found = best.at.question.model.name if best.at else found
+    what = words.title[0].lower() + words.title[1:]
+    if best.at is not None and best.at.fits is None:
+        node = format_gib(best.at.estimate.host.peak_bytes)
+        what += f" if a node has {node} of host memory, which is not known"
+    return f"{sizes.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
+
+
+def meaning(sizes: Sizes) -> str:
+    """Return what "fits" means here, with everything that it leaves out."""
+    parts = ["no allocation retries", *([kept_free(sizes)] if sizes.answered else [])]
+    if any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered):
+        parts.append(host_line(sizes))
+    return "; ".join(parts)
+
+
+def kept_free(sizes: Sizes) -> str:
+    """Return how much of each GPU is kept free for the CUDA context and NCCL."""
+    answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond) is not None]
+    return "; ".join(required_lines(one.estimate for one in answers))
+
+
+def load_lines(cell: Cell) -> list[str]:
+    """Return who builds the model in host memory, where anyone does."""
+    build = cell.assumptions.build
+    return (
+        [] if build is Build.META else [f"the model is built in host memory first, by {build.value.replace('-', ' ')}"]
+    )
+
+
+def host_line(sizes: Sizes) -> str:
+    """Return what offloaded states are held against."""
+    has = sizes.hardware.server.host_memory_bytes if isinstance(sizes.hardware, Cluster) else None
+    if has is None:
+        return "host memory is not known, so offloaded states are not held against any"
+    return f"offloaded states within the {format_gib(has)} of a node"
+
+
+def _header(sizes: Sizes, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
+    """Return the column names, and those of numbers."""
+    name = sizes.cells[0].dial.name
+    header = ["strategy", *varying, COLUMN, "without OOM"]
+    header += ["layers x hidden"] if name == "num_parameters" else []
+    header += ["reserved", *(["host memory"] if has_host else []), *(SPEED_COLUMNS if sizes.with_time else ())]
+    numbers = {COLUMN, "without OOM", "reserved", "host memory", "layers x hidden", *SPEED_COLUMNS}
+    return [*header, "limited by"], numbers
+
+
+def _row(cell: Cell, varying: Sequence[str], has_host: bool, with_time: bool) -> list[str]:
+    name, at = cell.dial.name, cell.at
+    row = [*labels(cell.shown, varying)]
+    row.append(NONE if cell.fits is None else value_text(name, cell.fits))
+    row.append(NONE if cell.runs is None else value_text(name, cell.runs))
+    if name == "num_parameters":
+        row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
+    row.append(_share(at) if at else "")
+    if has_host:
+        row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
+    if with_time:
+        row += speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS)
+    return [*row, why(cell)]
+
+
+def _share(at: Prediction) -> str:
+    """Return the peak reserved and what the card has."""
+    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.card_bytes or 0) / GIB:.1f}"
+
+
+def why(cell: Cell) -> str:
+    """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
+    if cell.limit is None:
+        shape, turned = cell.dial[0].model, cell.dial.name
+        if turned == "sequence_length" and shape.family is Family.GPT2:
+            return f"its {shape.max_position_embeddings:,} learned positions"
+        return "nothing: the dial ends here"
+    beyond = cell.beyond
+    if cell.fits is not None or beyond is None:
+        return limit_words(cell.limit)
+    smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.dial.values[0]:,}")
+    if cell.limit.place == "host":
+        return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
+    need = format_gib(beyond.needed_bytes)
+    return (
+        f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {dominant(beyond).replace('_', ' ')}"
+    )

@@ -1,0 +1,80 @@
+"""What is looked for, in words: one owner for the dials' names in tables, pictures and messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.plan.max_size import Cell
+from fsdp_bench.spec.units import format_count
+
+
+@dataclass(frozen=True)
+class DialWords:
+    """How a dial is spoken of."""
+
+    option: str
+    """Its name on the command line."""
+    title: str
+    """What is looked for."""
+    axes: tuple[tuple[float, str], ...]
+    """The chart's axis: divisors and names."""
+    smallest: str
+    """The dial's first step, with ``{model}`` and ``{value}``."""
+
+
+WORDS = {
+    "num_parameters": DialWords(
+        "params",
+        "Largest model that fits",
+        ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
+        "the smallest model, {model},",
+    ),
+    "num_hidden_layers": DialWords(
+        "num_hidden_layers",
+        "Deepest model that fits",
+        ((1.0, "most layers that fit"),),
+        "one layer of {model}",
+    ),
+    "micro_batch_size": DialWords(
+        "micro_batch_size",
+        "Largest batch per GPU that fits",
+        ((1.0, "largest batch per GPU that fits, sequences"),),
+        "a batch of 1 of {model}",
+    ),
+    "sequence_length": DialWords(
+        "sequence_length",
+        "Longest sequence that fits",
+        ((1.0, "longest sequence that fits, tokens"),),
+        "a sequence of {value} tokens of {model}",
+    ),
+    "world_size": DialWords(
+        "gpus",
+        "Fewest GPUs on which it fits",
+        ((1.0, "fewest GPUs on which it fits"),),
+        "{model} on {value} GPUs",
+    ),
+}
+"""By the name of the dial, which is a field of ModelShape or TrainSetup."""
+
+
+def words_of(cell: Cell) -> DialWords:
+    """Return the words of a cell's dial."""
+    return WORDS[cell.dial.name]
+
+
+def value_text(name: str, value: int) -> str:
+    """Print a dial's value: ``6.74B`` parameters, ``32`` layers, ``8,192`` tokens."""
+    return format_count(value) if name == "num_parameters" else f"{value:,}"
+
+
+def model_line(cell: Cell) -> str:
+    """Return which model is sized, or which models are tried."""
+    first, count = cell.dial[0].model, len(cell.dial)
+    if cell.dial.name == "num_parameters":
+        last = cell.dial[count - 1].model
+        sizes = f"{format_count(first.num_parameters)} to {format_count(last.num_parameters)}"
+        return f"ladder of {first.family.value} models, {sizes} in {count} steps, vocabulary {first.vocab_size}"
+    if cell.dial.name == "num_hidden_layers":
+        widths = f"{first.hidden_size} wide, {first.num_attention_heads} heads / {first.num_key_value_heads} kv"
+        return f"{first.name} with other depths: {first.family.value}, {widths}, vocabulary {first.vocab_size}"
+    return f"{first.name}: {first.describe()}"

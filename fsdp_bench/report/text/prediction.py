@@ -1,0 +1,285 @@
+"""A prediction as people read it: the answer first, then where the peak is and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.remedies import Remedy
+from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.speed import time_facts
+from fsdp_bench.report.text.verdict import (
+    place_words,
+    required_lines,
+    retries_words,
+    verdict,
+)
+from fsdp_bench.report.text.words import fact
+from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_gib
+
+_BAR = 30
+"""Characters of the longest bar."""
+
+_OFTEN = ("precision", "offload", "checkpointing", "optimizer")
+_SELDOM = (
+    "gradient_accumulation_steps",
+    "sync_every_micro_batch",
+    "max_grad_norm",
+    "loss",
+    "compile",
+    "wrap",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+)
+"""Fields that are told only where they are not TrainSetup's own default."""
+
+
+def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
+    """Return one prediction on some twenty lines; the first is the answer."""
+    lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
+    lines += [*_asked(prediction), "", *_peak(prediction), ""]
+    lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
+    lines += [fact("allocator", _allocator(prediction)), *required_facts([prediction])]
+    lines += communicators_fact(prediction.communicators)
+    lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
+    lines += [
+        *time_facts(prediction.speed, prediction.question.profile),
+        *_not_predicted(prediction),
+        fact("reserved", "assumes a host that runs ahead of the GPU"),
+    ]
+    lines += [fact("note", note) for note in prediction.notes]
+    return "\n".join(lines)
+
+
+def _not_predicted(prediction: Prediction) -> list[str]:
+    known = prediction.communicators is not None and prediction.communicators.num_bytes is not None
+    missing = [] if known else ["NCCL buffers"]
+    if prediction.estimate.context_bytes is None:
+        missing.insert(0, "CUDA context")
+    return [fact("not predicted", f"{' and '.join(missing)} (memory beyond reserved)")] if missing else []
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """Return what a switch would change, in numbers that were predicted."""
+    found, switch = remedy.prediction, f"{remedy.switch}:"
+    if found.fits:
+        reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
+        return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
+    open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
+    return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
+
+
+def _speed(prediction: Prediction) -> str:
+    tokens = prediction.speed.tokens_per_second_per_gpu
+    return "" if tokens is None else f", {tokens:,.0f} tokens/s per GPU"
+
+
+def _asked(prediction: Prediction) -> list[str]:
+    question = prediction.question
+    return [
+        fact("model", f"{question.model.name}: {question.model.describe()}"),
+        fact("setup", setup_line(question.setup)),
+        *hardware_facts(question),
+        fact("modelled", modelled(question, prediction.estimate.memory.peak_rank)),
+    ]
+
+
+def modelled(question: Question, rank: int = 0) -> str:
+    """Return whose code is modelled, and on which rank."""
+    kernels = "CUDA" if question.kernels == "cuda" else "CPU"
+    segments = ", expandable segments" if question.expandable_segments else ""
+    which = f"rank {rank}, which needs the most" if rank else "rank 0"
+    return f"torch {TORCH_VERSION}, {kernels} kernels, {which}{segments}"
+
+
+def setup_line(setup: TrainSetup) -> str:
+    """Return a setup on one line: what every reader asks for, then what differs from the defaults."""
+    name = setup.strategy.value
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs as {setup.effective_strategy.value})"
+    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
+    if 1 < setup.shard_group_size < setup.world_size:
+        ranks += f" in shard groups of {setup.shard_group_size}"
+    parts = [
+        f"{name} under {setup.api.value}",
+        ranks,
+        str(setup.precision),
+        f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens",
+        f"checkpointing {setup.checkpointing.value}",
+        f"offload {setup.offload.value}",
+        setup.optimizer.value,
+    ]
+    return ", ".join([*parts, *seldom(setup)])
+
+
+def seldom(setup: TrainSetup) -> list[str]:
+    """Return the fields that few change, where they were changed."""
+    default = TrainSetup()
+    changed = [field for field in _SELDOM if getattr(setup, field) != getattr(default, field)]
+    return [f"{spaced(field)} {_value(getattr(setup, field))}" for field in changed]
+
+
+def _value(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def hardware_facts(question: Question, prefix: str = "") -> list[str]:
+    """Return what it runs on, and where the card's memory was read."""
+    hardware, gpu = question.hardware, question.gpu
+    if gpu is None:
+        return [fact("hardware", "none named")]
+    name = f"{question.setup.world_size} x {gpu.name}"
+    if isinstance(hardware, Cluster):
+        name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    source = gpu.usable_memory_source
+    if gpu.usable_memory_bytes is None or source is None:
+        return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
+    return [
+        fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
+        fact("", f"source: {source.title} ({source.date})"),
+    ]
+
+
+def _peak(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    place = place_words(memory.peak_phase, memory.peak_block)
+    peak = format_gib(memory.peak_allocated_bytes)
+    return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
+
+
+def _phases(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    top = memory.peak_allocated_bytes
+    lines = ["predicted peak by phase"]
+    return lines + [_row(phase, size, top, "") for phase, size in memory.phases.items()]
+
+
+def _breakdown(prediction: Prediction) -> list[str]:
+    """Return what is alive at the peak, the largest first; what is below a thousandth is one line."""
+    breakdown, top = prediction.estimate.memory.breakdown_bytes, prediction.estimate.memory.peak_allocated_bytes
+    parts = sorted(breakdown.items(), key=lambda item: -item[1])
+    shown = [(name, size) for name, size in parts if size >= 0.001 * top]
+    rest = top - sum(size for _, size in shown)
+    lines = [_row(spaced(name), size, top, f"{size / top:.1%}") for name, size in shown]
+    if rest >= 0.0005 * top:
+        lines.append(_row("others", rest, top, f"{rest / top:.1%}"))
+    return ["predicted breakdown at the peak", *lines]
+
+
+def _row(name: str, size: int, top: int, share: str) -> str:
+    bar = "#" * round(_BAR * size / top)
+    return f"  {name:<22}{format_gib(size):>11} {share:>7}  {bar}".rstrip()
+
+
+def _allocator(prediction: Prediction) -> str:
+    reading = prediction.estimate.allocator
+    if prediction.question.kernels != "cuda":
+        return "none on a CPU"
+    if reading.out_of_memory is not None:
+        reserved = format_gib(reading.peak_reserved_bytes)
+        return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
+    return (
+        f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
+        f"{retries_words(reading.num_alloc_retries)} (predicted)"
+    )
+
+
+def _more(num_bytes: int) -> str:
+    return f"{format_gib(num_bytes)} more"
+
+
+def _host(prediction: Prediction) -> str:
+    if prediction.host_bytes is None:
+        return "unknown: how many ranks share a node's memory; --server NAME"
+    if prediction.host_bytes == 0:
+        return "no tensors there"
+    host, has = prediction.estimate.host, prediction.estimate.host_bytes
+    of = f" of {format_gib(has)}" if has else ""
+    parts = {
+        "parameters, pinned": host.pinned_parameters_bytes,
+        "gradients, pinned": host.pinned_gradients_bytes,
+        "optimizer state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+        "while the model is built": host.load_bytes,
+    }
+    told = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
+    return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {told}"
+
+
+def _sent(prediction: Prediction) -> str:
+    """Return what a rank sends, kind by kind, the most bytes first."""
+    kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
+    told = [
+        f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {_calls(one.calls)} among {one.group_size}"
+        for one in kinds
+    ]
+    return "; ".join(told) + " a step (predicted)" if told else "none: one rank"
+
+
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count} calls"
+
+
+def required_facts(predictions: Sequence[Prediction]) -> list[str]:
+    """Return what is kept free of the card."""
+    known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
+    return [fact("headroom", line) for line in required_lines(known)]
+
+
+def varying_fields(questions: Sequence[Question]) -> list[str]:
+    """Return the fields beside the strategy in which setups differ."""
+    return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
+
+
+def common_line(setup: TrainSetup, varying: Sequence[str], turned: str | None = None) -> str:
+    """Return what the setups have in common; ``turned`` is the field of which the largest or least is looked for."""
+    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
+    parts = ["as few ranks as fit" if turned == "world_size" else ranks]
+    parts += [] if "api" in varying else [setup.api.value]
+    batch = "as many as fit" if turned == "micro_batch_size" else setup.micro_batch_size
+    tokens = "as many tokens as fit" if turned == "sequence_length" else f"{setup.sequence_length} tokens"
+    parts += [f"batch {batch} x {tokens}"]
+    for field in _OFTEN:
+        if field not in varying:
+            value = str(getattr(setup, field))
+            parts.append(value if field in ("precision", "optimizer") else f"{field} {value}")
+    return ", ".join([*parts, *seldom(setup)])
+
+
+def labels(question: Question, varying: Sequence[str]) -> list[str]:
+    """Return what tells a setup from the others: its strategy, and the fields that vary."""
+    setup = question.setup
+    name = setup.strategy.value
+    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
+        name += f" ({setup.shard_group_size})"
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs {setup.effective_strategy.value})"
+    return [name, *(str(getattr(setup, field)) for field in varying)]
+
+
+def title(question: Question, varying: Sequence[str]) -> str:
+    """Return what tells a setup from the others where no column's header says what a word means."""
+    strategy, *values = labels(question, varying)
+    named = zip(varying, values, strict=True)
+    return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
+
+
+def aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
+    """Return a table's lines; the columns of those names are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [name in numbers for name in table[0]]
+    return [
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width)
+                  for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
+        for row in table
+    ]  # fmt: skip
+
+
+def spaced(name: str) -> str:
+    """Return a field's name as a word in a sentence."""
+    return name.replace("_", " ")

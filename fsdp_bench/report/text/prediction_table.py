@@ -1,0 +1,106 @@
+"""Several predictions as one table, sorted, with the conclusion under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.report.text.prediction import (
+    aligned,
+    common_line,
+    hardware_facts,
+    labels,
+    modelled,
+    required_facts,
+    spaced,
+    title,
+    varying_fields,
+)
+from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, step_text
+from fsdp_bench.report.text.verdict import dominant, fits_word, verdict
+from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.spec.units import format_gib
+
+
+def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
+    """Return one row a setup, for several setups of one model on the same hardware: what fits first, the fastest first.
+
+    The last line is the conclusion.
+    """
+    questions = [*(prediction.question for prediction in predictions), *refused]
+    varying = varying_fields(questions)
+    peaks = ("peak allocated", "in phase", "needs", "fits", "left", "mostly")
+    header = ["strategy", *varying, *peaks, *SPEED_COLUMNS]
+    rows = [[*labels(p.question, varying), *_cells(p)] for p in sorted(predictions, key=_order)]
+    first = questions[0]
+    common = common_line(first.setup, varying)
+    lines = [
+        fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
+        fact("model", f"{first.model.name}: {first.model.describe()}"),
+        fact("setup", common),
+        *hardware_facts(first),
+        fact("modelled", modelled(first)),
+        fact("rates", rests_on(predictions[0].speed, first.profile)),
+        fact("needs", "what the allocator reserves without retries; left: what the card has beyond that"),
+        *required_facts(predictions),
+        "",
+        *aligned([header, *rows], numbers={"peak allocated", "needs", "left", *SPEED_COLUMNS}),
+    ]
+    if refused:
+        lines.append("")
+        lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
+    notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
+    lines += ["", *(fact("note", note) for note in notes)] if notes else []
+    return "\n".join([*lines, "", conclusion(predictions, varying)])
+
+
+_RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
+
+
+def _order(prediction: Prediction) -> tuple[int, float, int]:
+    """Return what rows are sorted by: whether it fits, then speed, then memory."""
+    seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
+    return _RANK[prediction.verdict], inf if seconds is None else seconds, prediction.needed_bytes
+
+
+def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str:
+    """Return which setting is the fastest of those that fit, in one sentence; where none does, which is nearest."""
+    best = min(predictions, key=_order)
+    name, fitting = title(best.question, varying), [one for one in predictions if one.fits]
+    if not fitting and best.fits is None:
+        return f"conclusion: whether any fits is unknown (predicted): {verdict(best).partition(': ')[2]}"
+    if not fitting:
+        least = min(predictions, key=lambda one: one.needed_bytes)
+        name, needs = title(least.question, varying), format_gib(least.needed_bytes)
+        return f"conclusion: none of {len(predictions)} fits (predicted); {name} is nearest and needs {needs}"
+    of = f"of the {len(fitting)} that fit" if len(fitting) > 1 else "the only one that fits"
+    reserved = f"{format_gib(best.needed_bytes)} reserved"
+    time, tokens = best.speed.time.step_seconds, best.speed.tokens_per_second_per_gpu
+    if time is None or tokens is None:
+        least = min(fitting, key=lambda one: one.needed_bytes)
+        name, reserved = title(least.question, varying), f"{format_gib(least.needed_bytes)} reserved"
+        return f"conclusion: {of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
+    fastest = "is the fastest" if len(fitting) > 1 else "trains"
+    speed = f"{step_text(time)} a step, {tokens:,.0f} tokens/s per GPU"
+    return f"conclusion: {of}, {name} {fastest} (predicted): {speed}, {reserved}"
+
+
+def _cells(prediction: Prediction) -> list[str]:
+    memory = prediction.estimate.memory
+    largest = dominant(prediction)
+    share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
+    return [
+        format_gib(memory.peak_allocated_bytes),
+        memory.peak_phase,
+        _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
+        fits_word(prediction),
+        _size(prediction.headroom_bytes, UNKNOWN),
+        f"{spaced(largest)} {share:.0%}",
+        *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
+    ]
+
+
+def _size(num_bytes: int | None, otherwise: str) -> str:
+    return otherwise if num_bytes is None else format_gib(num_bytes)

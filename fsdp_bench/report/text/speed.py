@@ -1,0 +1,82 @@
+"""A predicted step as people read it: its time, what is exposed, tokens a second, and what that rests on."""
+
+from __future__ import annotations
+
+from fsdp_bench.plan.speed import Speed
+from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.units import format_seconds
+
+SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
+
+
+def time_facts(found: Speed, profile: Profile | None) -> list[str]:
+    """Return a step's time on a few lines; what is unknown says why."""
+    time = found.time
+    if time.step_seconds is None:
+        known = "" if time.compute_seconds is None else f"; operators take {format_seconds(time.compute_seconds)}"
+        return [fact("step time", f"{UNKNOWN}: {_why_unknown(found)}{known}")]
+    assert time.communication_seconds is not None
+    assert time.exposed_communication_seconds is not None
+    tokens = found.tokens_per_second_per_gpu or 0.0
+    lines = [
+        fact(
+            "step time",
+            f"{format_seconds(time.step_seconds)}, {tokens:,.0f} tokens/s per GPU, MFU {share(found.mfu)},"
+            f" HFU {share(found.hfu)} (predicted, for eager)",
+        ),
+        fact(
+            "",
+            f"operators {format_seconds(time.compute_seconds or 0.0)};"
+            f" collectives {format_seconds(time.communication_seconds)}, of which"
+            f" {format_seconds(time.exposed_communication_seconds)} while no operator runs"
+            f"{_part('copies to and from the host', time.host_copy_seconds)}"
+            f"{_part('optimizer on the CPU', time.cpu_optimizer_seconds)}",
+        ),
+    ]
+    return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
+
+
+def _part(name: str, seconds: float | None) -> str:
+    return f"; {name} {format_seconds(seconds)}" if seconds else ""
+
+
+def rests_on(found: Speed, profile: Profile | None) -> str:
+    """Return what the seconds rest on."""
+    if profile is not None:
+        return measured_rates(profile)
+    if found.source is None:
+        return UNKNOWN
+    pcie = ", for PCIe held against no measurement" if found.is_over_pcie else ""
+    return f"the GPU's datasheet and NCCL's model of its links{pcie} (fsdp-bench calibrate measures yours)"
+
+
+def measured_rates(profile: Profile) -> str:
+    """Return where rates were measured, and what of them is missing."""
+    missing = "".join(f"; without {name}, lost in the noise" for name in profile.lost_in_noise)
+    return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate){missing}"
+
+
+def _why_unknown(found: Speed) -> str:
+    if found.source is None:
+        return "no GPU is named, or no calibration of this CPU; --server NAME, --gpu NAME or --calibration FILE"
+    return f"nobody documents what {', '.join(found.time.unknown)} would take here"
+
+
+def share(value: float | None) -> str:
+    """Return a share in per cent."""
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def step_text(seconds: float) -> str:
+    """Print a step's time with the digits that tell settings apart."""
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def speed_cells(found: Speed) -> list[str]:
+    """Return the cells of SPEED_COLUMNS."""
+    time, tokens = found.time, found.tokens_per_second_per_gpu
+    if time.step_seconds is None or time.exposed_communication_seconds is None or tokens is None:
+        return [UNKNOWN] * len(SPEED_COLUMNS)
+    exposed = time.exposed_communication_seconds / time.step_seconds
+    return [step_text(time.step_seconds), share(exposed), f"{tokens:,.0f}", share(found.mfu)]

@@ -1,0 +1,124 @@
+"""Whether a setup fits, as people read it: one line, one word for a table, and what is kept free of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fsdp_bench.plan.estimate import Estimate, Verdict
+from fsdp_bench.plan.headroom import Headroom
+from fsdp_bench.plan.question import Prediction
+from fsdp_bench.rates.nccl_buffers import Bounds
+from fsdp_bench.report.text.communicators import between
+from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.units import format_gib
+
+
+def verdict(prediction: Prediction) -> str:
+    """Return whether it fits, by how much, and what is in the way."""
+    is_known = prediction.fits is not None
+    return ("in eager it " if is_known and prediction.estimate.for_eager else "") + _verdict(prediction)
+
+
+def _verdict(prediction: Prediction) -> str:
+    estimate, reading = prediction.estimate, prediction.estimate.allocator
+    if prediction.question.kernels != "cuda":
+        return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a card"
+    if estimate.card_bytes is None:
+        return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
+    if not estimate.has_flash_attention:
+        return "unknown whether it fits (predicted): torch has no flash attention for this card; peaks below assume it"
+    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.card_bytes)} usable"
+    if estimate.verdict is Verdict.FITS:
+        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(estimate)}"
+    if estimate.verdict is None:
+        return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
+    if reading.out_of_memory is not None:
+        return f"does not fit (predicted): {_shortage(prediction)}"
+    if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
+        retries = retries_words(reading.num_alloc_retries)
+        return (
+            f"does not fit, but runs with {retries} (predicted), which cost throughput: {_needed(prediction)}"
+            f"{_would_be_left(prediction)}"
+        )
+    host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
+    return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
+
+
+def required_lines(estimates: Iterable[Estimate]) -> list[str]:
+    """Return what is kept free of each GPU, for what, and how to say otherwise: a line for each way to know it."""
+    by_source: dict[str, list[Headroom]] = {}
+    for kept in (estimate.required_headroom for estimate in estimates):
+        by_source.setdefault(kept.source, []).append(kept)
+    lines = []
+    for source, kept_each in by_source.items():
+        sizes = [kept.num_bytes for kept in kept_each]
+        reports = "; users report 1 to 3 GiB for the two together" if kept_each[0].is_assumed else ""
+        size = between(Bounds(min(sizes), max(sizes)))
+        lines.append(f"{size} of each GPU kept free, {source}{reports} (--headroom SIZE changes it)")
+    return lines
+
+
+def fits_word(prediction: Prediction) -> str:
+    """Return whether it fits in one to three words."""
+    reading = prediction.estimate.allocator
+    if prediction.verdict is Verdict.DOES_NOT_FIT and reading.out_of_memory is None:
+        return "NO: host memory"
+    words = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "NO: retries", Verdict.DOES_NOT_FIT: "NO"}
+    return UNKNOWN if prediction.verdict is None else words[prediction.verdict]
+
+
+def retries_words(count: int) -> str:
+    """Return how many allocation retries there are."""
+    return "1 allocation retry" if count == 1 else f"{count} allocation retries"
+
+
+def place_words(phase: str, block: int | None) -> str:
+    """Return a phase, and the block where there is one."""
+    return phase if block is None else f"{phase}, block {block}"
+
+
+def dominant(prediction: Prediction) -> str:
+    """Return the category that holds the most at the peak."""
+    breakdown = prediction.estimate.memory.breakdown_bytes
+    return max(breakdown, key=lambda category: breakdown[category])
+
+
+def _required(estimate: Estimate) -> str:
+    kept = estimate.required_headroom.num_bytes
+    return f"; {format_gib(kept)} of that kept free" if kept else ""
+
+
+def _why_unknown(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "no GPU is named; --server NAME or --gpu NAME"
+    return f"nobody documents how much of a {gpu.name} a process can use"
+
+
+def _available(estimate: Estimate) -> str:
+    """Return what torch's allocator can have."""
+    kept, usable = estimate.required_headroom.num_bytes, f"{format_gib(estimate.card_bytes or 0)} usable"
+    return f"{usable} less {format_gib(kept)} kept free" if kept else usable
+
+
+def _needed(prediction: Prediction) -> str:
+    memory, needed = prediction.estimate.memory, format_gib(prediction.needed_bytes)
+    peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction.estimate)
+    if memory.peak_allocated_bytes <= (prediction.estimate.room_bytes or 0):
+        return f"{available} would hold the peak of {peak}, but the allocator's segments need {needed}"
+    mostly = dominant(prediction).replace("_", " ")
+    return f"{needed} reserved, {peak} of them allocated, of {available}, mostly {mostly}"
+
+
+def _would_be_left(prediction: Prediction) -> str:
+    """Return what would be left of a card that holds it, but not with the headroom."""
+    left = prediction.headroom_bytes or 0
+    return f"; {format_gib(left)} would be left" if left > 0 else ""
+
+
+def _shortage(prediction: Prediction) -> str:
+    """Return what is missing, where it runs out, and what the peak consists of."""
+    full = prediction.estimate.allocator.out_of_memory
+    assert full is not None
+    where = place_words(full.phase, full.unit if full.unit >= 0 else None)
+    return f"{_needed(prediction)}{_would_be_left(prediction)}; it runs out in {where} at {full.label}"

@@ -1,0 +1,1 @@
+"""How far one source of numbers is from another, as text and as a page."""

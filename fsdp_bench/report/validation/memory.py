@@ -1,0 +1,93 @@
+"""Prints how far predictions are from a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from fsdp_bench.spec.units import format_gib
+from fsdp_bench.validate.emulation import Agreement
+from fsdp_bench.validate.memory import Comparison, Spread, Summary, worst_first
+
+WORST_SHOWN = 10
+
+
+def format_validation(comparisons: Sequence[Comparison], summary: Summary) -> str:
+    """Return the summary, the error by term, and the worst cells by name."""
+    lines = [
+        f"predicted against {summary.against}: {summary.num_cells} cells, {summary.num_failed} without a reference",
+        f"  every phase equal to the byte      {share(summary.num_equal, summary.num_compared)}",
+    ]
+    if summary.num_fits:
+        lines.append(f"  fits or not, told right            {share(summary.num_fits_right, summary.num_fits)}")
+    lines += ["", f"  {'':<18}{'equal to the byte':>18}{'median |error|':>18}{'largest':>12}"]
+    for name, spread in terms(summary):
+        equal = f"{spread.num_equal} of {spread.num_cells}"
+        lines.append(f"  {name:<18}{equal:>18}{spread.median:>18.3%}{spread.worst:>12.3%}")
+    if (outside := outside_line(comparisons)) is not None:
+        lines += ["", f"  {outside}"]
+    unequal = worst_first(comparisons, WORST_SHOWN)
+    if unequal:
+        lines += ["", f"the {len(unequal)} worst cells:"]
+    lines += [f"  {cell_line(comparison)}" for comparison in unequal]
+    lines += [f"  told wrong: {line}" for line in wrong_fits(comparisons)[:WORST_SHOWN]]
+    failed = [comparison for comparison in comparisons if comparison.error is not None]
+    lines += [f"  no reference: {comparison.error}: {comparison.label}" for comparison in failed[:WORST_SHOWN]]
+    return "\n".join(lines)
+
+
+def terms(summary: Summary) -> list[tuple[str, Spread]]:
+    """Return what was compared, by name: the peaks, then each phase."""
+    found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
+    phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
+    return [(name, spread) for name, spread in found if spread is not None] + phases
+
+
+def cell_line(comparison: Comparison) -> str:
+    """Return a cell's worst phase: its error, both figures, the cell."""
+    phase, error = comparison.worst
+    reading = comparison.phases[phase]
+    return (
+        f"{error:+.4%} in {phase}: predicted {format_gib(reading.predicted_bytes)}, "
+        f"reference {format_gib(reading.reference_bytes)}"
+        f" ({reading.predicted_bytes - reading.reference_bytes:+d} bytes): {comparison.label}"
+    )
+
+
+def wrong_fits(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return a line for each cell that fits and should not, or should and does not."""
+    words = {True: "fits", False: "does not fit"}
+    return [
+        f"predicted {words[one.fit.predicted]}, measured {words[one.fit.measured]}: {one.label}"
+        for one in comparisons
+        if one.fit is not None and one.fit.predicted != one.fit.measured
+    ]
+
+
+def outside_line(comparisons: Sequence[Comparison]) -> str | None:
+    """Return what processes held outside of the caching allocator, where NVML told."""
+    found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
+    if not found:
+        return None
+    low, middle, high = (format_gib(value) for value in (found[0], int(median(found)), found[-1]))
+    return (
+        f"measured outside of the caching allocator (CUDA context; NCCL where ranks are real): {low} to {high}, "
+        f"median {middle}, {len(found)} trials"
+    )
+
+
+def agreement_line(found: Sequence[Agreement]) -> str | None:
+    """Return how far emulated trials are from real ranks in peak allocated; None where no pair was measured."""
+    if not found:
+        return None
+    errors = [abs(one.relative) for one in found]
+    worst = max(found, key=lambda one: abs(one.relative))
+    return (
+        f"emulated rank 0 against real ranks, peak allocated: {len(found)} pairs, median |difference| "
+        f"{median(errors):.3%}, largest {worst.relative:+.3%} ({worst.label})"
+    )
+
+
+def share(count: int, whole: int) -> str:
+    """Return ``9 of 10 (90.0%)``."""
+    return f"{count} of {whole} ({count / whole:.1%})" if whole else "none compared"

@@ -1,0 +1,99 @@
+"""A page to be committed beside results: how far predictions are from them, by term, and where the worst cells are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.validation.memory import agreement_line, cell_line, outside_line, share, terms, wrong_fits
+from fsdp_bench.report.validation.step_time import time_terms
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.units import format_seconds
+from fsdp_bench.validate.emulation import Agreement
+from fsdp_bench.validate.memory import Comparison, Summary, worst_first
+from fsdp_bench.validate.step_time import TimeComparison, TimeSummary
+
+WORST = 20
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a page tells."""
+
+    folder: str
+    """Of the results."""
+    records: list[TrialRecord]
+    comparisons: list[Comparison]
+    summary: Summary
+    times: list[TimeComparison]
+    time_summary: TimeSummary
+    rates: str
+    """Where the rates of predicted times are from: ``measured on ...``, ``of datasheets``."""
+    agreements: list[Agreement]
+
+
+def validation_page(found: Validation) -> str:
+    """Return the page, in Markdown."""
+    blocks = [
+        ["# Predicted against measured"],
+        _conditions(found.records),
+        ["## Memory", "", *_memory(found)],
+        ["## Step time", "", *_time(found)],
+        ["## The worst cells", "", *_worst(found)],
+        [f"Written by `fsdp-bench validate --against {found.folder} --page FILE`."],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _conditions(records: Sequence[TrialRecord]) -> list[str]:
+    """Return what was measured, on what, when."""
+    ranks = [record.ranks[0] for record in records if record.ranks]
+    kinds = dict.fromkeys(f"{record.device} on {record.hardware}" if record.emulated_on else record.device
+                          for record in records)  # fmt: skip
+    facts = {
+        "trials": str(len(records)),
+        "ran on": ", ".join(kinds),
+        "device": ", ".join(dict.fromkeys(rank.device_name for rank in ranks)) or UNKNOWN,
+        "torch": ", ".join(dict.fromkeys(rank.environment.get("torch", UNKNOWN) for rank in ranks)) or UNKNOWN,
+        "attention": ", ".join(dict.fromkeys(filter(None, (rank.environment.get("attention") for rank in ranks)))),
+        "sweeps": ", ".join(dict.fromkeys(record.sweep for record in records)),
+        "measured": " to ".join(dict.fromkeys((min(r.started_at for r in records)[:10],
+                                               max(r.started_at for r in records)[:10]))),
+    }  # fmt: skip
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value)]
+
+
+def _memory(found: Validation) -> list[str]:
+    summary = found.summary
+    lines = ["| term | equal to the byte | median error | largest error |", "|---|---|---|---|"]
+    for name, spread in terms(summary):
+        equal = share(spread.num_equal, spread.num_cells)
+        lines.append(f"| {name} | {equal} | {spread.median:.3%} | {spread.worst:.3%} |")
+    fits = share(summary.num_fits_right, summary.num_fits)
+    told = [f"Fits or not, told right: {fits}."]
+    told += [f"{line}." for line in (outside_line(found.comparisons), agreement_line(found.agreements)) if line]
+    return [*lines, "", *told]
+
+
+def _time(found: Validation) -> list[str]:
+    summary = found.time_summary
+    if not summary.num_trials:
+        reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
+        return [f"Not compared: {'; '.join(map(str, reasons))}."]
+    rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
+    return [f"Rates {found.rates}.", "", "| term | |", "|---|---|", *rows]
+
+
+def _worst(found: Validation) -> list[str]:
+    memory = [f"- {cell_line(one)}" for one in worst_first(found.comparisons, WORST)]
+    memory += [f"- {line}" for line in wrong_fits(found.comparisons)]
+    slowest = sorted((one for one in found.times if one.error is not None), key=lambda one: -abs(one.error or 0.0))
+    times = [
+        f"- {one.error:+.1%}: predicted {format_seconds(one.predicted_seconds)},"
+        f" measured {format_seconds(one.measured_seconds)}: {one.label}"
+        for one in slowest[:WORST]
+        if one.predicted_seconds is not None and one.measured_seconds is not None
+    ]
+    return ["Memory:", "", *(memory or ["- none: every phase of every cell is equal to the byte"]), "",
+            "Step time:", "", *(times or ["- not compared"])]  # fmt: skip

@@ -1,0 +1,44 @@
+"""Prints predicted beside published outcomes: how many of each, those that differ by name, what is left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.report.validation.left_out import left_out, wrapped
+from fsdp_bench.spec.units import format_gib
+from fsdp_bench.validate.published.fits import FitRow
+
+
+def format_fits(rows: Sequence[FitRow]) -> str:
+    """Return everything as plain text; compiled code, which is predicted as eager, in a column of its own."""
+    compared = [row for row in rows if row.predicted is not None]
+    columns = {
+        "ran, eager": [row for row in compared if row.ran and not row.compiled],
+        "ran, compiled": [row for row in compared if row.ran and row.compiled],
+        "out of memory": [row for row in compared if not row.ran],
+    }
+    lines = [
+        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code is predicted as eager",
+        "",
+        f"  {'predicted':<24}" + "".join(f"{name:>16}" for name in columns),
+    ]
+    for fit in Verdict:
+        counts = [sum(row.predicted is fit for row in group) for group in columns.values()]
+        lines.append(f"  {fit.words:<24}" + "".join(f"{count:>16}" for count in counts))
+    differing = [line for row in compared if row.ran != (row.predicted is Verdict.FITS) for line in _named(row)]
+    if differing:
+        lines += ["", "predicted to need retries, or otherwise than it went:", *differing]
+    return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
+
+
+def _named(row: FitRow) -> list[str]:
+    assert row.predicted is not None
+    outcome = "ran" if row.ran else "out of memory"
+    compiled = ", compiled" if row.compiled else ""
+    text = f"{row.case} ({outcome}{compiled}): {row.predicted.words}"
+    if row.predicted is Verdict.RUNS_WITH_RETRIES:
+        text += f", {row.num_alloc_retries} in the first steps"
+    if row.reserved_bytes is not None and row.card_bytes is not None:
+        text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"
+    return wrapped(text, 2)

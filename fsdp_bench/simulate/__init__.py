@@ -1,0 +1,15 @@
+"""One training step of one rank, as a log of events: what is allocated, issued, sent and waited for. No torch.
+
+Read in this order:
+    events.py       the only event vocabulary
+    autograd.py     tensors, storages, the autograd graph and its engine, without data
+    operators/      what each operator allocates, saves for backward and computes
+    models/         the benchmark models, and activation checkpointing
+    wrappers/       FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
+    step.py         the step itself: forward, loss, backward, clipping, optimizer
+    repeat.py       one block that stands for all blocks that are alike
+    worst_rank.py   which ranks can need the most memory
+"""
+
+TORCH_VERSION = "2.13"
+"""The version whose code is written down here; `validate --against dry-run` tells whether another agrees."""

@@ -1,0 +1,377 @@
+"""PyTorch's lifetimes without PyTorch: storages, tensors, the autograd graph and its engine, recording events.
+
+A tensor here has a size and no data. Who holds it decides how long it lives, exactly as in torch: Python's own
+reference counts free a storage when its last tensor, saved variable or gradient buffer is gone (CPython only). So
+the model and the wrappers are written as torch's code is written, and the order of allocations and frees follows.
+
+The engine is that of torch/csrc/autograd/engine.cpp: of the nodes whose gradients are all there, the one that was
+created last runs first (ReadyQueue), except gradient accumulators, which run at once (AccumulateGrad's
+sequence number is the largest). A node's gradients are released after it ran, then what it saved (evaluate_function),
+then its outputs are handed on, where a second gradient for the same input is added (input_buffer.cpp).
+
+A node runs on the stream on which its operator ran in forward (Node::stream). A gradient that goes to a node of another
+stream is used there, too: the consumer waits for the producer, and the storage is recorded on its stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fsdp_bench.simulate.events import Category, Event, Kind, Stream
+from fsdp_bench.simulate.issued import Timeline, Untimed
+
+_ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
+_new = tuple.__new__
+"""Makes an Event of its fields; twice as fast as calling it."""
+
+
+CUDA_BLOCK_BYTES = 512
+"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
+
+
+class Sent(NamedTuple):
+    """One collective of one rank."""
+
+    kind: str
+    """all_gather, reduce_scatter, all_reduce."""
+    group: str
+    """``shard``, ``replicate`` or ``world``."""
+    num_bytes: int
+    """The whole message: an all-gather's output, a reduce-scatter's input, else the tensor."""
+    times: int
+    """How often in a step."""
+
+
+class Tape:
+    """Records the events of one rank."""
+
+    __slots__ = (
+        "category",
+        "events",
+        "grad_enabled",
+        "hooks",
+        "in_backward",
+        "kept",
+        "next_number",
+        "next_sequence",
+        "phase",
+        "repeats",
+        "rounded",
+        "rounding",
+        "sent",
+        "stream",
+        "timeline",
+    )
+
+    def __init__(self, rounding: int = 1, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline or Untimed()
+        """What is issued to which stream."""
+        self.rounding = rounding
+        """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
+        self.rounded: dict[int, int] = {}
+        """What sizes were rounded to; there are few."""
+        self.events: list[Event] = []
+        self.category = Category.ACTIVATIONS
+        """What storages hold that say nothing else."""
+        self.grad_enabled = True
+        self.in_backward = False
+        """Whether autograd's thread runs."""
+        self.hooks: list[Any] = []
+        """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
+        self.kept: Any = None
+        """Where selective checkpointing keeps outputs of costly operators: see checkpoint.py."""
+        self.phase = "load"
+        self.stream = _COMPUTE
+        """The current stream (torch.cuda.current_stream): what is allocated comes from its pool."""
+        self.next_number = 0
+        self.next_sequence = 0
+        self.sent: list[Sent] = []
+        """The collectives, in the order in which they are issued."""
+        self.repeats = 1
+        """For how many micro-batches the one that runs stands."""
+
+    def send(self, kind: str, group: str, num_bytes: int, stream: Stream = _COMPUTE, starts: bool = False) -> None:
+        """Issue a collective that ``stream`` waits for, unless it is only started."""
+        self.sent.append(Sent(kind, group, num_bytes, self.repeats))
+        self.timeline.send(kind, group, num_bytes, stream, starts)
+
+    def synchronize(self, stream: Stream) -> None:
+        """``stream.synchronize()``, which is also what copies to pageable host memory do."""
+        self.events.append(Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream))
+        self.timeline.synchronize(stream)
+
+    def synchronize_device(self) -> None:
+        """torch.cuda.synchronize between two steps; no part of their time."""
+        self.events += [Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream) for stream in Stream]
+
+    def mark(self, phase: str, block: int = -1) -> None:
+        """Begin a phase, or, with a number, that block's part of it."""
+        self.phase = phase
+        self.timeline.mark(phase, block)
+        self.events.append(Event(Kind.MARK, block, 0, Category.TEMPORARY, _COMPUTE, phase))
+
+    def mark_block(self, block: int) -> None:
+        """Begin a block's part of the phase that runs; -1 ends it."""
+        self.mark(self.phase, block)
+
+    def storage(
+        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream | None = None
+    ) -> Storage:
+        """Allocate, on the current stream unless another one is named."""
+        return Storage(self, num_bytes, label, category or self.category, self.stream if stream is None else stream)
+
+    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
+        """Allocate a tensor that needs no gradient."""
+        return Tensor(Storage(self, numel * itemsize, label, category or self.category, self.stream), numel, itemsize)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """Tensor.record_stream: nothing where it is the storage's own stream."""
+        if stream is not storage.stream:
+            self.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
+
+
+class Storage:
+    """Bytes on the device, from its creation until its last reference is gone."""
+
+    __slots__ = ("category", "num_bytes", "number", "stream", "tape")
+
+    def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
+        self.tape = tape
+        rounded = tape.rounded.get(num_bytes)
+        if rounded is None:
+            rounded = tape.rounded[num_bytes] = num_bytes - num_bytes % -tape.rounding  # up: what is left is negative
+        self.num_bytes = num_bytes = rounded
+        self.category = category
+        self.stream = stream
+        self.number = tape.next_number
+        tape.next_number += 1
+        tape.events.append(_new(Event, (_ALLOCATE, self.number, num_bytes, category, stream, label)))
+
+    def __del__(self) -> None:
+        self.tape.events.append(_new(Event, (_FREE, self.number, self.num_bytes, self.category, self.stream, "")))
+
+
+class Tensor:
+    """A size, a storage, and the node that made it when a gradient is needed."""
+
+    __slots__ = ("is_view", "itemsize", "node", "numel", "output", "storage")
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        numel: int,
+        itemsize: int,
+        node: Node | None = None,
+        output: int = 0,
+        is_view: bool = False,
+    ) -> None:
+        self.storage = storage
+        """None for parameters: whoever shards them owns their bytes."""
+        self.numel = numel
+        self.itemsize = itemsize
+        self.node = node
+        self.output = output
+        self.is_view = is_view
+
+    def detach(self) -> Tensor:
+        """Return the same storage without its history."""
+        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True)
+
+    def view(self, numel: int | None = None) -> Tensor:
+        """Return a view, of a part where ``numel`` says so."""
+        return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)
+
+
+Gradients = Sequence[Tensor | None]
+Backward = Callable[[Any, list[Tensor]], Gradients]
+"""Called with what the node saved (a list, or Packed) and with its gradients; returns a gradient for each edge."""
+
+
+class Packed:
+    """What a node saved under hooks: opened all at once, for the only time.
+
+    Generated backward functions open their saved variables first and hold them until they return
+    (torch/csrc/autograd/generated/Functions.cpp). Gradients are summed to a smaller shape after that
+    (validate_outputs in engine.cpp).
+    """
+
+    __slots__ = ("hooks", "packed")
+
+    def __init__(self, hooks: Any, saved: Sequence[Tensor]) -> None:
+        self.hooks = hooks
+        self.packed = [hooks.pack(tensor) for tensor in saved]
+
+    def copy(self) -> list[Tensor]:
+        """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
+        return [self.hooks.unpack(tensor) for tensor in self.packed]
+
+    def pop(self) -> None:
+        """Nothing to release: what was opened is held by nobody else."""
+
+
+class Node:
+    """One operator in the graph."""
+
+    __slots__ = ("backward", "buffer", "edges", "pre_hooks", "saved", "sequence", "stream", "waiting", "waits_for")
+
+    def __init__(
+        self,
+        tape: Tape,
+        backward: Backward,
+        inputs: Sequence[Tensor | None],
+        saved: Sequence[Tensor],
+        num_outputs: int = 1,
+    ) -> None:
+        self.sequence = tape.next_sequence
+        tape.next_sequence += 1
+        self.stream = tape.stream
+        """The one on which the operator ran."""
+        self.waits_for: Stream | None = None
+        """Another stream, on which gradients for it were computed."""
+        self.backward: Backward | None = backward
+        self.edges = [(None, 0) if t is None else (t.node, t.output) for t in inputs]
+        if saved and tape.hooks:
+            self.saved: Any = Packed(tape.hooks[-1], saved)
+        else:
+            self.saved = list(saved)
+        self.buffer: list[Tensor | None] = [None] * num_outputs
+        self.waiting = 0
+        self.pre_hooks: list[Callable[[], None]] | None = None
+        """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
+
+    def before(self, hook: Callable[[], None]) -> None:
+        """Call ``hook`` when the gradients of the outputs are known."""
+        self.pre_hooks = [*(self.pre_hooks or ()), hook]
+
+
+LEAF = 1 << 62
+"""The sequence number of accumulators (UINT64_MAX in torch), larger than any other."""
+
+
+class Leaf(Node):
+    """AccumulateGrad: where the gradient of a parameter ends."""
+
+    __slots__ = ("accumulate",)
+
+    def __init__(self, tape: Tape, accumulate: Callable[[Tensor], None], stream: Stream = _COMPUTE) -> None:
+        super().__init__(tape, self._never, (), ())
+        self.sequence = LEAF
+        self.stream = stream
+        self.accumulate = accumulate
+
+    @staticmethod
+    def _never(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
+        raise AssertionError("an accumulator is run by the engine itself")
+
+
+class Engine:
+    """Runs one backward pass."""
+
+    def __init__(self, tape: Tape, accumulates_in_place: bool) -> None:
+        self.tape = tape
+        self.accumulates_in_place = accumulates_in_place
+        self.is_running = False
+        """Whether a backward pass runs (torch._C._current_graph_task_id)."""
+        self.callbacks: list[Callable[[], None]] = []
+        """Called when all gradients are computed (Variable._execution_engine.queue_callback)."""
+        self._ready: list[tuple[int, int, Node]] = []
+        self._pushed = 0
+        self._leaf_stream = _COMPUTE
+        """Where the last accumulator ran; they all run on one."""
+
+    def run(self, root: Tensor, gradient: Tensor) -> None:
+        """Compute all gradients below ``root``."""
+        assert root.node is not None
+        self.is_running = self.tape.in_backward = True
+        self._count(root.node)
+        tape, node = self.tape, root.node
+        grad_enabled, tape.grad_enabled, stream = tape.grad_enabled, False, tape.stream
+        node.buffer[root.output] = gradient
+        del gradient, root
+        self._push(node)
+        while self._ready:
+            node = heapq.heappop(self._ready)[2]
+            tape.stream = node.stream
+            if node.waits_for is not None:
+                tape.timeline.wait(node.stream, node.waits_for)
+                node.waits_for = None
+            if node.pre_hooks:
+                for hook in node.pre_hooks:
+                    hook()
+            if node.sequence == LEAF:
+                self._leaf_stream = node.stream
+                gradients, node.buffer = node.buffer, [None]
+                node.accumulate(gradients.pop())  # type: ignore[attr-defined]
+            else:
+                self._evaluate(node)
+        if self._leaf_stream is not stream:  # exec_post_processing
+            tape.timeline.wait(stream, self._leaf_stream)
+        tape.stream = stream
+        del node
+        for callback in self.callbacks:
+            callback()
+        self.callbacks.clear()
+        tape.grad_enabled = grad_enabled
+        self.is_running = tape.in_backward = False
+
+    def _push(self, node: Node) -> None:
+        self._pushed += 1
+        heapq.heappush(self._ready, (-node.sequence, self._pushed, node))
+
+    def _count(self, root: Node) -> None:
+        """Count for each node the gradients that it waits for (Engine::compute_dependencies)."""
+        seen, stack = {root}, [root]
+        while stack:
+            for node, _ in stack.pop().edges:
+                if node is not None:
+                    node.waiting += 1
+                    if node not in seen:
+                        seen.add(node)
+                        stack.append(node)
+
+    def _evaluate(self, node: Node) -> None:
+        assert node.backward is not None, "the graph was freed"
+        gradients, node.buffer = node.buffer, []
+        backward, saved = node.backward, node.saved
+        node.backward = node.saved = None
+        outputs = list(backward(saved, gradients))  # type: ignore[arg-type]
+        gradients.clear()
+        del saved, backward
+        for (target, slot), position in zip(node.edges, range(len(outputs)), strict=True):
+            if target is None:
+                continue
+            gradient, outputs[position] = outputs[position], None
+            if gradient is not None:
+                if target.stream is not node.stream:
+                    target.waits_for = node.stream
+                    if gradient.storage is not None:
+                        self.tape.record_stream(gradient.storage, target.stream)
+                self._add(target, slot, gradient)
+                del gradient
+            target.waiting -= 1
+            if not target.waiting:
+                self._push(target)
+
+    def _add(self, target: Node, slot: int, gradient: Tensor) -> None:
+        """InputBuffer::add: keep a first gradient; add a second one to it, in place where nobody else can see it."""
+        buffer, tape = target.buffer, self.tape
+        first = buffer[slot]
+        if first is None:
+            buffer[slot] = gradient
+            return
+        tape.timeline.run("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
+        if self.accumulates_in_place and is_last_reference(first):
+            return
+        storage = tape.storage(first.numel * first.itemsize, "aten::add", Category.TEMPORARY, target.stream)
+        buffer[slot] = Tensor(storage, first.numel, first.itemsize)
+
+
+def is_last_reference(gradient: Tensor) -> bool:
+    """can_accumulate_inplace: whether a buffer alone holds it and its storage; a view holds its base as well.
+
+    The buffer and its user, which is two, this function's argument and getrefcount's.
+    """
+    return not gradient.is_view and sys.getrefcount(gradient) <= 4 and sys.getrefcount(gradient.storage) <= 2

@@ -1,0 +1,1 @@
+"""The benchmark models in terms of operators, and activation checkpointing of their blocks."""

@@ -1,0 +1,163 @@
+"""Activation checkpointing as torch/utils/checkpoint.py does it without reentrant autograd: symbol by symbol.
+
+In forward every saved tensor is replaced by a holder. The first holder that backward opens runs the block's forward
+again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the outputs of matrix
+products and of attention, which the second forward then takes instead of computing them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from fsdp_bench.simulate.autograd import Tensor
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.spec.setup import Checkpointing
+
+
+class _StopRecomputation(Exception):
+    """_StopRecomputationError: everything that was saved in forward is there again."""
+
+
+class _Handle:
+    """_Handle: the key of one recomputed tensor; when it goes, the tensor goes."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Holder:
+    """_Holder: what a node keeps instead of a tensor."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self) -> None:
+        self.handle: _Handle | None = None
+
+
+class _Kept:
+    """The outputs that selective checkpointing keeps (_CachingTorchDispatchMode), then hands out (_Cached...)."""
+
+    def __init__(self, drops_every_second_product: bool) -> None:
+        self._outputs: list[Tensor | None] = []
+        self._next = -1
+        """Negative while the first forward fills."""
+        self._drops_every_second_product = drops_every_second_product
+        self._num_products = 0
+
+    def hand_out(self) -> None:
+        """Start the second forward."""
+        self._next = 0
+        self._num_products = 0
+
+    def output(self, make: Callable[[], Tensor], is_product: bool) -> Tensor:
+        """Return an operator's output: made and kept, or the one that was kept, or made again."""
+        if is_product and self._drops_every_second_product:
+            self._num_products += 1
+            if self._num_products % 2 == 0:
+                return make()
+        if self._next < 0:
+            out = make()
+            self._outputs.append(out.detach())
+            return out
+        kept = self._outputs[self._next]
+        assert kept is not None
+        self._outputs[self._next] = None
+        self._next += 1
+        return Tensor(kept.storage, kept.numel, kept.itemsize)
+
+
+class _Frame:
+    """_CheckpointFrame and _checkpoint_hook: one call of one checkpointed block."""
+
+    def __init__(self, op: Operators, forward: Callable[..., Any], inputs: tuple[Any, ...], kept: _Kept | None) -> None:
+        self.op = op
+        self.autocast = op.autocast
+        self.forward = forward
+        self.inputs = inputs
+        self.kept = kept
+        self.holders: list[weakref.ref[_Holder]] = []
+        self.recomputed: weakref.WeakKeyDictionary[_Handle, Tensor] = weakref.WeakKeyDictionary()
+        self.is_recomputed = False
+
+    def pack(self, _tensor: Tensor) -> _Holder:
+        """Keep a holder instead of the tensor."""
+        holder = _Holder()
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def unpack(self, holder: _Holder) -> Tensor:
+        """Recompute the block the first time; return the tensor, for the only time."""
+        if not self.is_recomputed:
+            self._recompute()
+            self.is_recomputed = True
+        assert holder.handle is not None
+        tensor = self.recomputed[holder.handle]
+        holder.handle = None
+        return tensor
+
+    def _recompute(self) -> None:
+        op, tape = self.op, self.op.tape
+        op.autocast = self.autocast
+        grad_enabled, tape.grad_enabled = tape.grad_enabled, True
+        kept, tape.kept = tape.kept, self.kept
+        if self.kept is not None:
+            self.kept.hand_out()
+        tape.hooks.append(_Recomputation(self))
+        try:
+            self.forward(*self.inputs)
+        except _StopRecomputation:
+            pass
+        finally:
+            tape.hooks.pop()
+            tape.kept = kept
+            tape.grad_enabled = grad_enabled
+            if self.autocast is not None:
+                op.end_autocast(in_one_block=True)
+
+
+class _Recomputation:
+    """_recomputation_hook: put each tensor that is saved again where its holder finds it."""
+
+    def __init__(self, frame: _Frame) -> None:
+        self._frame = weakref.ref(frame)
+        self._count = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Hand the tensor to its holder; stop after the last."""
+        frame = self._frame()
+        assert frame is not None
+        holder = frame.holders[self._count]()
+        self._count += 1
+        tensor = tensor.detach()
+        if holder is not None:
+            holder.handle = _Handle()
+            frame.recomputed[holder.handle] = tensor
+        if self._count == len(frame.holders):
+            raise _StopRecomputation
+        return tensor
+
+    def unpack(self, tensor: Tensor) -> Tensor:
+        """Never called: the second forward's graph is thrown away."""
+        return tensor
+
+
+def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
+    """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT."""
+
+    def around(forward: Callable[..., Any], *inputs: Any) -> Any:
+        tape = op.tape
+        if not tape.grad_enabled:
+            return forward(*inputs)
+        is_selective = kind is Checkpointing.SELECTIVE
+        kept = _Kept(op.kernels.recomputes_every_second_product) if is_selective else None
+        frame = _Frame(op, forward, inputs, kept)
+        outer, tape.kept = tape.kept, frame.kept
+        tape.hooks.append(frame)
+        try:
+            return forward(*inputs)
+        finally:
+            tape.hooks.pop()
+            tape.kept = outer
+
+    return around

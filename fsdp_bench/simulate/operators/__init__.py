@@ -1,0 +1,5 @@
+"""What each operator allocates, saves for backward, frees and computes, by its name in PyTorch.
+
+``core.py`` holds the operators that models share; ``kernels.py`` says which implementation of an operator runs;
+attention, losses, optimizers, clipping and the gradient scaler have a file each.
+"""

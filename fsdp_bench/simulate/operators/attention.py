@@ -1,0 +1,162 @@
+"""aten::scaled_dot_product_attention in the ledger: which kernel runs, what it needs first, saves and allocates.
+
+CPU: flash attention for every dtype and head. CUDA: flash attention for 16 bits, whose heads are padded to a multiple
+of eight (aten/native/transformers/attention.cpp, pad_last_dim); memory-efficient attention for fp32, whose rows are
+rounded to 32 and which knows no grouped keys, so these are repeated (train/models/transformer.py, attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from fsdp_bench.simulate.autograd import Gradients, Tensor
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernels import FP32, flash_backward_workspace
+from fsdp_bench.spec.errors import SpecError
+
+_NAME = "aten::scaled_dot_product_attention"
+_HEAD_MULTIPLE = 8
+_FP32_MULTIPLE = 4
+"""aten/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient: 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of one call."""
+
+    count: int
+    groups: int
+    """Heads that share one key and value."""
+    dim: int
+    length: int
+    """Tokens of a sequence."""
+
+
+def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tensor:
+    """train/models/transformer.py, split_heads: views, unless the gradient comes head by head.
+
+    Kernels give gradients in the order of the merged heads. A gradient that was cut off padding, or summed over
+    repeated keys, is contiguous head by head, so that the view's backward copies it (aten::clone in reshape).
+    """
+    is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
+    is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
+    if heads.count == (1 if is_query else heads.groups):
+        return x  # a single head is the whole row
+    if not op.kernels.is_cuda or not (is_padded or is_repeated):
+        return x
+    numel = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::clone", gradients[0], gradients[0])
+        return (op.temporary(numel, gradients[0].itemsize, "aten::clone"),)
+
+    return op.record(x.detach(), [x], [], backward)
+
+
+def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
+    """merge_heads of train/models/transformer.py: a view, or a copy of heads without their padding (aten::clone)."""
+    padded = x.numel
+    tokens = op.batch * heads.length
+    numel = tokens * heads.count * heads.dim
+    if padded == numel:
+        return x
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::slice_backward", gradients[0], gradients[0])
+        return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
+
+    op.run("aten::clone", x, x)
+    merged = Tensor(x.storage, numel, x.itemsize) if heads.count == 1 else op.like(x, "aten::clone", numel)
+    return op.record(merged, [x], [], backward)
+
+
+def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
+    """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
+    if not op.kernels.is_cuda:
+        return _kernel(op, (q, k, v), heads, op.batch * heads.count * heads.length, [], [])
+    if q.itemsize == FP32:
+        if heads.dim % _FP32_MULTIPLE:
+            raise SpecError(
+                f"head size {heads.dim}: in fp32 CUDA's fused attention wants a multiple of {_FP32_MULTIPLE}; torch"
+                " falls back to the unfused kernel, whose memory is unknown here; use bf16, or another head size"
+            )
+        if heads.groups > 1:
+            k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
+        rows = op.batch * heads.count * -(-heads.length // 32) * 32
+        return _kernel(op, (q, k, v), heads, rows, [8, 8], [])
+    return _flash(op, q, k, v, heads)
+
+
+def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
+    inside: list[int] = []
+    padded_dim = -(-heads.dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
+    if not op.kernels.observed:
+        inside = flash_backward_workspace(op.batch, heads.count, heads.groups, heads.length, padded_dim)
+    rows, state = op.batch * heads.count * heads.length, [16, 8]  # the random state, even without dropout
+    if padded_dim == heads.dim:
+        return _kernel(op, (q, k, v), heads, rows, state, inside)
+    q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
+    return _kernel(op, (q, k, v), heads, rows, state, inside)
+
+
+def _kernel(
+    op: Operators,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    heads: Heads,
+    rows: int,
+    state: list[int],
+    inside: list[int],
+) -> Tensor:
+    """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs."""
+    (q, k, v), tape = inputs, op.tape
+    numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
+
+    def issue(name: str, passes: int) -> None:
+        if tape.timeline.is_on:
+            dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
+            tape.timeline.attention(name, dims, passes * (sum(numels) + numels[0]) * itemsize, itemsize)
+
+    def kernel() -> Tensor:
+        issue(_NAME, 1)
+        return tape.tensor(numels[0], itemsize, _NAME)
+
+    out = op.saved_output(kernel)
+    extra = [op.saved_output(partial(tape.tensor, rows, FP32, _NAME))]
+    extra += [op.saved_output(partial(tape.tensor, 1, size, _NAME)) for size in state]
+
+    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+        itemsize = gradients[0].itemsize
+        _opened = saved.copy()
+        issue(_NAME + "_backward", 2)
+        results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
+        _workspace = [op.temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
+        return results
+
+    return op.record(out, [q, k, v], [q, k, v, out.detach(), *extra], backward)
+
+
+def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:
+    """aten::repeat_interleave along the heads: expanded, then cloned; the gradient is summed over the copies."""
+    numel = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::sum", gradients[0])
+        return (op.temporary(numel, gradients[0].itemsize, "aten::sum"),)
+
+    out = op.like(x, "aten::clone", numel * times)
+    op.run("aten::clone", x, out)
+    return op.record(out, [x], [], backward)
+
+
+def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:
+    """aten::constant_pad_nd; its gradient is a copy of the part that was not padding."""
+    before = x.numel
+
+    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+        op.run("aten::constant_pad_nd", gradients[0], gradients[0])
+        return (op.temporary(before, gradients[0].itemsize, "aten::constant_pad_nd"),)
+
+    out = op.like(x, "aten::constant_pad_nd", numel)
+    op.run("aten::constant_pad_nd", x, out)
+    return op.record(out, [x], [], backward)

@@ -1,0 +1,488 @@
+"""What each operator allocates, saves for backward and allocates in backward: the ledger of memory.
+
+One method an operator of torch, as the dispatcher sees it; the docstring names the operator. Numbers are elements,
+``itemsize`` is bytes. Two kernel sets differ in the norms, attention and what happens inside of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsdp_bench.simulate.autograd import Backward, Gradients, Node, Tape, Tensor
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels, embedding_backward_workspace, sum_over_rows_workspace
+
+Saved = Any
+"""What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
+
+
+class Parameter(Tensor):
+    """A weight as the operators see it: whoever shards the model owns its bytes and its accumulator."""
+
+    __slots__ = ("block", "in_features", "name")
+
+    def __init__(self, name: str, numel: int, itemsize: int, in_features: int = 0, block: int = -1) -> None:
+        super().__init__(None, numel, itemsize)
+        self.name = name
+        self.block = block
+        self.in_features = in_features
+
+
+class Operators:
+    """The operators on one tape."""
+
+    def __init__(self, tape: Tape, kernels: Kernels) -> None:
+        self.tape = tape
+        self.timeline = tape.timeline
+        self.kernels = kernels
+        self.batch = 1
+        """Sequences in the running micro-batch."""
+        self.autocast: int | None = None
+        """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
+        self._casts: dict[Parameter, Tensor] = {}
+        """autocast's cache of weights."""
+        self._workspaces: dict[bool, Tensor] = {}
+        """cuBLAS's, of the thread that runs forward and of autograd's."""
+
+    # -- elementwise -------------------------------------------------------------------------------------------
+
+    def like(self, x: Tensor, label: str, numel: int | None = None) -> Tensor:
+        """Allocate a tensor of the same dtype, and of the same size unless ``numel`` says otherwise."""
+        return self.tape.tensor(x.numel if numel is None else numel, x.itemsize, label)
+
+    def temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
+        """Allocate what backward needs for a moment, or hands on."""
+        return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
+
+    def run(self, name: str, *tensors: Tensor) -> None:
+        """Issue an operator that reads or writes each of these once, and is bound by that."""
+        if self.timeline.is_on:
+            num_bytes = sum(tensor.numel * tensor.itemsize for tensor in tensors)
+            self.timeline.run(name, num_bytes, tensors[0].itemsize)
+
+    def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
+        """Put the operator into the graph, when any of its inputs is in it."""
+        if self.tape.grad_enabled and any(t.node is not None for t in inputs):
+            out.node = Node(self.tape, backward, inputs, saved)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
+        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::add")
+        self.run("aten::add", x, y, out)
+        itemsizes = x.itemsize, y.itemsize
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            both = gradients[0]
+            return self._as_input(both, itemsizes[0]), self._as_input(both, itemsizes[1])
+
+        return self.record(out, [x, y], [], backward)
+
+    def _as_input(self, gradient: Tensor, itemsize: int) -> Tensor:
+        """Return a gradient in its input's dtype (validate_outputs in engine.cpp)."""
+        if gradient.itemsize == itemsize:
+            return gradient
+        cast = self.temporary(gradient.numel, itemsize, "aten::_to_copy")
+        self.run("aten::_to_copy", gradient, cast)
+        return cast
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
+        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::mul")
+        self.run("aten::mul", x, y, out)
+        if y.node is not None:
+            return self.record(out, [x, y], [x, y], self._mul_backward_two)
+        itemsize = x.itemsize
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            product = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
+            self.run("aten::mul", gradients[0], *opened, product)
+            del opened
+            return (self._as_input(product, itemsize),)
+
+        return self.record(out, [x], [y], backward)
+
+    def _mul_backward_two(self, saved: Saved, gradients: list[Tensor]) -> Gradients:
+        numel, itemsize = gradients[0].numel, gradients[0].itemsize
+        opened = saved.copy()
+        dx, dy = self.temporary(numel, itemsize, "aten::mul"), self.temporary(numel, itemsize, "aten::mul")
+        for factor, product in zip(opened, (dy, dx), strict=True):
+            self.run("aten::mul", gradients[0], factor, product)
+        return dx, dy
+
+    def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
+        out = self.like(x, "aten::mul")
+        self.run("aten::mul", x, y, out)
+        small = y.numel
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            numel, itemsize = gradients[0].numel, gradients[0].itemsize
+            opened = saved.copy()
+            whole = self.temporary(numel, itemsize, "aten::mul")
+            dx = self.temporary(numel, itemsize, "aten::mul")
+            self.run("aten::mul", gradients[0], opened[0], whole)
+            self.run("aten::mul", gradients[0], opened[1], dx)
+            del opened
+            dy = self.temporary(small, itemsize, "aten::sum")
+            self.run("aten::sum", whole, dy)
+            del whole
+            return dx, dy
+
+        return self.record(out, [x, y], [x, y], backward)
+
+    def neg(self, x: Tensor) -> Tensor:
+        """aten::neg (NegBackward0)."""
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg")
+            self.run("aten::neg", gradients[0], dx)
+            return (dx,)
+
+        out = self.like(x, "aten::neg")
+        self.run("aten::neg", x, out)
+        return self.record(out, [x], [], backward)
+
+    def cat(self, x: Tensor, y: Tensor) -> Tensor:
+        """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
+        out = self.like(x, "aten::cat", x.numel + y.numel)
+        self.run("aten::cat", x, y, out)
+        numels = x.numel, y.numel
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            return gradients[0].view(numels[0]), gradients[0].view(numels[1])
+
+        return self.record(out, [x, y], [], backward)
+
+    def split(self, x: Tensor, numels: Sequence[int]) -> list[Tensor]:
+        """aten::split into views; their gradients are concatenated (SplitBackward0)."""
+        numel, itemsize = x.numel, x.itemsize
+        if not self.tape.grad_enabled or x.node is None:
+            return [x.view(part) for part in numels]
+
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            whole = self.temporary(numel, itemsize, "aten::cat")
+            self.run("aten::cat", whole, whole)
+            return (whole,)
+
+        node = Node(self.tape, backward, [x], [], len(numels))
+        return [Tensor(x.storage, part, itemsize, node, index, True) for index, part in enumerate(numels)]
+
+    def to(self, x: Tensor, itemsize: int, gradient: Category = Category.TEMPORARY) -> Tensor:
+        """aten::_to_copy, or nothing when it is that dtype already (ToCopyBackward0)."""
+        if x.itemsize == itemsize:
+            return x
+        before = x.itemsize
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            cast = self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient)
+            self.run("aten::_to_copy", gradients[0], cast)
+            return (cast,)
+
+        out = self.tape.tensor(x.numel, itemsize, "aten::_to_copy")
+        self.run("aten::_to_copy", x, out)
+        return self.record(out, [x], [], backward)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """aten::silu (SiluBackward0 saves the input)."""
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward")
+            self.run("aten::silu_backward", gradients[0], *opened, dx)
+            return (dx,)
+
+        out = self.like(x, "aten::silu")
+        self.run("aten::silu", x, out)
+        return self.record(out, [x], [x], backward)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """aten::gelu (GeluBackward0 saves the input)."""
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward")
+            self.run("aten::gelu_backward", gradients[0], *opened, dx)
+            return (dx,)
+
+        out = self.like(x, "aten::gelu")
+        self.run("aten::gelu", x, out)
+        return self.record(out, [x], [x], backward)
+
+    # -- matrix products ---------------------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
+
+        Of the weight its t() is saved, a view that stays with its memory when the weight is given another.
+        What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
+        recomputation that needs nothing else ends without it. Both gradients are views (of _unsafe_view and of t),
+        which is why nothing is ever added to them in place.
+        """
+        in_features = weight.in_features
+        out_features = weight.numel // in_features
+        if self.autocast is not None:
+            bias = None if bias is None else self._cast_weight(bias)
+            weight = self._cast_weight(weight)
+            x = self.to(x, self.autocast)
+        rows, itemsize = x.numel // in_features, x.itemsize
+        needs_dx, needs_db = x.node is not None, bias is not None  # no tensor: the graph would hold it
+
+        dw_like, dx_like = (in_features * out_features, itemsize, Category.GRADIENTS), (rows * in_features, itemsize)
+
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            self.timeline.product("tn", out_features, in_features, rows, itemsize)
+            dw = None if needs_db else self._gradient(*dw_like)  # mat2's before self's; for addmm after mat1's
+            dx = None
+            if needs_dx:
+                dx = self._gradient(*dx_like)
+                self.timeline.product("nn", rows, in_features, out_features, itemsize)
+            if not needs_db:
+                return dx, dw
+            dw = self._gradient(*dw_like)
+            del opened
+            return self._sum_over_rows(rows, out_features, itemsize), dx, dw
+
+        inputs = [x, weight] if bias is None else [bias, x, weight]
+        node = None
+        if self.tape.grad_enabled:
+            node = Node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
+
+        def product() -> Tensor:
+            self.timeline.product("nt", rows, out_features, in_features, itemsize)
+            out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
+            self._make_workspace(self.tape.in_backward)
+            return out
+
+        out = self.saved_output(product, is_product=bias is None)
+        out.node = node
+        return out
+
+    def _gradient(self, numel: int, itemsize: int, category: Category = Category.TEMPORARY) -> Tensor:
+        """A product in backward, seen through a view."""
+        out = self.tape.tensor(numel, itemsize, "aten::mm", category)
+        out.is_view = True
+        self._make_workspace(in_backward=True)
+        return out
+
+    def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
+        """aten::sum of a bias's gradient."""
+        out = self.tape.tensor(columns, itemsize, "aten::sum", Category.GRADIENTS)
+        inside = [] if self.kernels.observed else sum_over_rows_workspace(rows, columns, self.kernels)
+        _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
+        self.timeline.run("aten::sum", (rows + 1) * columns * itemsize, itemsize)
+        return out
+
+    def make_workspaces(self) -> None:
+        """Have what the first step's products leave behind."""
+        for in_backward in (False, True):
+            self._make_workspace(in_backward)
+
+    def _make_workspace(self, in_backward: bool) -> None:
+        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays.
+
+        cuBLASLt, which runs products with a bias, shares it; torch 2.11 has 1 MiB more for that.
+        """
+        size = self.kernels.cublas_workspace_bytes
+        if size and in_backward not in self._workspaces:
+            self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
+
+    def end_autocast(self, in_one_block: bool = False) -> None:
+        """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""
+        self.autocast = None
+        for weight in list(self._casts):
+            if not in_one_block:
+                self.tape.mark_block(weight.block)
+            del self._casts[weight]
+        if not in_one_block:
+            self.tape.mark_block(-1)
+
+    def _cast_weight(self, weight: Any) -> Tensor:
+        """cached_cast (aten/native/autocast_mode.cpp): a leaf's copy is made once and kept while autocast is on."""
+        assert self.autocast is not None
+        if weight.itemsize == self.autocast:
+            same: Tensor = weight
+            return same
+        if weight not in self._casts:
+            self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
+        return self._casts[weight]
+
+    def saved_output(self, make: Callable[[], Tensor], is_product: bool = False) -> Tensor:
+        """Make an output that selective checkpointing keeps, or take the one that it kept. A product is an aten::mm."""
+        kept = self.tape.kept
+        out: Tensor = make() if kept is None else kept.output(make, is_product)
+        return out
+
+    def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
+        """aten::embedding (EmbeddingBackward0 saves the indices; its gradient is the whole dense weight's)."""
+        out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
+        self.run("aten::embedding", out, out, indices)
+        numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
+        inside: list[int] = []
+        if not self.kernels.observed:
+            inside = embedding_backward_workspace(indices.numel, numel // width, width)
+
+        def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
+            dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
+            self.timeline.run("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
+            return (dw,)
+
+        return self.record(out, [weight], [indices], backward)
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """aten::add of S, D to B, S, D: the positions' gradient is summed over the batch (sum_to_size)."""
+        out = self.like(x, "aten::add")
+        self.run("aten::add", x, positions, out)
+        numel = positions.numel
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            summed = self.temporary(numel, gradients[0].itemsize, "aten::sum")
+            self.run("aten::sum", gradients[0], summed)
+            return gradients[0], summed
+
+        return self.record(out, [x, positions], [], backward)
+
+    # -- norms -------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
+        """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
+        if self.kernels.is_cuda and not self.kernels.composite_norms:
+            return self._fused_norm(x, weight, None)
+        rows = x.numel // weight.numel
+        upcast = self.to(x, FP32)
+        scale = self._reciprocal_root(upcast, rows)
+        normalized = self.mul_broadcast(upcast, scale)
+        out = self._scale_columns(normalized, weight)
+        del normalized, upcast
+        return self.to(out, x.itemsize)
+
+    def _reciprocal_root(self, x: Tensor, rows: int) -> Tensor:
+        """aten::pow, mean, add_, rsqrt: 1 / sqrt(mean(x^2) + eps) of each row, as one node."""
+        squares = self.tape.tensor(x.numel, FP32, "aten::pow")
+        mean = self.tape.tensor(rows, FP32, "aten::mean")
+        out = self.tape.tensor(rows, FP32, "aten::rsqrt")
+        self.run("aten::pow", x, squares)
+        self.run("aten::mean", squares, mean)
+        self.run("aten::add", mean, mean)
+        self.run("aten::rsqrt", mean, out)
+        del mean, squares
+        numel = x.numel
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            powers = self.temporary(rows, FP32, "aten::pow")
+            scaled = self.temporary(rows, FP32, "aten::mul")
+            to_mean = self.temporary(rows, FP32, "aten::mul")
+            for small in (powers, scaled, to_mean):
+                self.run("aten::mul", gradients[0], small, small)
+            del small, scaled, powers
+            gradients.clear()
+            opened.pop()
+            saved.pop()
+            spread = self.temporary(numel, FP32, "aten::div")
+            del to_mean
+            power = self.temporary(numel, FP32, "aten::pow")
+            doubled = self.temporary(numel, FP32, "aten::mul")
+            dx = self.temporary(numel, FP32, "aten::mul")
+            self.run("aten::div", spread, spread)
+            self.run("aten::pow", power, power)
+            self.run("aten::mul", power, doubled)
+            self.run("aten::mul", doubled, spread, dx)
+            del doubled, power, spread
+            return (dx,)
+
+        return self.record(out, [x], [x, out.detach()], backward)
+
+    def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
+        """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
+        out = self.like(x, "aten::mul")
+        self.run("aten::mul", x, weight, out)
+        columns, itemsize = weight.numel, weight.itemsize
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            numel = gradients[0].numel
+            opened = saved.copy()
+            whole = self.temporary(numel, FP32, "aten::mul")
+            dx = self.temporary(numel, FP32, "aten::mul")
+            self.run("aten::mul", gradients[0], opened[0], whole)
+            self.run("aten::mul", gradients[0], opened[1], dx)
+            del opened
+            dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
+            self.run("aten::sum", whole, dw)
+            del whole
+            if itemsize != FP32:
+                dw = self.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
+            return dx, dw
+
+        return self.record(out, [x, weight], [x, weight], backward)
+
+    def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+        """aten::native_layer_norm: saves the input, mean and rstd."""
+        return self._fused_norm(x, weight, bias)
+
+    def _fused_norm(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+        """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
+        rows, columns = x.numel // weight.numel, weight.numel
+        out = self.like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
+        # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
+        size = FP32 if self.kernels.is_cuda else x.itemsize
+        statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
+        name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
+        self.run(name, x, out)
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
+            dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
+            # Once for the input's gradient, and once more over both tensors for the weight's.
+            self.timeline.run(name + "_backward", 5 * numel * itemsize, itemsize)
+            dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
+            if bias is None:
+                return dx, dw
+            db = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
+            return dx, dw, db
+
+        inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
+        return self.record(out, inputs, [x, weight, *statistics], backward)
+
+    # -- loss --------------------------------------------------------------------------------------------------
+
+    def log_softmax(self, x: Tensor) -> Tensor:
+        """aten::_log_softmax: saves its result."""
+        out = self.like(x, "aten::_log_softmax")
+        self.run("aten::_log_softmax", x, out)
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            opened = saved.copy()
+            self.run("aten::_log_softmax_backward_data", *gradients, *opened, opened[0])
+            return (self.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
+
+        return self.record(out, [x], [out.detach()], backward)
+
+    def nll_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
+        out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+        total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+        # Of each row one element is read, and its target.
+        self.timeline.run("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
+        numel, itemsize = x.numel, x.itemsize
+
+        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+            _opened = saved.copy()
+            self.timeline.run("aten::nll_loss_backward", numel * itemsize, itemsize)
+            return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
+
+        return self.record(out, [x], [x, targets, total_weight], backward)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """aten::div of a scalar by a number."""
+
+        def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
+            return (self.temporary(1, gradients[0].itemsize, "aten::div"),)
+
+        return self.record(self.like(x, "aten::div"), [x], [], backward)

@@ -1,0 +1,181 @@
+"""Which implementations of operators run, and what CUDA's allocate inside of themselves.
+
+The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13). What its own host code
+allocates was compared with it on a card without silicon (tests/hollow_card); kernels have run on none. Not modelled,
+because small or not documented: partial sums of norms' weight gradients, the workspace of memory-efficient attention's
+backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from fsdp_bench.spec.hardware import Gpu
+
+FP32 = 4
+INT64 = 8
+
+
+class CrossEntropy(Enum):
+    """Which cross-entropy a training script calls on the logits."""
+
+    FP32_LOGITS = "torch.nn.functional.cross_entropy on logits that were cast to fp32"
+    SAME_DTYPE = "torch.nn.functional.cross_entropy on the logits in the dtype in which they were computed"
+    FLASH_ATTN = "flash_attn.losses.cross_entropy.CrossEntropyLoss: one kernel forward, one backward, nothing in fp32"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which implementations run."""
+
+    name: str
+    """``cuda`` or ``cpu``: where the operators run."""
+    observed: bool
+    """As a dispatch mode sees it, which is part of a dry run and of a tracked CPU run: Python then holds a reference
+    to every gradient, so that the engine never adds in place (can_accumulate_inplace wants a use count of one), and
+    what operators allocate inside of themselves is not seen."""
+
+    gloo: bool = False
+    """Collectives by gloo, which reduces and scatters by an all-reduce on a copy of the whole message
+    (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base)."""
+
+    mesh: bool = False
+    """A DeviceMesh's tensor of ranks is among what is seen: of real ranks and of one alone, not of a dry run."""
+
+    cublas_workspace_bytes: int = 0
+    """Of one thread; there are two: one runs forward, and autograd's device thread backward. It comes from the caching
+    allocator with a thread's first product, and stays."""
+
+    num_multiprocessors: int = 108
+    """An A100's, where no GPU is named."""
+
+    threads_per_multiprocessor: int = 2048
+
+    composite_norms: bool = False
+    """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
+
+    cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
+
+    recomputes_every_second_product: bool = False
+    """Selective checkpointing as torchtitan's policy does it: of a block's matrix products (aten::mm) every second one
+    is computed again in backward (torchtitan, parallelize_llama.py: mm_count % 2); otherwise all of them are kept."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Fused RMSNorm, and keys expanded for fp32 attention (train/models/transformer.py, attention)."""
+        return self.name == "cuda"
+
+
+CPU = Kernels("cpu", observed=True)
+CPU_GLOO = Kernels("cpu", observed=True, gloo=True, mesh=True)
+CPU_EMULATED = Kernels("cpu", observed=True, mesh=True)
+"""Rank 0 of a world alone: real tensors, and no messages to copy."""
+CUDA_OBSERVED = Kernels("cuda", observed=True)
+
+
+def flash_backward_workspace(batch: int, heads: int, groups: int, length: int, head_dim: int) -> list[int]:
+    """Return what flash attention 2's backward allocates beside its results, in bytes for 16-bit inputs.
+
+    pytorch_flash::mha_bwd (aten/native/transformers/cuda/flash_attn/flash_api.cpp): softmax_d and dq_accum in fp32,
+    with the sequence rounded to 128 and the head to 32 (to 256 above 192), and with grouped keys their expanded
+    gradients.
+    """
+    rounded_length = -(-length // 128) * 128
+    rounded_dim = -(-head_dim // 32) * 32 if head_dim <= 192 else 256
+    softmax_d = batch * heads * rounded_length * FP32
+    sizes = [softmax_d, softmax_d * rounded_dim]
+    if groups > 1:
+        sizes += [batch * length * heads * head_dim * 2] * 2
+    return sizes
+
+
+def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
+    """Return what aten::embedding_dense_backward allocates beside its result.
+
+    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu then sums runs of ten indices
+    in fp32 (NROWS_PER_THREAD, max_partial_segment).
+    """
+    if num_indices <= 3072:
+        return []
+    segments = min(num_indices, rows)
+    partial = num_indices // 10 + segments
+    indices = [num_indices * INT64] * 3 + [segments * INT64] * 2 + [partial * INT64]
+    return [*indices, partial * width * FP32]
+
+
+def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:
+    """Return what aten::sum allocates beside its result to add up the rows of a matrix, as a bias's gradient needs.
+
+    setReduceConfig in aten/native/cuda/Reduce.cuh: a thread adds up four columns; where each would have 256 rows or
+    more, several blocks share an output, and leave partial sums in fp32 and a counter each in global memory.
+    """
+    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
+    most_threads = _REDUCE_THREADS // vector
+    across, down = _last_power(columns // vector, most_threads), _last_power(rows, most_threads)
+    height = min(down, most_threads // min(across, _WARP))
+    width = min(across, most_threads // height)
+    if rows < min(height * 16, _MOST_VALUES):
+        return []
+    values, grid = -(-rows // height), -(-(columns // vector) // width)
+    wanted = kernels.num_multiprocessors * (kernels.threads_per_multiprocessor // (width * height))
+    if values < _MOST_VALUES or grid > wanted:
+        return []
+    shared = max(min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    if shared <= 1:
+        return []
+    return [FP32 * columns * shared * width * vector, FP32 * grid]
+
+
+_REDUCE_THREADS, _WARP = 512, 32
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+"""That a thread is given."""
+
+
+def _last_power(number: int, most: int) -> int:
+    """Return the largest power of two that is not above a number, nor above ``most``, a power of two itself."""
+    power = most
+    while power > 1 and power > number:
+        power //= 2
+    return power
+
+
+def cublas_workspace(gpu: str | None) -> int:
+    """Return cuBLAS's workspace of one thread and stream (aten/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+
+    32 MiB on Hopper, else 8.125 MiB; 32 MiB with ROCm, 128 MiB on gfx94x (MI300).
+    """
+    if gpu is not None and gpu.startswith(("H100", "H200", "GH200")):
+        return 4096 * 8 * 1024
+    if gpu is not None and gpu.startswith("MI300"):
+        return 1024 * 128 * 1024
+    if gpu is not None and gpu.startswith("MI"):
+        return 1024 * 32 * 1024
+    return 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
+
+
+def prefers_cudnn(gpu: Gpu) -> bool:
+    """Whether torch runs cuDNN's attention in 16 bits, with cuDNN above 9.15: on sm90 and sm100.
+
+    check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch 2.13.
+    """
+    return gpu.compute_capability in (9.0, 10.0)
+
+
+def kernels_on(kernels: Kernels, gpu: Gpu | None) -> Kernels:
+    """Return the kernels as they are on a GPU of the catalogue."""
+    if gpu is None or not kernels.cublas_workspace_bytes:
+        return kernels
+    return replace(
+        kernels,
+        cublas_workspace_bytes=cublas_workspace(gpu.name),
+        num_multiprocessors=gpu.num_multiprocessors or kernels.num_multiprocessors,
+        threads_per_multiprocessor=_THREADS.get(gpu.compute_capability or 0.0, kernels.threads_per_multiprocessor),
+    )
+
+
+_THREADS = {7.5: 1024, 8.6: 1536, 8.7: 1536, 8.9: 1536, 12.0: 1536}
+"""By compute capability, where not 2048 (CUDA C++ Programming Guide, technical specifications)."""

@@ -1,0 +1,77 @@
+"""The losses of train/models/loss.py: what the logits cost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fsdp_bench.simulate.autograd import Gradients, Tensor
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernels import FP32, CrossEntropy
+from fsdp_bench.spec.setup import Checkpointing, Loss
+
+NUM_CHUNKS = 8
+"""train/models/loss.py, NUM_CHUNKS."""
+
+
+def loss(op: Operators, kind: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits and targets to the mean loss, a scalar."""
+    op.tape.category = Category.LOGITS
+    out = chunked(op, logits, targets) if kind is Loss.CHUNKED else plain(op, logits, targets)
+    op.tape.category = Category.ACTIVATIONS
+    return out
+
+
+def plain(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    """Plain of train/models/loss.py: F.cross_entropy on fp32 logits, or what other scripts call (CrossEntropy)."""
+    which = op.kernels.cross_entropy
+    if which is CrossEntropy.FLASH_ATTN:
+        return flash_attn_cross_entropy(op, logits, targets)
+    return cross_entropy(op, op.to(logits, FP32) if which is CrossEntropy.FP32_LOGITS else logits, targets)
+
+
+def chunked(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    """train/models/loss.py, chunked: a checkpointed sum over each of up to eight runs of tokens."""
+    tokens = targets.numel
+    vocab_size = logits.numel // tokens
+    rows = [min(-(-tokens // NUM_CHUNKS), tokens - first) for first in range(0, tokens, -(-tokens // NUM_CHUNKS))]
+    parts = op.split(logits, [count * vocab_size for count in rows])
+    chunk_sum = checkpointed(op, Checkpointing.FULL)
+    total = op.tape.tensor(1, FP32, "aten::new_zeros")
+    for part, count in zip(parts, rows, strict=True):
+        total = op.add(total, chunk_sum(partial(_chunk_sum, op), part, targets.view(count)))
+    return op.divide(total)
+
+
+def _chunk_sum(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(op, op.to(logits, FP32), targets)
+
+
+def cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    """torch.nn.functional.cross_entropy: aten::_log_softmax, aten::nll_loss_forward."""
+    return op.nll_loss(op.log_softmax(logits), targets)
+
+
+def flash_attn_cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
+    """flash_attn/losses/cross_entropy.py (1.0.9), with its default ``inplace_backward=False``.
+
+    Saves the logits themselves, and the logarithm of each row's sum in fp32; their gradient has their dtype
+    (csrc/xentropy/xentropy_kernel.cu: at::empty_like(logits_)).
+    """
+    tokens = targets.numel
+    losses, row_sums = (op.tape.tensor(tokens, FP32, "xentropy_cuda_lib::forward") for _ in range(2))
+    op.run("xentropy_cuda_lib::forward", logits, targets, losses, row_sums)
+
+    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+        opened = saved.copy()
+        d_losses = op.temporary(tokens, FP32, "aten::contiguous")
+        op.run("aten::contiguous", *gradients, d_losses)
+        d_logits = op.tape.tensor(logits_numel, itemsize, "xentropy_cuda_lib::backward", Category.LOGITS)
+        op.run("xentropy_cuda_lib::backward", opened[0], d_losses, d_logits)
+        return (d_logits,)
+
+    logits_numel, itemsize = logits.numel, logits.itemsize
+    mean = op.tape.tensor(1, FP32, "aten::sum")
+    op.run("aten::sum", losses, mean)
+    return op.record(mean, [logits], [logits, row_sums, targets], backward)

@@ -1,0 +1,144 @@
+"""Which ranks can need the most memory: those of FSDP1 hold different parts of the parameters.
+
+A rank's shard of a flat parameter begins and ends anywhere in the parameters. With ``use_orig_params`` the optimizer
+updates the pieces that lie in it, and what it keeps and needs for a moment follows from their number and sizes, and
+from how much of the shard is padding. Without it every rank updates a whole shard, and only loading differs. Under
+fully_shard rank 0 always has as much as any other rank, as torch.chunk gives it the most rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from fsdp_bench.simulate.autograd import CUDA_BLOCK_BYTES, Tape
+from fsdp_bench.simulate.models.transformer import Transformer, Weight
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
+from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
+from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
+from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
+
+_BLOCKS = 3
+"""Of alike blocks: as many as show which pieces follow each other."""
+
+
+def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[int]:
+    """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
+    if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
+        return [0]
+    model, layouts = _layouts(shape, setup)
+    if not setup.use_orig_params:
+        return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
+    if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
+        return [0]
+    pieces = _Pieces(layouts, setup.shard_group_size)
+    scores = [_Score(shape, setup, kernels, model, held) for held in pieces.of_ranks(model)]
+    wanted: tuple[Callable[[_Score], int], ...] = (
+        lambda score: score.states,
+        lambda score: score.states + score.temporary,
+        lambda score: score.states + score.norms,
+        lambda score: score.states + score.largest,
+    )
+    found = set()
+    for measure in wanted:
+        values = [measure(score) for score in scores]
+        found.add(pieces.ranks[values.index(max(values))])  # the lowest rank of equals
+    return sorted(found)
+
+
+def _layouts(shape: ModelShape, setup: TrainSetup) -> tuple[Transformer, list[tuple[FlatLayout, list[Weight]]]]:
+    """Return the model, with few of its blocks where they are alike, and each unit's flat parameter and weights."""
+    operators = Operators(Tape(), CPU)
+    model = Transformer(operators, shape, min(shape.num_hidden_layers, _BLOCKS))
+    units = choose_units(model, setup)
+    if not blocks_are_alike(model, units, setup):
+        model = Transformer(operators, shape, shape.num_hidden_layers)
+        units = choose_units(model, setup)
+    taken: set[int] = set()
+    layouts = []
+    for unit in [*units, model]:
+        weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+        taken.update(map(id, weights))
+        if weights:
+            layouts.append((flat_layout(weights, setup), weights))
+    return model, layouts
+
+
+def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size: int) -> Iterable[int]:
+    """Yield the ranks that pad a part of a flat parameter to a shard's size, which takes a copy."""
+    for layout, _ in layouts:
+        rank = layout.numel // layout.shard_numel
+        if rank < group_size and layout.numel % layout.shard_numel:
+            yield rank
+
+
+class _Pieces:
+    """What ranks hold of each weight. Ranks in the midst of a weight hold alike, and one stands for all."""
+
+    def __init__(self, layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> None:
+        self._place = {
+            id(weight): (layout, index) for layout, weights in layouts for index, weight in enumerate(weights)
+        }
+        ends = set()
+        for layout, weights in layouts:
+            for weight, offset in zip(weights, layout.offsets, strict=True):
+                ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
+        in_the_midst = next(rank for rank in count() if rank not in ends)
+        self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
+
+    def of_ranks(self, model: Transformer) -> list[list[tuple[Weight, int]]]:
+        """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
+        held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
+        for weight in model.all_weights():
+            layout, index = self._place[id(weight)]
+            offset, shard_numel = layout.offsets[index], layout.shard_numel
+            first = bisect_left(self.ranks, offset // shard_numel)
+            last = bisect_right(self.ranks, (offset + weight.numel - 1) // shard_numel)
+            for place in range(first, last):
+                held[place].append((weight, layout.in_shard(index, weight, self.ranks[place])))
+        return held
+
+
+class _Score:
+    """Bytes of one rank that other ranks have not."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        setup: TrainSetup,
+        kernels: Kernels,
+        model: Transformer,
+        held: list[tuple[Weight, int]],
+    ) -> None:
+        rounding = 1 if kernels.observed else CUDA_BLOCK_BYTES
+        store, kind = setup.precision.store_bytes, setup.optimizer
+
+        def rounded(num_bytes: int) -> int:
+            return num_bytes - num_bytes % -rounding
+
+        def of_all_blocks(values: list[int]) -> int:
+            inside = sum(value for (weight, _), value in zip(held, values, strict=True) if weight.block >= 0)
+            return sum(values) - inside + inside * shape.num_hidden_layers // len(model.blocks)
+
+        sizes = [rounded(numel * store) for _, numel in held]
+        each = of_all_blocks(sizes)
+        num_pieces = of_all_blocks([1] * len(held))
+        has_step = kind is OptimizerKind.ADAMW_FUSED or not kernels.is_cuda
+        self.states = 0
+        if kind is not OptimizerKind.SGD:
+            self.states = 2 * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
+        self.temporary = 0
+        """In the optimizer's step: see optimizer.py."""
+        if kind is OptimizerKind.ADAMW_FOREACH:
+            self.temporary = each
+        elif kind is OptimizerKind.ADAMW_FOR_LOOP:
+            self.temporary = max(
+                (2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)), default=0
+            )
+        self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
+        self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0
+        """Under no_sync each piece is given a gradient like itself for a moment."""

@@ -1,0 +1,195 @@
+"""DistributedDataParallel, as torch 2.13 issues it: torch/nn/parallel/distributed.py, c10d/reducer.cpp.
+
+Everything is on every rank. Gradients are copied into buckets, which stay, and from them after their all-reduce.
+Mixed precision is autocast around forward (train/wrapping/ddp.py): parameters, gradients and the residual stream stay
+in fp32, matrix products run on copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from fsdp_bench.simulate.autograd import Engine, Leaf, Storage, Tensor
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.models.transformer import Module, Transformer, Weight, fill
+from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.operators.kernels import INT64
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.spec.setup import TrainSetup
+
+_BROADCAST_BYTES = 250 * 1024**2
+"""torch/nn/parallel/distributed.py, broadcast_bucket_size."""
+
+
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1024**2, 25 * 1024**2
+"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; DistributedDataParallel's bucket_cap_mb."""
+
+
+class _Gradient:
+    """One parameter's gradient: the first is taken, further ones are added in place."""
+
+    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[int], None]) -> None:
+        self.value: Tensor | None = None
+        self._numel = weight.numel
+        self._when_ready = when_ready
+        weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest, weight.block)
+        weight.seen.node = Leaf(op.tape, self._accumulate)
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.value is None:
+            self.value = gradient
+        self._when_ready(self._numel)
+
+
+class Ddp:
+    """One replica."""
+
+    def __init__(
+        self,
+        op: Operators,
+        engine: Engine,
+        model: Transformer,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+    ) -> None:
+        self.op = op
+        self.model = model
+        self.sizes = sizes
+        self.reduces_gradients = True
+        self.world_size = setup.world_size
+        self.shape = model.shape
+        self.weights = model.all_weights()
+        self.num_parameters = sum(weight.numel for weight in self.weights)
+        self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
+        self._waiting_numel = 0
+        self._seen_numel = 0
+        self._bucket_limit = _FIRST_BUCKET_BYTES
+        self._buckets: list[Storage] = []
+        self._has_reduced = False
+        """Whether the first reduction was, and the buckets are not yet rebuilt."""
+        self._was_rebuilt = False
+        model.around = self.around
+
+    def _ready(self, numel: int) -> None:
+        """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
+
+        Buckets follow the order in which gradients came in the first step (rebuild_buckets).
+        """
+        if not self.reduces_gradients:
+            return
+        self._run("aten::mul_out", 2 * numel)  # mark_variable_ready_dense: divides into the bucket
+        self._waiting_numel += numel
+        self._seen_numel += numel
+        is_last = self._seen_numel == self.num_parameters
+        if is_last or self._waiting_numel * self.sizes.store >= self._bucket_limit:
+            num_bytes = self._waiting_numel * self.sizes.reduce
+            if self.sizes.casts_back:
+                self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
+                sizes = self.sizes
+                self.op.tape.timeline.run(
+                    "aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), sizes.store
+                )
+            self.op.tape.send("all_reduce", "world", num_bytes, starts=True)
+            self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
+        if is_last:
+            self.op.tape.timeline.finish()
+            self._run("aten::copy_", 2 * self._seen_numel)  # finalize_bucket_dense
+            self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
+            self._has_reduced = not self._was_rebuilt
+
+    def _run(self, name: str, numel: int) -> None:
+        """Issue an operator that reads and writes so many stored elements in all."""
+        self.op.tape.timeline.run(name, numel * self.sizes.store, self.sizes.store)
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """_pre_forward, and torch.autocast around the model's forward."""
+        if self._has_reduced and self.reduces_gradients:
+            self._rebuild_buckets()
+        if not self.sizes.casts:
+            return forward(*inputs)
+        op = self.op
+        op.autocast = self.sizes.compute
+        out = forward(*inputs)
+        op.end_autocast()
+        return out
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates: everything."""
+        return [Shard(weight.numel, self.sizes.store, weight.block) for weight in self.weights]
+
+    def load(self) -> list[Storage]:
+        """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make one bucket of all."""
+        tape, itemsize = self.op.tape, self.sizes.store
+        held = []
+        for weight in self._by_block(self.weights):
+            held.append(tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS))
+        for weight in self._by_block(self.weights):
+            fill(tape, weight)
+        self._verify_parameters()
+        total = self.shape.num_parameters * itemsize
+        tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
+        self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
+        return held
+
+    def _verify_parameters(self) -> None:
+        """verify_params_across_processes (c10d/reducer.cpp): each rank's number of parameters, all sizes and strides.
+
+        Of one depth they are of another size than of another, but small.
+        """
+        tape, blocks = self.op.tape, self.model.blocks
+        num_dims = sum(weight.ndim for weight in self.weights if weight.block < 0)
+        num_dims += self.shape.num_hidden_layers * sum(weight.ndim for weight in blocks[0].all_weights())
+        each = max(INT64, tape.rounding)
+        _counts = tape.storage((1 + self.world_size) * each, "verify_params_across_processes", Category.TEMPORARY)
+        on_device = 1 if self.op.kernels.is_cuda else 2  # the copy to compare with is on the host
+        _metadata = [
+            tape.storage(2 * num_dims * INT64, "verify_params_across_processes", Category.TEMPORARY)
+            for _ in range(on_device)
+        ]
+
+    def _rebuild_buckets(self) -> None:
+        """Reducer::rebuild_buckets, once: buckets in the order in which the first step's gradients came.
+
+        Here a bucket ends with its block, so that blocks are alike; there it may go on into the next one.
+        """
+        self._has_reduced, self._was_rebuilt = False, True
+        self._buckets.clear()
+        tape, limit = self.op.tape, _FIRST_BUCKET_BYTES
+        for block, weights in groupby(reversed(self.weights), key=lambda weight: weight.block):
+            tape.mark_block(block)
+            buckets = [0]
+            for weight in weights:
+                if buckets[-1] >= limit:
+                    buckets.append(0)
+                    limit = _BUCKET_BYTES
+                buckets[-1] += weight.numel * self.sizes.store
+            if len(buckets) > 1 and buckets[-1] < _FIRST_BUCKET_BYTES:
+                rest = buckets.pop()
+                buckets[-1] += rest
+            for num_bytes in buckets:
+                self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
+        tape.mark_block(-1)
+
+    def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
+        """Yield weights, marking whose turn it is."""
+        for weight in weights:
+            self.op.tape.mark_block(weight.block)
+            yield weight
+        self.op.tape.mark_block(-1)
+
+    def lazy_init(self) -> None:
+        """Before the first forward nothing is allocated."""
+
+    def after_a_step(self) -> None:
+        """Be as the first steps leave it: the buckets are those that stay."""
+        self._rebuild_buckets()
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad(set_to_none=True)."""
+        for _weight, gradient in zip(self._by_block(self.weights), self.gradients, strict=True):
+            gradient.value = None

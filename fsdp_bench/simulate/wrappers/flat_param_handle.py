@@ -1,0 +1,426 @@
+"""FlatParamHandle, one unit of FullyShardedDataParallel, as torch 2.13 issues it: _flat_param.py, _runtime_utils.py.
+
+A unit's parameters are views of one flat parameter, gathered by one all-gather; its gradients are concatenated to
+one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fsdp_bench.simulate.autograd import Leaf, Node, Storage, Tensor
+from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
+from fsdp_bench.simulate.operators.core import Parameter
+from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
+from fsdp_bench.spec.setup import BackwardPrefetch
+
+if TYPE_CHECKING:
+    from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
+
+
+class FlatParamHandle:
+    """One unit: its flat parameter's shard, its gathered self, its gradient."""
+
+    def __init__(self, wrapper: Fsdp1, unit: Module, weights: list[Weight], is_root: bool) -> None:
+        self.wrapper = wrapper
+        self.tape = wrapper.tape
+        self.sizes = wrapper.sizes
+        self.is_root = is_root
+        self.weights = weights
+        """In the order of nn.Module.parameters, which is that of the flat parameter."""
+        self.unit = unit
+        self.block = weights[0].block if weights else -1
+        self.layout = flat_layout(weights, wrapper.setup)
+        self.padded_numel = self.layout.shard_numel * wrapper.group_size
+        self.local_shard: Storage | None = None
+        self.full_param: Storage | None = None
+        """The padded unsharded flat parameter; under NO_SHARD its copy in the compute dtype."""
+        self.grad: Tensor | None = None
+        """flat_param.grad: unsharded in backward, the shard between steps."""
+        self.grad_dtype = ""
+        self.forward_copy: Storage | None = None
+        self.backward_copy: Storage | None = None
+        """NO_SHARD with offload: see _use_whole."""
+        self.loaded: Storage | None = None
+        """NO_SHARD with offload, without use_orig_params: of what was moved to the host the module still has its views
+        on the device, until the first forward gives it others."""
+        self.moved_shard: Storage | None = None
+        """With offload: the copy on the device that the original parameters are views of."""
+        self.saved_grad_shard: Tensor | None = None
+        self.shows_gradients = False
+        self.prefetched = False
+        self.needs_pre_forward_unshard = False
+        self.needs_pre_backward_unshard = False
+        self.ran_pre_backward = False
+        self.post_forward_index = -1
+        self.flat = Parameter("flat_param", self.layout.numel, self.sizes.compute)
+        self.flat.node = Leaf(self.tape, self._accumulate, Stream.ALL_GATHER)
+        self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
+        for weight, seen in zip(weights, self.seen, strict=True):
+            weight.seen = seen
+
+    @cached_property
+    def holds_no_parameter(self) -> bool:
+        """Whether this rank's shard of a unit with original parameters is padding alone; rank 0's never is."""
+        rank = self.wrapper.rank
+        if rank == 0 or not self.wrapper.setup.use_orig_params:
+            return False
+        return not any(self.layout.in_shard(index, weight, rank) > 0 for index, weight in enumerate(self.weights))
+
+    def load(self) -> list[Storage]:
+        """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
+        tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
+        whole = [storage for own in self._breadth_first() for storage in materialize(tape, own, itemsize)]
+        paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
+        flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
+        del paddings
+        if not self.wrapper.is_sharded:
+            whole.clear()
+            if self.wrapper.offload and not self.wrapper.setup.use_orig_params:
+                self.loaded = flat
+            return [] if self.wrapper.offload else [flat]
+        shard = self._shard_of_flat()
+        del flat
+        whole.clear()
+        return [] if self.wrapper.offload else [shard]
+
+    def _shard_of_flat(self) -> Storage:
+        """FlatParamHandle._get_shard: a copy of the rank's part, which the last ranks pad to the others' size."""
+        tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
+        numel = self.layout.unpadded_shard_numel(self.wrapper.rank)
+        clone = tape.storage(numel * itemsize, "aten::clone", category)
+        if numel == self.layout.shard_numel:
+            return clone
+        return tape.storage(self.layout.shard_numel * itemsize, "aten::constant_pad_nd", category)
+
+    def _breadth_first(self) -> Iterator[list[Weight]]:
+        """Yield each module's own weights in the order of _get_modules_to_materialize."""
+        own = set(map(id, self.weights))
+        modules = [self.unit]
+        for module in modules:
+            yield [weight for weight in module.weights if id(weight) in own]
+            modules += module.children
+
+    def init_attributes(self) -> None:
+        """FlatParamHandle.init_flat_param_attributes: what casts and gathers will fill is allocated once, and let go.
+
+        Also the whole unit in the dtype that is stored, for gathers in full precision, which training has none of.
+        """
+        tape, sizes, category = self.tape, self.sizes, Category.UNSHARDED_PARAMETERS
+        if sizes.casts:
+            tape.storage(self.layout.shard_numel * sizes.compute, "_mp_shard", category)
+        if self.wrapper.is_sharded:
+            tape.storage(self.padded_numel * sizes.compute, "_full_param_padded", category)
+            if sizes.casts:
+                tape.storage(self.padded_numel * sizes.store, "_full_prec_full_param_padded", category)
+
+    # -- parameters --------------------------------------------------------------------------------------------
+
+    def unshard(self, in_forward: bool) -> None:
+        """_unshard: the shard in the compute dtype, the rate limiter, the all-gather, and in forward the views.
+
+        Views are nodes of the graph. A forward prefetch makes them before the running unit's operators, so that in
+        backward, where younger nodes go first, this unit's flat gradient is concatenated only after the whole
+        backward of the unit before it: forward_prefetch holds one unit's gradients more.
+        """
+        self._gather()
+        if in_forward:
+            self._use_unsharded_views()
+
+    def _gather(self) -> None:
+        wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
+        if self.full_param is not None and not (wrapper.offload and wrapper.is_sharded):
+            wrapper.limit()  # which _unshard asks before it asks whether there is anything to gather
+            return
+        shard = self._pre_unshard()
+        if not wrapper.is_sharded:
+            self._use_whole(shard)
+            return
+        if shard is not None:
+            tape.timeline.wait(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
+        wrapper.limit()
+        if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
+            return
+        category = Category.UNSHARDED_PARAMETERS
+        self.full_param = tape.storage(
+            self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
+        )
+        tape.send("all_gather", "shard", self.padded_numel * sizes.compute, Stream.ALL_GATHER)
+        del shard
+
+    def _use_whole(self, moved: Storage | None) -> None:
+        """Without sharding: what was moved or cast is what computes.
+
+        With offload and without a cast nothing frees the copies but what takes their place: forward's stays until the
+        next forward's. With use_orig_params the views of forward's are given backward's memory (_use_unsharded_views),
+        which then stays until the next forward; forward's is gone once no product holds a t() of it.
+        """
+        uses_orig_params = self.wrapper.setup.use_orig_params
+        if not self.wrapper.keeps_copies:
+            self.full_param = moved
+        elif self.wrapper.engine.is_running:
+            self.backward_copy = moved
+            if uses_orig_params:
+                self.forward_copy = None
+        else:
+            self.forward_copy = moved
+            self.backward_copy = None
+        if self.wrapper.keeps_copies and uses_orig_params:
+            for seen in self.seen:
+                seen.storage = moved
+
+    def _pre_unshard(self) -> Storage | None:
+        """FlatParamHandle.pre_unshard: the shard on the device, in the compute dtype; None where it is there already.
+
+        With offload and without a cast, use_orig_params keeps the moved shard: the original parameters are views of it
+        until they are resharded (flat_param_to, _use_sharded_views).
+        """
+        wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
+        numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
+        stream = Stream.ALL_GATHER_COPY_IN
+        if sizes.casts:  # _use_low_precision_shard
+            shard = tape.storage(numel * sizes.compute, "_mp_shard", category, stream)
+            if wrapper.offload:
+                tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
+                wrapper.copy("to_device", numel * sizes.store, stream)
+            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+            if wrapper.is_sharded:
+                wrapper.record_stream(shard, Stream.ALL_GATHER)
+            return shard
+        if not wrapper.offload:
+            return None
+        shard = tape.storage(numel * sizes.store, "flat_param_to", category, stream)
+        wrapper.copy("to_device", numel * sizes.store, stream)
+        if wrapper.is_sharded:
+            wrapper.record_stream(shard, Stream.ALL_GATHER)
+            if wrapper.setup.use_orig_params:
+                self.moved_shard = shard
+        return shard
+
+    def reshard(self, free: bool) -> None:
+        """_reshard."""
+        wrapper = self.wrapper
+        if not wrapper.is_sharded:
+            if self.full_param is not None:  # _free_low_precision_sharded_param
+                wrapper.record_stream(self.full_param, self.tape.stream)
+            self.full_param = None
+            if wrapper.engine.is_running and not wrapper.setup.use_orig_params:
+                self.backward_copy = None
+        elif free and self.full_param is not None:
+            wrapper.record_stream(self.full_param, self.tape.stream)
+            self.full_param = None
+            wrapper.enqueue_free()
+        skips_sharded_views = not self.wrapper.engine.is_running and not wrapper.setup.strategy.reshards_after_forward
+        if not skips_sharded_views:
+            self.moved_shard = None
+        self.prefetched = False
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """_root_pre_forward, _pre_forward, the module, _post_forward."""
+        wrapper = self.wrapper
+        if self.is_root:
+            wrapper.root_pre_forward()
+        if not self.weights:  # a root whose parameters are all in units below has no handle
+            out = forward(*inputs)
+            if out.node is not None:
+                out.node.before(wrapper.queue_final_callback)
+            return out
+        wrapper.hook("_pre_forward")
+        if not self.prefetched:
+            self.unshard(in_forward=True)
+        self.needs_pre_forward_unshard = False
+        self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
+        wrapper.prefetch_forward(self)
+        out = forward(*inputs)
+        wrapper.hook("_post_forward")
+        if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
+            self.post_forward_index = len(wrapper.post_forward_order)
+            wrapper.post_forward_order.append(self)
+        self.reshard(wrapper.setup.strategy.reshards_after_forward and not self.is_root)
+        if out.node is not None:
+            self.needs_pre_backward_unshard = True
+            self.ran_pre_backward = False
+            out.node.before(self.pre_backward)
+        return out
+
+    def _use_unsharded_views(self) -> None:
+        """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes).
+
+        _unshard makes them with its stream as the current one, and with them the flat parameter's accumulator. So
+        the concatenation and all of _post_backward_hook run there: flat gradients are of that stream's pool, and what
+        gathers waits for the products that compute them.
+        """
+        if self.loaded is not None:
+            self.loaded = None
+            self.wrapper.let_go_of_loaded()
+        if not self.tape.grad_enabled:
+            return
+        numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings
+        tape = self.tape
+
+        def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
+            zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
+            flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
+            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize, tape.stream)
+            del zeros
+            return [flat]
+
+        node = Node(tape, backward, [self.flat], [], len(self.seen))
+        node.stream = Stream.ALL_GATHER
+        for index, seen in enumerate(self.seen):
+            seen.node, seen.output = node, index
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.grad is None:
+            self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
+        else:
+            num_bytes = 3 * gradient.numel * gradient.itemsize
+            self.tape.timeline.run("aten::add_", num_bytes, gradient.itemsize, self.tape.stream)
+        # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
+        self.post_backward()
+
+    def pre_backward(self) -> None:
+        """_pre_backward_hook."""
+        wrapper = self.wrapper
+        if self.ran_pre_backward:
+            return
+        wrapper.hook("_pre_backward_hook")
+        if self.is_root:
+            wrapper.queue_final_callback()
+        if self.needs_pre_backward_unshard:
+            if not self.prefetched:
+                self.unshard(in_forward=False)
+            self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
+        self.needs_pre_backward_unshard = False
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+            wrapper.prefetch_backward(self)
+        self._prepare_gradient()
+        self.ran_pre_backward = True
+
+    def _prepare_gradient(self) -> None:
+        """prepare_gradient_for_backward: put a gradient of the last step or micro-batch aside."""
+        if self.wrapper.is_sharded and self.grad is not None and self.grad.numel == self.layout.shard_numel:
+            self.saved_grad_shard, self.grad = self.grad, None
+
+    def post_backward(self) -> None:
+        """_post_backward_hook, after the flat gradient was accumulated."""
+        wrapper = self.wrapper
+        wrapper.hook("_post_backward_hook")
+        if wrapper.is_sharded:
+            self.reshard(wrapper.reduces_gradients or wrapper.setup.strategy.reshards_after_forward)
+        else:
+            self.reshard(free=False)
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            wrapper.prefetch_backward(self)
+        if not wrapper.reduces_gradients:
+            self._use_unsharded_grad_views()
+            return
+        computed, precision = self.grad, wrapper.setup.precision
+        self.tape.timeline.wait(Stream.REDUCE_SCATTER, self.tape.stream)
+        if computed is not None and computed.storage is not None:
+            wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
+        if self.grad_dtype != precision.reduce:
+            stays = not wrapper.is_sharded and not self.sizes.casts_back
+            category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
+            self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)", category)
+            self._run(
+                "aten::_to_copy", self.layout.numel * (self.sizes.compute + self.sizes.reduce), self.sizes.compute
+            )
+        if wrapper.is_sharded:
+            self._reduce_sharded()
+        else:
+            wrapper.tape.send("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
+            self._divide(self.layout.numel)
+            self._divide_after(self.layout.numel)
+            if self.sizes.casts_back:
+                numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
+                self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
+                self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce)
+            self.grad_dtype = precision.store
+            wrapper.offload_gradient(self.layout.numel, Stream.REDUCE_SCATTER)
+        del computed
+
+    def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
+        """Issue an operator that reads elements of such a size."""
+        self.tape.timeline.run(name, num_bytes, itemsize, stream)
+
+    def _divide(self, numel: int) -> None:
+        """_div_if_needed: gradients are divided in two parts, before and after they are added up."""
+        if self.wrapper.setup.world_size > 1:
+            self._run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce)
+
+    def _divide_after(self, numel: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
+        """The second part, which is one for two ranks (DefaultState._get_gradient_predivide_factor)."""
+        if self.wrapper.setup.world_size > 2:
+            self._run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
+
+    def _use_unsharded_grad_views(self) -> None:
+        """Under no_sync each parameter shows its part of the unsharded gradient.
+
+        A parameter whose shape or dtype is another gets a gradient like itself first, which is dropped at once.
+        """
+        if not self.wrapper.setup.use_orig_params or self.shows_gradients:
+            return
+        self.shows_gradients = True
+        for index, weight in enumerate(self.weights):
+            held = self.layout.in_shard(index, weight, self.wrapper.rank)
+            same_shape = held == weight.numel and (weight.ndim == 1 or not self.wrapper.is_sharded)
+            if held and not (same_shape and not self.sizes.casts):
+                self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)
+
+    def _reduction(
+        self, numel: int, itemsize: int, label: str, category: Category = Category.REDUCTION_BUFFERS
+    ) -> Tensor:
+        storage = self.tape.storage(numel * itemsize, label, category, Stream.REDUCE_SCATTER)
+        return Tensor(storage, numel, itemsize)
+
+    def _reduce_sharded(self) -> None:
+        """_reduce_grad: pad, reduce-scatter, cast to the stored dtype, accumulate."""
+        unsharded, self.grad = self.grad, None
+        padded = None
+        if self.padded_numel != self.layout.numel:
+            padded = self._reduction(self.padded_numel, self.sizes.reduce, "aten::constant_pad_nd")
+            self._run("aten::constant_pad_nd", 2 * self.padded_numel * self.sizes.reduce, self.sizes.reduce)
+        self._divide(self.padded_numel)
+        kept = Category.GRADIENTS if self.saved_grad_shard is None else Category.REDUCTION_BUFFERS
+        first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
+        shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
+        stream, numel = Stream.REDUCE_SCATTER, self.layout.shard_numel
+        self.tape.send("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce, stream)
+        if self.wrapper.setup.strategy.is_hybrid:
+            stream = Stream.ALL_REDUCE
+            self.tape.timeline.wait(stream, Stream.REDUCE_SCATTER)
+            self.tape.send("all_reduce", "replicate", numel * self.sizes.reduce, stream)
+        self._divide_after(numel, stream)
+        if self.wrapper.copies_messages:
+            self._reduction(self.padded_numel, self.sizes.reduce, "gloo's copy")
+        low_precision = None
+        if self.sizes.casts_back:
+            low_precision = shard
+            shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype", kept)
+            self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce, stream)
+        del low_precision
+        if self.saved_grad_shard is None:
+            self.saved_grad_shard = shard
+        else:
+            self._run("aten::add_", 3 * numel * self.sizes.store, self.sizes.store, stream)
+        self.wrapper.offload_gradient(numel, stream)
+        del shard, padded, unsharded
+
+    def finalize(self) -> None:
+        """_catch_all_reshard, _finalize_params: the gradient for the optimizer."""
+        self.ran_pre_backward = False
+        self.needs_pre_backward_unshard = False
+        self.prefetched = False
+        self.post_forward_index = -1
+        if not self.wrapper.reduces_gradients:
+            return
+        if self.wrapper.is_sharded:
+            self.grad, self.saved_grad_shard = self.saved_grad_shard, None
+        if self.wrapper.offload:
+            self.grad = None  # flat_param.grad is _cpu_grad from here on

@@ -1,0 +1,247 @@
+"""FullyShardedDataParallel, as torch 2.13 issues it: torch/distributed/fsdp/_runtime_utils.py.
+
+It has a FlatParamHandle for each unit, and says in which order they gather, prefetch and reduce. Names are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fsdp_bench.simulate.autograd import Engine, Storage
+from fsdp_bench.simulate.events import Category, Event, Kind, Stream
+from fsdp_bench.simulate.models.transformer import Module, Transformer
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+
+
+class Fsdp1:
+    """The units of one model and what they share."""
+
+    def __init__(
+        self,
+        op: Operators,
+        engine: Engine,
+        model: Transformer,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+        rank: int = 0,
+    ) -> None:
+        self.tape = op.tape
+        self.rank = rank % setup.shard_group_size
+        """Within its shard group."""
+        self.engine = engine
+        self.setup = setup
+        self.sizes = sizes
+        self.copies_messages = op.kernels.gloo
+        self.on_host = on_host
+        self.group_size = setup.shard_group_size
+        self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
+        self.offload = setup.offload.value == "params"
+        self.keeps_copies = self.offload and not self.is_sharded and not sizes.casts
+        self.reduces_gradients = True
+        self.post_forward_order: list[FlatParamHandle] = []
+        self._free_events: list[int] = []
+        self._callback_queued = False
+        self._waits_for_loaded: Callable[[], object] | None = None
+        taken: set[int] = set()
+        handles: dict[int, FlatParamHandle] = {}
+        for unit in [*units, model]:
+            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            taken.update(map(id, weights))
+            handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
+            unit.put_around(handles[id(unit)].around)
+        # A root without parameters of its own has hooks, but no flat parameter.
+        self.wrapping_order = [handle for handle in handles.values() if handle.weights]
+        # The head is registered first and runs last; every other unit runs in the order of its registration.
+        self.forward_order = [
+            handles[id(m)]
+            for m in model.all_modules()
+            if id(m) in handles and handles[id(m)].weights and m is not model.lm_head
+        ]
+        if id(model.lm_head) in handles:
+            self.forward_order.append(handles[id(model.lm_head)])
+        of_modules = (handles[id(module)] for module in model.all_modules() if id(module) in handles)
+        self.handles = [handle for handle in of_modules if handle.weights]
+
+    # -- what stays ----------------------------------------------------------------------------------------------
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates, in the order of model.parameters(); of some the rank has no element."""
+        if not self.setup.use_orig_params:
+            return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
+        held = {
+            id(weight): handle.layout.in_shard(index, weight, self.rank)
+            for handle in self.handles
+            for index, weight in enumerate(handle.weights)
+        }
+        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights()]
+
+    def load(self) -> list[Storage]:
+        """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""
+        held = []
+        for handle in self._by_block(self.wrapping_order):
+            held += handle.load()
+        return held
+
+    def host_tensors(self) -> list[tuple[int, int]]:
+        """Return elements and block of each pinned tensor with offload: _local_shard, and _cpu_grad like it."""
+        return [(handle.layout.shard_numel, handle.block) for handle in self.handles]
+
+    def lazy_init(self) -> None:
+        """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
+        for handle in self._by_block():
+            handle.init_attributes()
+        self.is_initialized = True
+
+    def when_nothing_loaded_is_left(self, call: Callable[[], object]) -> None:
+        """Call once the last unit has let go of what it was loaded into: at once, or in the forward that is to come.
+
+        That forward is then both the first one, whose peak is while a unit still has it, and a later one.
+        """
+        self._waits_for_loaded = call
+        self.let_go_of_loaded()
+
+    def let_go_of_loaded(self) -> None:
+        """Make the call that waits for it, if this was the last unit."""
+        if self._waits_for_loaded is not None and all(handle.loaded is None for handle in self.handles):
+            call, self._waits_for_loaded = self._waits_for_loaded, None
+            call()
+
+    def after_a_step(self) -> None:
+        """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
+        if self.keeps_copies:
+            for handle in self._by_block():
+                copy, handle.loaded = handle._pre_unshard(), None
+                if self.setup.use_orig_params:
+                    handle.backward_copy = copy
+                else:
+                    handle.forward_copy = copy
+        if self.setup.use_orig_params and not self.offload:
+            for handle in self._by_block():
+                numel = handle.layout.shard_numel
+                handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)
+                handle.grad_dtype = self.setup.precision.store
+            self.zeroed = True
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
+        self.zeroed = True
+        if not self.setup.use_orig_params:
+            for handle in self._by_block():
+                handle.grad = None
+
+    def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
+        """Yield the units, marking whose turn it is."""
+        for handle in handles or self.handles:
+            self.tape.mark_block(handle.block)
+            yield handle
+        self.tape.mark_block(-1)
+
+    # -- the rate limiter --------------------------------------------------------------------------------------
+
+    def limit(self) -> None:
+        """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
+        if self.setup.limit_all_gathers and len(self._free_events) >= 2:
+            self._event(Kind.HOST_WAIT, self._free_events.pop(0))
+            self.tape.timeline.host_wait("free")
+
+    def enqueue_free(self) -> None:
+        """_reshard with limit_all_gathers: an event after the last use of what was freed."""
+        if self.setup.limit_all_gathers:
+            number = self.tape.next_number
+            self.tape.next_number += 1
+            self._event(Kind.RECORD_EVENT, number)
+            self.tape.timeline.record(self.tape.stream, "free")
+            self._free_events.append(number)
+
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.timeline.host(f"fsdp1 {name}")
+
+    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
+        """Copy between host and device, where these are two."""
+        if not self.on_host:
+            self.tape.timeline.copy(name, num_bytes, stream)
+
+    def offload_gradient(self, numel: int, stream: Stream) -> None:
+        """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
+        if self.offload:
+            self.copy("to_host", numel * self.sizes.store, stream)
+            if not self.is_sharded:
+                self.tape.synchronize(stream)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """_no_dispatch_record_stream."""
+        self.tape.record_stream(storage, stream)
+
+    def _event(self, kind: Kind, number: int) -> None:
+        self.tape.events.append(Event(kind, number, 0, Category.TEMPORARY, self.tape.stream))
+
+    # -- order -------------------------------------------------------------------------------------------------
+
+    def root_pre_forward(self) -> None:
+        """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed).
+
+        Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
+        """
+        if not self.is_initialized:
+            self.lazy_init()
+        for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
+            self.tape.timeline.wait(stream, Stream.COMPUTE)
+        if self.zeroed or self.rank:
+            for handle in self._by_block():
+                if self.zeroed or (handle.holds_no_parameter and not handle.shows_gradients):
+                    handle.grad = None
+                if self.zeroed:
+                    handle.shows_gradients = False
+        self.zeroed = False
+        if self.setup.forward_prefetch:
+            for handle in self.handles:
+                handle.needs_pre_forward_unshard = True
+                handle.prefetched = False
+
+    is_initialized = False
+    """Whether a forward has begun before."""
+
+    zeroed = False
+    """Whether the optimizer's zero_grad ran since the gradients were made."""
+
+    def prefetch_forward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in forward: the next unit in the order of the first iteration."""
+        if self.setup.forward_prefetch:
+            index = self.forward_order.index(current) + 1
+            if index < len(self.forward_order):
+                target = self.forward_order[index]
+                if target.needs_pre_forward_unshard and not target.prefetched:
+                    target.unshard(in_forward=True)
+                    target.prefetched = True
+
+    def prefetch_backward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in backward: the unit whose forward ended before this one's."""
+        if current.post_forward_index > 0:
+            target = self.post_forward_order[current.post_forward_index - 1]
+            if target.needs_pre_backward_unshard and not target.prefetched:
+                target.unshard(in_forward=False)
+                target.prefetched = True
+
+    def queue_final_callback(self) -> None:
+        """_register_post_backward_final_callback."""
+        if not self._callback_queued:
+            self._callback_queued = True
+            self.engine.callbacks.append(self._final_callback)
+
+    def _final_callback(self) -> None:
+        if self.reduces_gradients:
+            for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
+                self.tape.timeline.wait(Stream.COMPUTE, stream)
+            if self.offload:
+                self.tape.synchronize(Stream.COMPUTE)
+        for handle in self._by_block():
+            handle.finalize()
+        self.post_forward_order.clear()
+        self._callback_queued = False

@@ -1,0 +1,446 @@
+"""fully_shard, as torch 2.13 issues it: torch/distributed/fsdp/_fully_shard, symbol by symbol.
+
+Each parameter is sharded alone along dimension 0, padded to the group's size; a unit's parameters are gathered by
+one all-gather and its gradients reduced by one reduce-scatter. Names are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from fsdp_bench.simulate.autograd import Engine, Leaf, Node, Storage, Tape, Tensor
+from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.models.transformer import Module, Weight, fill
+from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
+from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
+
+
+class FSDPParam:
+    """_fsdp_param.py, FSDPParam: one parameter's shard, its gathered self, and its gradients."""
+
+    def __init__(self, tape: Tape, weight: Weight, sizes: Sizes, group_size: int) -> None:
+        self.weight = weight
+        rows = -(-weight.dim0 // group_size)
+        self.padded_shard_numel = rows * weight.rest
+        self.shard_numel = min(rows, weight.dim0) * weight.rest
+        self.gathered_bytes = self.padded_shard_numel * group_size * sizes.compute
+        self.padded_numel = self.padded_shard_numel * group_size
+        self.grad: Tensor | None = None
+        self.accumulated_grad: Tensor | None = None
+        self.all_gather_output: Storage | None = None
+        self.unsharded = Parameter(weight.name, weight.numel, sizes.compute, weight.rest)
+        self.unsharded.node = Leaf(tape, self._accumulate)
+        weight.seen = self.unsharded
+
+    def _accumulate(self, gradient: Tensor) -> None:
+        if self.grad is None:
+            self.grad = gradient  # AccumulateGrad steals it; a second one is added in place
+
+
+class ParamGroup:
+    """_fsdp_param_group.py, FSDPParamGroup: one unit."""
+
+    def __init__(self, wrapper: Fsdp2, weights: list[Weight], reshards: bool) -> None:
+        self.wrapper = wrapper
+        self.tape = wrapper.tape
+        self.sizes = wrapper.sizes
+        self.group_size = wrapper.group_size
+        self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
+        self.block = weights[0].block if weights else -1
+        self.shard_numel = sum(param.padded_shard_numel for param in self.params)
+        self.reshards_after_forward = reshards
+        self.all_gather_result: Storage | None = None
+        self.is_unsharded = False
+        self.gradient: Storage | None = None
+        """The sharded gradients of all parameters: views of one storage (the reduce-scatter's output)."""
+        self.partial_reduce_output: Storage | None = None
+        self.all_reduce_state: Storage | None = None
+        self.post_forward_index = -1
+        self.post_backward_ran = False
+        self.in_pre_backward = False
+
+    # -- parameters --------------------------------------------------------------------------------------------
+
+    def unshard(self) -> None:
+        """foreach_all_gather: copy the shards into one buffer, gather."""
+        if self.all_gather_result is not None or self.is_unsharded:
+            return
+        tape, sizes, world = self.tape, self.sizes, self.group_size
+        copy_in = Stream.ALL_GATHER_COPY_IN
+        if world == 1:
+            self.all_gather_result = tape.storage(0, "empty", Category.UNSHARDED_PARAMETERS)
+            return
+        inputs: list[Storage] = []
+        if self.wrapper.offload:
+            inputs += self._inputs_from_host(copy_in)
+        elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
+            inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
+            num_bytes = self.shard_numel * (sizes.store + sizes.compute)
+            tape.timeline.run("aten::_foreach_copy_", num_bytes, sizes.store, copy_in)
+        self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
+        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, sizes.compute, copy_in)
+        tape.timeline.wait(Stream.ALL_GATHER, copy_in)
+        tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
+        tape.timeline.record(Stream.ALL_GATHER, "all_gather")
+        del inputs
+
+    def _inputs_from_host(self, stream: Stream) -> list[Storage]:
+        """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
+        inputs = []
+        for param in self.params:
+            numel = param.padded_shard_numel
+            moved = None
+            if self.wrapper.moves_to_device:
+                moved = self._unsharded_storage(numel * self.sizes.store, stream)
+                self.tape.timeline.copy("to_device", numel * self.sizes.store, stream)
+            if self.sizes.casts:
+                moved = self._unsharded_storage(numel * self.sizes.compute, stream)
+                sizes = self.sizes
+                self.tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+            if moved is not None:
+                inputs.append(moved)
+        return inputs
+
+    def _unsharded_storage(self, num_bytes: int, stream: Stream) -> Storage:
+        return self.tape.storage(num_bytes, "foreach_all_gather", Category.UNSHARDED_PARAMETERS, stream)
+
+    def wait_for_unshard(self, in_forward: bool) -> None:
+        """Copy out into one storage a parameter. In forward the buffer lives until the next copy-out."""
+        if self.all_gather_result is None:
+            return
+        previous = self.wrapper.all_gather_state if in_forward else None  # torch's local holds it to the end
+        timeline = self.tape.timeline
+        if in_forward:
+            if previous is not None:
+                timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+            self.wrapper.all_gather_state = None
+        if self.group_size > 1:
+            timeline.wait_event(Stream.COMPUTE, "all_gather")
+            if timeline.is_on:
+                gathered = sum(param.gathered_bytes for param in self.params)
+                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered, self.sizes.compute)
+        for param in self.params:
+            moved = self._input_alone(param) if self.group_size == 1 else None
+            param.all_gather_output = self.tape.storage(
+                param.gathered_bytes, "alloc_all_gather_outputs", Category.UNSHARDED_PARAMETERS
+            )
+        self.is_unsharded = True
+        timeline.record(Stream.COMPUTE, "copy_out")
+        if in_forward and self.group_size > 1:
+            self.wrapper.all_gather_state = self.all_gather_result
+        else:
+            timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+        self.all_gather_result = None
+        del previous, moved
+
+    def _input_alone(self, param: FSDPParam) -> Storage | None:
+        """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
+        moved = None
+        timeline, numel, sizes = self.tape.timeline, param.padded_shard_numel, self.sizes
+        if self.wrapper.moves_to_device:
+            moved = self._unsharded_storage(numel * sizes.store, Stream.COMPUTE)
+            timeline.copy("to_device", numel * sizes.store, Stream.COMPUTE)
+        if sizes.casts:
+            moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
+            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store)
+        timeline.run("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
+        return moved
+
+    def reshard(self) -> None:
+        """Free the gathered parameters."""
+        if self.is_unsharded:
+            for param in self.params:
+                param.all_gather_output = None
+            self.is_unsharded = False
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """FSDPState._pre_forward, the module, FSDPState._post_forward."""
+        wrapper, recomputes = self.wrapper, self.wrapper.engine.is_running
+        if not self.params:  # a root whose parameters are all in units below
+            out = forward(*inputs)
+            if out.node is not None:
+                out.node.before(wrapper.queue_final_callback)
+            wrapper.forget_all_gather()
+            return out
+        wrapper.hook("_pre_forward")
+        if self.in_pre_backward:  # recomputed by checkpointing around this unit
+            self.unshard()
+            self.wait_for_unshard(in_forward=False)
+            return forward(*inputs)
+        self.unshard()
+        self.wait_for_unshard(in_forward=True)
+        inputs = self._register_post_backward(inputs)
+        for group in wrapper.forward_prefetch.get(self, ()):
+            group.unshard()
+        out = forward(*inputs)
+        wrapper.hook("_post_forward")
+        if not recomputes:
+            if self.reshards_after_forward:
+                self.reshard()
+            self.post_forward_index = len(wrapper.post_forward_order)
+            wrapper.post_forward_order.append(self)
+        if out.node is not None:
+            out.node.before(self.pre_backward)
+        if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
+            wrapper.forget_all_gather()
+        return out
+
+    def _register_post_backward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """RegisterPostBackwardFunction on the inputs that need gradients."""
+        if not self.tape.grad_enabled:
+            return inputs
+        tensors = [t for t in inputs if isinstance(t, Tensor) and t.node is not None]
+        if not tensors:
+            return inputs
+
+        def backward(_saved: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+            self.post_backward()
+            return list(gradients)
+
+        node = Node(self.tape, backward, tensors, [], len(tensors))
+        outputs = {id(t): Tensor(t.storage, t.numel, t.itemsize, node, index, True) for index, t in enumerate(tensors)}
+        return tuple(outputs.get(id(t), t) for t in inputs)
+
+    def pre_backward(self) -> None:
+        """Gather, and then the unit that ran before this one in forward (BACKWARD_PRE)."""
+        wrapper = self.wrapper
+        wrapper.hook("_pre_backward")
+        wrapper.queue_final_callback()
+        self.in_pre_backward = True
+        self.unshard()
+        self.wait_for_unshard(in_forward=False)
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.NONE and self is not wrapper.root:
+            return
+        if self.post_forward_index > 0:
+            wrapper.post_forward_order[self.post_forward_index - 1].unshard()
+
+    def post_backward(self) -> None:
+        """Free the parameters, reduce the gradients."""
+        self.wrapper.hook("_post_backward")
+        self.post_backward_ran = True
+        self.in_pre_backward = False
+        for param in self.params:
+            if param.accumulated_grad is not None and param.grad is not None:
+                num_bytes = param.grad.numel * (2 * self.sizes.reduce + self.sizes.compute)
+                self.tape.timeline.run("aten::add_", num_bytes, self.sizes.reduce)
+                param.grad = None  # unsharded_accumulated_grad += grad
+        if not self.wrapper.reduces_gradients:
+            self.reshard()
+            self._to_accumulated_grads()
+            return
+        gradients: list[Tensor] = []
+        for param in self.params:
+            if param.accumulated_grad is not None:
+                gradients.append(param.accumulated_grad)
+                param.accumulated_grad = None
+            elif param.grad is not None:
+                gradients.append(param.grad)
+                param.grad = None
+        self.reshard()
+        if self.wrapper.reduce_scatter_states:
+            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
+        self.wrapper.reduce_scatter_states.clear()
+        self.all_reduce_state = None
+        self._reduce(gradients)
+
+    def _to_accumulated_grads(self) -> None:
+        """to_accumulated_grad_if_needed: keep unreduced gradients in the reduction dtype."""
+        sizes = self.sizes
+        if not sizes.reduces_in_other_dtype:
+            return
+        for param in self.params:
+            gradient, param.grad = param.grad, None
+            if gradient is not None:
+                param.accumulated_grad = self.tape.tensor(
+                    gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
+                )
+                num_bytes = gradient.numel * (sizes.compute + sizes.reduce)
+                self.tape.timeline.run("aten::_to_copy", num_bytes, sizes.compute)
+            del gradient
+
+    def _reduce(self, gradients: list[Tensor]) -> None:
+        """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
+        if not gradients:
+            return
+        tape, sizes, wrapper = self.tape, self.sizes, self.wrapper
+        last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
+        numel = sum(param.padded_numel for param in self.params)
+        reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
+        timeline = tape.timeline
+        if timeline.is_on:
+            read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
+            name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
+            timeline.run(name, read + numel * sizes.reduce, itemsize)
+        gradients.clear()
+        stream = Stream.REDUCE_SCATTER
+        timeline.wait(stream, Stream.COMPUTE)
+        stays = self.gradient is None and not wrapper.moves_to_device
+        kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
+        first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
+        output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
+        if self.group_size > 1:
+            wrapper.divide(numel, stream)
+            tape.send("reduce_scatter", "shard", numel * sizes.reduce, stream)
+        else:
+            timeline.run("aten::copy_", 2 * numel * sizes.reduce, sizes.reduce, stream)
+        timeline.record(stream, "reduce_scatter")
+        after = stream
+        if wrapper.all_reduces:
+            after = Stream.ALL_REDUCE
+            timeline.wait(after, stream)
+            tape.send("all_reduce", "replicate", self.shard_numel * sizes.reduce, after)
+        if wrapper.copies_messages and self.group_size > 1:
+            tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
+        if wrapper.all_reduces:
+            self.all_reduce_state = output
+        if sizes.casts_back:
+            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
+            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
+        if wrapper.moves_to_device:  # the shard goes to the host, where it is added
+            timeline.copy("to_host", self.shard_numel * sizes.store, after)
+        elif self.gradient is None:
+            self.gradient = output
+        else:
+            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
+        wrapper.reduce_scatter_states.append(reduce_input)
+        del last
+
+
+class Fsdp2:
+    """The units of one model and what they share (FSDPCommContext, FSDPStateContext)."""
+
+    def __init__(
+        self,
+        op: Operators,
+        engine: Engine,
+        model: Module,
+        units: list[Module],
+        setup: TrainSetup,
+        sizes: Sizes,
+        on_host: bool,
+    ) -> None:
+        self.tape = op.tape
+        self.engine = engine
+        self.setup = setup
+        self.sizes = sizes
+        self.group_size = setup.shard_group_size
+        self.offload = setup.offload.value == "params"
+        self.copies_messages = op.kernels.gloo
+        self.moves_to_device = self.offload and not on_host
+        self.all_reduces = setup.strategy.is_hybrid
+        self.reduces_gradients = True
+        self.all_gather_state: Storage | None = None
+        self.reduce_scatter_states: list[Storage] = []
+        self.post_forward_order: list[ParamGroup] = []
+        self.forward_prefetch: dict[ParamGroup, tuple[ParamGroup, ...]] = {}
+        self._callback_queued = False
+        taken: set[int] = set()
+        groups: dict[int, ParamGroup] = {}
+        for unit in [*units, model]:
+            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            taken.update(map(id, weights))
+            reshards = setup.strategy.reshards_after_forward and unit is not model
+            groups[id(unit)] = ParamGroup(self, weights, reshards)
+            unit.put_around(groups[id(unit)].around)
+        self.weights = model.all_weights()
+        """In the order of nn.Module.parameters, in which they are filled."""
+        self.root = groups[id(model)]
+        self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
+        if setup.forward_prefetch:
+            below = self.groups[1:]
+            self.forward_prefetch = {unit: (after,) for unit, after in pairwise(below)}
+
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
+        held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
+        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights() if held[id(w)]]
+
+    def load(self) -> list[Storage]:
+        """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""
+        tape, itemsize = self.tape, self.sizes.store
+        held = []
+        for group in self._by_block():
+            for param in group.params:
+                if not self.moves_to_device:
+                    num_bytes = param.padded_shard_numel * itemsize
+                    held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
+        whole = shard = None
+        numel_of_shard = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
+        for weight in self.weights:
+            tape.mark_block(weight.block)
+            whole = tape.storage(weight.numel * itemsize, "aten::empty", Category.TEMPORARY)
+            fill(tape, weight)
+            shard = tape.storage(numel_of_shard[id(weight)] * itemsize, "distribute_tensor", Category.TEMPORARY)
+        tape.mark_block(-1)
+        del whole, shard
+        return held
+
+    def host_tensors(self) -> list[tuple[int, int]]:
+        """Return elements and block of each pinned tensor with offload: padded shards, and gradients like them."""
+        return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
+
+    def lazy_init(self) -> None:
+        """Before the first forward nothing is allocated."""
+
+    def after_a_step(self) -> None:
+        """Be as a step leaves it: nothing is kept."""
+
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad(set_to_none=True)."""
+        for group in self._by_block():
+            group.gradient = None
+
+    def _by_block(self) -> Iterator[ParamGroup]:
+        """Yield the units, marking whose turn it is."""
+        for group in self.groups:
+            self.tape.mark_block(group.block)
+            yield group
+        self.tape.mark_block(-1)
+
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.timeline.host(f"fsdp2 {name}")
+
+    def divide(self, numel: int, stream: Stream) -> None:
+        """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
+        if self.copies_messages or self.setup.precision.reduce == "fp16":
+            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
+
+    def forget_all_gather(self) -> None:
+        """FSDPState._post_forward of the root: free the last all-gather's output."""
+        if self.all_gather_state is not None:
+            self.tape.timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+            self.all_gather_state = None
+
+    def queue_final_callback(self) -> None:
+        """_register_root_post_backward_final_callback."""
+        if not self._callback_queued:
+            self._callback_queued = True
+            self.engine.callbacks.append(self._final_callback)
+
+    def _final_callback(self) -> None:
+        for group in self._by_block():
+            if not group.post_backward_ran:
+                group.post_backward()
+            group.post_backward_ran = group.in_pre_backward = False
+            group.all_reduce_state = None
+            if group.all_gather_result is not None:
+                if self.group_size > 1:
+                    self.tape.timeline.wait_event(Stream.COMPUTE, "all_gather")
+                group.all_gather_result = None
+        for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
+            self.tape.timeline.wait(Stream.COMPUTE, stream)
+        if self.moves_to_device and self.reduces_gradients:
+            self.tape.timeline.synchronize(Stream.COMPUTE)
+        self.post_forward_order.clear()
+        if self.reduce_scatter_states:
+            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
+        self.reduce_scatter_states.clear()
+        self._callback_queued = False

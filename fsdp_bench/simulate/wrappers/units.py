@@ -1,0 +1,80 @@
+"""Which modules become FSDP units: train/wrapping/units.py on the ledger's module tree."""
+
+from __future__ import annotations
+
+from fsdp_bench.simulate.autograd import Tape
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, Transformer
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import (
+    SELECTIVE_AROUND_UNITS,
+    Api,
+    Checkpointing,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+
+
+def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | None:
+    """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
+    reason = impossible(setup, device)
+    if reason is None and _checks_units(setup) and _has_units_inside_blocks(shape, setup):
+        return SELECTIVE_AROUND_UNITS
+    return reason
+
+
+def _checks_units(setup: TrainSetup) -> bool:
+    """Of fully_shard's units; FSDP1's marks are as many when a block is recomputed."""
+    is_sharded = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    return setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE and is_sharded
+
+
+def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:
+    """Whether wrapping by size makes units of parts of a block; of the blocks one stands for all."""
+    model = Transformer(Operators(Tape(), CPU), shape, 1)
+    inside = {id(module) for module in model.blocks[0].all_modules()} - {id(model.blocks[0])}
+    return any(id(unit) in inside for unit in choose_units(model, setup))
+
+
+def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:
+    """Return the units below the root, children before parents."""
+    if setup.wrap is Wrap.NONE:
+        return []
+    if setup.wrap is Wrap.BLOCK:
+        return list(model.blocks)
+    return _units_by_size(model, setup.min_num_params)
+
+
+def blocks_are_alike(model: Transformer, units: list[Module], setup: TrainSetup) -> bool:
+    """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        # DistributedDataParallel has no units, but buckets, which matter where they are reduced in another dtype.
+        return setup.precision.reduce == setup.precision.store
+    inside = {id(weight) for unit in units for weight in unit.all_weights()}
+    return all(id(weight) in inside for block in model.blocks for weight in block.all_weights())
+
+
+def _units_by_size(model: Transformer, min_num_params: int) -> list[Module]:
+    """torch.distributed.fsdp.wrap.size_based_auto_wrap_policy: subtrees that reach the size, never a ModuleList.
+
+    A tied embedding is read outside of its module, so it stays in the root (train/wrapping/units.py).
+    """
+    units: list[Module] = []
+    kept = {id(model.embedding)} if model.lm_head is None else set()
+
+    def visit(module: Module) -> int:
+        numel = model.numel_of(module)
+        if numel < min_num_params:
+            return 0
+        wrapped = sum(visit(child) for child in module.children)
+        if isinstance(module, ModuleList) or id(module) in kept or numel - wrapped < min_num_params:
+            return wrapped
+        units.append(module)
+        return numel
+
+    for child in model.children:
+        visit(child)
+    return units

@@ -1,0 +1,1 @@
+"""From a sweep file to its trials: reading, crossing the grid, choosing models, selecting, naming."""

@@ -1,0 +1,175 @@
+"""The cells of a sweep file: [grid] crossed, [[include]] added, [[exclude]] and what cannot run told apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, convert
+from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_share_of_card, shape_of
+from fsdp_bench.sweep.config.sweep_file import SweepFile, table, tables
+from fsdp_bench.sweep.machine import Machine
+
+_SETUP_KEYS = TrainSetup.__struct_fields__
+_GRID_KEYS = (*MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
+
+Cell = dict[str, Any]
+
+MOST_CELLS = 100_000
+"""That a table of a sweep file may cross to: almost a year of trials of five minutes."""
+
+
+def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
+    """Yield every cell with the place in the file that it comes from, in the order of the file.
+
+    Raises:
+        SpecError: naming the place.
+    """
+    grid = _canonical("[grid] ", table(document, "grid"))
+    yield from (("[grid]", cell) for cell in _cross(grid, "[grid]"))
+    single = {key: value for key, value in grid.items() if not isinstance(value, list)}
+    listed = {key for key, value in grid.items() if isinstance(value, list)}
+    for number, extra_table in enumerate(tables(document, "include"), 1):
+        place = f"[[include]] {number}"
+        extra = _canonical(f"{place} ", extra_table)
+        if {"model", "params"} & set(extra):  # either names the model
+            listed = listed - {"model", "params"}
+        missing = sorted(listed - set(extra))
+        if missing:
+            raise SpecError(f"{place} does not say {missing[0]!r}, for which [grid] has several values")
+        merged = {**single, **extra}
+        if "params" in extra:
+            merged.pop("model", None)
+        yield from ((place, cell) for cell in _cross(merged, place))
+
+
+def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
+    check_keys(place, words, _GRID_KEYS)
+    renamed: dict[str, Any] = {}
+    for key, value in words.items():
+        target = FIELD_ALIASES.get(key, key)
+        if target in renamed:
+            raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
+        renamed[target] = value
+    return renamed
+
+
+def _cross(words: dict[str, Any], place: str) -> Iterator[Cell]:
+    for key, value in words.items():
+        if value == []:
+            raise SpecError(f"{place} {key}: an empty list leaves no cell; give at least one value")
+    if not words:
+        return
+    axes = [value if isinstance(value, list) else [value] for value in words.values()]
+    if (count := math.prod(map(len, axes))) > MOST_CELLS:
+        raise SpecError(f"{place} crosses to {count} cells; up to {MOST_CELLS} are allowed")
+    for values in itertools.product(*axes):
+        yield dict(zip(words, values, strict=True))
+
+
+def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
+    """Return the cells whose sizes are known here, and in words what the others need; all where there is a GPU.
+
+    Raises:
+        SpecError: naming the place.
+    """
+    found = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
+    needs = Counter(need for _, _, need in found if need)
+    return [(place, cell) for place, cell, need in found if not need], [f"{n} with {need}" for need, n in needs.items()]
+
+
+def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
+    """Return which sizes of a cell depend on the GPU that is not here, or None."""
+    if not file.lacks_gpu:
+        return None
+    is_share = is_share_of_card(cell.get("params")) and not file.card_is_limited
+    if cell.get("world_size") == "gpus":
+        return 'params in "% of card" and world_size = "gpus"' if is_share else 'world_size = "gpus"'
+    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_share else None
+
+
+def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
+    """Turn a cell's words into a setup.
+
+    Raises:
+        SpecError: naming the field.
+    """
+    fields = {key: value for key, value in cell.items() if key in _SETUP_KEYS}
+    if fields.get("world_size") == "gpus":
+        fields["world_size"] = max(len(machine.gpus), 1)
+    if fields.get("max_grad_norm") == "none":
+        fields["max_grad_norm"] = None
+    return convert(fields, TrainSetup, "")
+
+
+class Exclude(msgspec.Struct, frozen=True):
+    """One [[exclude]]: its reason and, by field, the parsed values that it matches."""
+
+    place: str
+    reason: str
+    matches: dict[str, list[Any]]
+
+    def covers(self, shape: ModelShape, setup: TrainSetup) -> bool:
+        """Whether a cell is excluded."""
+        return all(_field(shape, setup, key) in values for key, values in self.matches.items())
+
+
+def excludes(file: SweepFile) -> list[Exclude]:
+    """Read every [[exclude]].
+
+    Raises:
+        SpecError: naming the place.
+    """
+    found = []
+    for number, words in enumerate(tables(file.document, "exclude"), 1):
+        place = f"[[exclude]] {number}"
+        words = dict(words)
+        reason = words.pop("reason", None)
+        if not isinstance(reason, str) or not reason.strip():
+            raise SpecError(f"{place} needs a reason, which the skipped trials' records carry")
+        matches: dict[str, list[Any]] = {}
+        for key, value in _canonical(f"{place} ", words).items():
+            values = value if isinstance(value, list) else [value]
+            matches[key] = [_parsed(place, key, word, file) for word in values if not _needs_gpu({key: word}, file)]
+        found.append(Exclude(place, reason, matches))
+    return found
+
+
+def _parsed(place: str, key: str, word: Any, file: SweepFile) -> Any:
+    if key == "family":
+        return Family(word)
+    if key == "vocab_size":
+        return word
+    if key in ("model", "params"):
+        return shape_of({key: word}, file.models, file.machine).num_parameters
+    fields = {key: word, **({"world_size": word, "strategy": "HYBRID_SHARD"} if key == "shard_size" else {})}
+    return getattr(convert(fields, TrainSetup, place), key)
+
+
+def _field(shape: ModelShape, setup: TrainSetup, key: str) -> Any:
+    if key in ("model", "params"):
+        return shape.num_parameters
+    return getattr(shape, key) if key in ("family", "vocab_size") else getattr(setup, key)
+
+
+def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: list[Exclude]) -> str | None:
+    """Return why a cell is not run here, or None."""
+    reason = next((exclude.reason for exclude in excluded if exclude.covers(shape, setup)), None)
+    if reason is not None:
+        return f"excluded: {reason}"
+    shares_gpus = file.run.emulate or file.run.backend == "gloo"
+    if file.device == "cuda" and not file.lacks_gpu and not shares_gpus and setup.world_size > len(file.machine.gpus):
+        has = len(file.machine.gpus)
+        return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
+    if file.device == "cpu" and file.run.memory_limit_bytes is not None and setup.compiles:
+        return "a CPU's memory_limit follows operators, which compiled code does not call"
+    return why_impossible(shape, setup, file.device)

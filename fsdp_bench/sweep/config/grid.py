@@ -1,0 +1,97 @@
+"""A sweep file to trials: every cell of [grid] and [[include]] is one trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.record import TrialSpec
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not
+from fsdp_bench.sweep.config.shapes import shape_of
+from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_id
+from fsdp_bench.sweep.machine import Machine
+
+
+def read_sweep(path: Path, machine: Machine) -> SweepPlan:
+    """Read a sweep file and resolve it for this machine.
+
+    Raises:
+        SweepFileError: one line: the file, the place in it, what is allowed.
+        MachineError: when the file asks for a device that this machine lacks.
+    """
+    return trials_of(require_gpu(read_file(path, machine)))
+
+
+def trials_of(file: SweepFile) -> SweepPlan:
+    """Resolve a file's cells to trials; where its GPU is not here, those whose sizes do not depend on it.
+
+    Raises:
+        SweepFileError: one line: the file, the place in it, what is allowed.
+        MachineError: when all sizes depend on a GPU that is not here.
+    """
+    with naming(file.path):
+        excluded = excludes(file)
+        trials: dict[str, Trial] = {}
+        known, needing_gpu = resolvable(file)
+        refuse_if_all_need_gpu(file, "trial", known, needing_gpu)
+        for place, cell in known:
+            try:
+                setup = setup_of(cell, file.machine)
+                shape = shape_of(cell, file.models, file.machine)
+                check_positions(shape, setup)
+            except SpecError as error:
+                raise SpecError(f"{place} {error}") from None
+            spec = TrialSpec(
+                id=trial_id(shape, setup, file.run, file.device),
+                model=shape,
+                setup=setup,
+                run=file.run,
+                device=file.device,
+            )
+            trials.setdefault(spec.id, Trial(spec=spec, skip_reason=why_not(shape, setup, file, excluded)))
+        refuse_if_none_runs("trial", [trial.skip_reason for trial in trials.values()])
+    return SweepPlan(
+        name=file.name,
+        launcher=file.launcher,
+        device=file.device,
+        trials=tuple(trials.values()),
+        source=file.text,
+        needing_gpu=tuple(needing_gpu),
+    )
+
+
+def check_positions(shape: ModelShape, setup: TrainSetup) -> None:
+    """Refuse a sequence that is longer than what gpt2 has learned positions for.
+
+    Raises:
+        SpecError: naming both.
+    """
+    if shape.family is Family.GPT2 and setup.sequence_length > shape.max_position_embeddings:
+        raise SpecError(
+            f"sequence_length: {setup.sequence_length} is longer than {shape.name}'s learned positions,"
+            f" max_position_embeddings {shape.max_position_embeddings}"
+        )
+
+
+def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Cell]], needing_gpu: list[str]) -> None:
+    """Refuse a sweep of which nothing is known without its GPU.
+
+    Raises:
+        MachineError: naming what depends on the GPU.
+    """
+    if needing_gpu and not known:
+        raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
+
+
+def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:
+    """Refuse a sweep of which nothing would run.
+
+    Raises:
+        SpecError: with the first reason.
+    """
+    if all(skip_reasons):
+        reasons = sorted({reason or "" for reason in skip_reasons})
+        raise SpecError(f"no {what} can run here: {reasons[0] if reasons else 'the grid is empty'}")

@@ -1,0 +1,143 @@
+"""``--only``: which trials of a sweep to run, or which cells of a frontier sweep to search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_words, to_builtins
+from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.config.reading import FIELD_ALIASES
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
+
+FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
+"""What FIELD=VALUE may name."""
+
+
+def check_words(selections: tuple[str, ...], part: str | None) -> None:
+    """Refuse --only and --part that no sweep could mean, before the file's cells are looked at.
+
+    Raises:
+        SpecError: for a field or value that does not exist, and for anything that is no piece.
+    """
+    for selection in selections:
+        if "=" in selection:
+            _read(selection, FIELDS)
+        else:
+            _check_id(selection)
+    if part is not None:
+        _piece(part, None)
+
+
+def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
+    """Keep the trials that match every selection: the beginning of an ID, or FIELD=VALUE of setup or model.
+
+    Raises:
+        SpecError: for a field or value that does not exist, and when nothing matches.
+    """
+    if not selections:
+        return plan
+    trials = tuple(trial for trial in plan.trials if all(_matches(trial, selection) for selection in selections))
+    if not trials:
+        raise SpecError(f"--only {' '.join(selections)}: no trial of this sweep matches{_more(plan)}")
+    return msgspec.structs.replace(plan, trials=trials)
+
+
+def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
+    """Keep one piece of a sweep: ``2/4`` is the second quarter of its trials, in their order.
+
+    Raises:
+        SpecError: for anything that is no such piece.
+    """
+    if part is None:
+        return plan
+    number, of = _piece(part, len(plan.trials))
+    cuts = [round(index * len(plan.trials) / of) for index in (number - 1, number)]
+    return msgspec.structs.replace(plan, trials=plan.trials[cuts[0] : cuts[1]])
+
+
+def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
+    """Read K/N; of how many trials is not known yet where that is None."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
+    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= of or of > (num_trials or of):
+        most = "the number of trials" if num_trials is None else f"{num_trials}, the number of trials"
+        raise SpecError(
+            f"--part: {shown(part)} is not allowed; K/N with 1 <= K <= N <= {most}: 2/4 is the second quarter"
+        )
+    return number, of
+
+
+def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> FrontierPlan:
+    """Keep the cells of a frontier sweep that match every FIELD=VALUE.
+
+    Raises:
+        SpecError: for a trial's ID, for a field or value that does not exist, and when nothing matches.
+    """
+    kept = [search for search in plan.searches if all(_matches_search(search, word) for word in selections)]
+    if not kept:
+        raise SpecError(f"--only {' '.join(selections)}: no cell of this sweep matches{_more(plan)}")
+    return plan.keep(kept)
+
+
+def _more(plan: SweepPlan | FrontierPlan) -> str:
+    """Return what helps where nothing matches."""
+    unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
+    return f"; --list shows them{unknown}"
+
+
+def _matches_search(search: Search, selection: str) -> bool:
+    if "=" not in selection:
+        raise SpecError(f"--only {selection}: a [frontier] sweep has cells, not trials; FIELD=VALUE")
+    facts = _facts(search.model, search.setup)
+    if search.is_on_ladder:
+        facts = {
+            "family": search.model.family.value,
+            "vocab_size": search.model.vocab_size,
+            **to_builtins(search.setup),
+        }
+    facts.pop(search.dial.name, None)
+    return _has(facts, selection)
+
+
+def _matches(trial: Trial, selection: str) -> bool:
+    if "=" not in selection:
+        _check_id(selection)
+        return trial.spec.id.startswith(selection)
+    return _has(_facts(trial.spec.model, trial.spec.setup), selection)
+
+
+def _check_id(selection: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]+", selection):
+        raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
+
+
+def _facts(model: ModelShape, setup: TrainSetup) -> dict[str, Any]:
+    return {**to_builtins(model), **to_builtins(setup), "model": model.name}
+
+
+def _has(facts: dict[str, Any], selection: str) -> bool:
+    field, wanted = _read(selection, facts)
+    return str(facts[field]).lower() == wanted.lower()
+
+
+def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
+    """Return the field and the value that FIELD=VALUE names."""
+    field, _, wanted = selection.partition("=")
+    field = FIELD_ALIASES.get(field, field)
+    if field not in fields:
+        raise SpecError(f"--only: unknown field {shown(field)}{nearest(field, fields)}")
+    return field, _canonical(field, wanted)
+
+
+def _canonical(field: str, wanted: str) -> str:
+    """Read a word as the setup would, so that aliases select too."""
+    if field not in ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap"):
+        return wanted
+    return str(to_builtins(getattr(from_words({field: wanted}, TrainSetup), field)))

@@ -1,0 +1,1 @@
+"""The measured largest model: each cell of a [frontier] sweep is searched with real trials."""

@@ -1,0 +1,206 @@
+"""One cell of a frontier sweep: its prediction, what its trials have answered, what is to be tried next.
+
+Two limits are searched: first ``fits`` (without allocation retries), then ``runs`` (without running out of memory).
+Trials of the first search answer the second too; when the step above ``fits`` ran out of memory, as always on a CPU,
+the second takes none of its own. When that step ended with retries, the steps above it are searched in the same way,
+from the second prediction on, and counted on their own: at most what bisection of these steps takes.
+"""
+
+from __future__ import annotations
+
+from fsdp_bench.spec.frontier import DialRange, FirstFailure, FrontierCell, Reached, Status
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.frontier.bracket import Bracket
+from fsdp_bench.sweep.frontier.file import Search
+from fsdp_bench.sweep.frontier.forecast import Forecast
+
+
+class Finding:
+    """One cell's search: its prediction, what its trials have answered, what is to be tried next."""
+
+    def __init__(self, search: Search, predicted: Forecast, records: dict[int, TrialRecord]) -> None:
+        self.search = search
+        self.predicted = predicted
+        self.records = records
+        """By index of the dial."""
+
+    @property
+    def next_index(self) -> int | None:
+        """The step to try next; None when both limits are known, or cannot be."""
+        index = self._undecided
+        return None if index in self.records else index
+
+    @property
+    def _undecided(self) -> int | None:
+        """The step that the search stands at: to be tried, or tried without an answer."""
+        if self.search.skip_reason is not None:
+            return None
+        index = self._fits_bracket.next_index(self._fits_answers)
+        if index is not None:
+            return index
+        if not self._retried:
+            return None
+        index = self._runs_bracket.next_index(self._runs_answers)
+        return None if index is None else self._first_above + index
+
+    @property
+    def _fits_bracket(self) -> Bracket:
+        return Bracket(self.search.dial.values, self.predicted.fits)
+
+    @property
+    def _fits_answers(self) -> dict[int, bool]:
+        return {index: record.fits for index, record in self.records.items() if _is_answer(record)}
+
+    @property
+    def fits(self) -> int:
+        """The largest index that is known to fit; -1 for none."""
+        return self._fits_bracket.bounds(self._fits_answers)[0]
+
+    @property
+    def _retried(self) -> bool:
+        """Whether the step above ``fits`` ended ok, with retries."""
+        record = self.records.get(self.fits + 1)
+        return record is not None and record.outcome is Outcome.OK
+
+    @property
+    def _first_above(self) -> int:
+        """The first step that only the second search asks for."""
+        return self.fits + 2
+
+    @property
+    def _runs_bracket(self) -> Bracket:
+        predicted, first = self.predicted.runs, self._first_above
+        return Bracket(self.search.dial.values[first:], None if predicted is None else max(predicted - first, -1))
+
+    @property
+    def _runs_answers(self) -> dict[int, bool]:
+        first = self._first_above
+        return {
+            index - first: record.outcome is Outcome.OK
+            for index, record in self.records.items()
+            if _is_answer(record) and index >= first
+        }
+
+    @property
+    def runs(self) -> int:
+        """The largest index that is known to run; -1 for none."""
+        if not self._retried:
+            return self.fits
+        return self._first_above + self._runs_bracket.bounds(self._runs_answers)[0]
+
+    @property
+    def full_index(self) -> int | None:
+        """The smallest step that ran out of memory; every larger one is skipped."""
+        return min((index for index, record in self.records.items() if _ran_out(record)), default=None)
+
+    @property
+    def status(self) -> Status:
+        """How far the search has come."""
+        if self.search.skip_reason is not None:
+            return "skipped"
+        index = self._undecided
+        if index is None:
+            return "found"
+        return "unknown" if index in self.records else "not searched"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not found, or what is skipped."""
+        if self.search.skip_reason is not None:
+            return self.search.skip_reason
+        index = self._undecided
+        if index is not None and index in self.records:
+            record = self.records[index]
+            why = " ".join((record.reason or "no reason").split())
+            return f"{self.print(index)} ended {record.outcome.value}, which is no answer: {why}"
+        if self.full_index is None or self.full_index + 1 == len(self.search.dial):
+            return self.predicted.why_not
+        count = len(self.search.dial) - self.full_index - 1
+        steps = "1 step" if count == 1 else f"{count} steps"
+        return f"{steps} skipped: larger than {self.print(self.full_index)}, which ran out of memory"
+
+    def print(self, index: int) -> str:
+        """Return a step of the dial as people read it; ``none`` for -1."""
+        if self.search.is_on_ladder and index >= 0:
+            return self.search.dial[index].model.name
+        return self.dial_range.print(self.value(index))
+
+    def value(self, index: int) -> int:
+        """Return the dial's value at an index; 0 for none."""
+        return self.search.dial.values[index] if index >= 0 else 0
+
+    @property
+    def dial_range(self) -> DialRange:
+        """The dial in a record."""
+        values = self.search.dial.values
+        return DialRange(name=self.search.dial.name, smallest=values[0], largest=values[-1], num_steps=len(values))
+
+    @property
+    def start(self) -> str:
+        """Where the search begins, in words."""
+        if self.predicted.fits is None:
+            return f"from the middle ({self.predicted.why_not})"
+        if self.predicted.fits < 0:
+            return "from the smallest: not even that is predicted to fit"
+        return f"from {self.print(self.predicted.fits)}, the largest that is predicted to fit"
+
+    def cell(self) -> FrontierCell:
+        """Return what is known as a record."""
+        search, status = self.search, self.status
+        predicted = self.predicted
+        return FrontierCell(
+            label=search.label,
+            setup=search.setup,
+            dial=self.dial_range,
+            family=search.model.family,
+            vocab_size=search.model.vocab_size,
+            model=None if search.is_on_ladder else search.model,
+            status=status,
+            reason=self.reason,
+            predicted=None
+            if predicted.fits is None or predicted.runs is None
+            else self._reached(predicted.fits, predicted.runs, predicted.limited_by),
+            measured=self._reached(self.fits, self.runs, self._first_failure()) if status == "found" else None,
+            steps_apart=self.fits - predicted.fits if status == "found" and predicted.fits is not None else None,
+            trials=tuple(self.records[index].id for index in sorted(self._fits_answers)),
+            most_trials=self._fits_bracket.most_trials,
+        )
+
+    def _reached(self, fits: int, runs: int, limited_by: FirstFailure | None) -> Reached:
+        return Reached(
+            fits=self.value(fits),
+            runs=self.value(runs),
+            num_parameters=self.search.dial[fits].model.num_parameters if fits >= 0 else 0,
+            limited_by=limited_by,
+        )
+
+    def _first_failure(self) -> FirstFailure | None:
+        """Read what the step above ``fits`` was short of from its trial."""
+        record = self.records.get(self.fits + 1)
+        if record is None:
+            return None
+        failures = [rank.failure for rank in record.ranks if rank.failure and rank.outcome.is_oom]
+        first = min(failures, key=lambda failure: failure.at, default=None)
+        place = {"device": "card", "budget": "budget"}.get(first.limit or "" if first else "", "host")
+        phase = first.phase if first else "unknown"
+        if not _ran_out(record):
+            memory = record.worst_rank_memory
+            place, phase = "card", memory.peak_phase if memory else "unknown"
+        return FirstFailure(
+            value=self.value(self.fits + 1), place=place, phase=phase, ran_out=_ran_out(record), trial_id=record.id
+        )
+
+
+def _is_answer(record: TrialRecord) -> bool:
+    return record.outcome is Outcome.OK or _ran_out(record)
+
+
+def _ran_out(record: TrialRecord) -> bool:
+    """Whether a trial ran out of what is being measured.
+
+    On a CPU that is the budget alone: where the host's own memory ran out, the budget was not reached.
+    """
+    if record.hardware != "cpu":
+        return record.outcome.is_oom
+    limits = [rank.failure.limit for rank in record.ranks if rank.failure]
+    return record.outcome is Outcome.OOM_HOST and "budget" in limits

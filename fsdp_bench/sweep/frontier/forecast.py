@@ -1,0 +1,50 @@
+"""Where a search begins: the prediction for one cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from fsdp_bench.plan.search.judge import Judge
+from fsdp_bench.plan.search.search import reach
+from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.frontier import FirstFailure
+from fsdp_bench.sweep.frontier.file import Search
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predicted indices of a cell; both None where nothing can be predicted."""
+
+    fits: int | None
+    runs: int | None
+    limited_by: FirstFailure | None
+    why_not: str | None = None
+    """One line: why there is no prediction."""
+
+
+@cache
+def forecast(search: Search) -> Forecast:
+    """Predict how far a cell's dial can be turned, against the same limit as its trials have; once per process."""
+    if search.skip_reason is not None:
+        return Forecast(None, None, None)
+    try:
+        found = reach(search.dial, _judge(search))
+    except SpecError as error:
+        return Forecast(None, None, None, f"no prediction: {error}")
+    limit, above = found.limited_by, found.fits + 1
+    if limit is None or above == len(search.dial):
+        return Forecast(found.fits, found.runs, None)
+    place = "budget" if search.device == "cpu" else limit.place
+    failure = FirstFailure(
+        value=search.dial.values[above], place=place, phase=limit.phase, ran_out=found.runs == found.fits
+    )
+    return Forecast(found.fits, found.runs, failure)
+
+
+def _judge(search: Search) -> Judge:
+    if search.device == "cpu":
+        kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
+        return Judge(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
+    return Judge(headroom_bytes=0)  # a trial may fill the card: what context and NCCL take is not torch's to have

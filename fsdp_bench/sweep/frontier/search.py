@@ -1,0 +1,89 @@
+"""The measured largest model: every cell of a frontier sweep is searched with real trials, from its prediction on.
+
+A cell's trials are ordinary records in trials/, and what is known of a cell is read from them: nothing is repeated,
+and a step above one that ran out of memory is never run, whichever run or prediction found that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
+from fsdp_bench.sweep.frontier.forecast import forecast
+from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run.runner import TrialRunner, look_up
+
+Observer = Callable[[Finding, Trial, TrialRecord | None], None]
+"""Told of each trial twice: with None when it starts, with its record when it has one."""
+
+
+def recall(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[Finding]:
+    """Predict every cell, and sort out what is recorded of it."""
+    return [Finding(search, forecast(search), _recorded(search, records)) for search in plan.searches]
+
+
+def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
+    """Return a cell's records by index: those whose ID a step of the dial has."""
+    indices = {value: index for index, value in enumerate(search.dial.values)}
+    found: dict[int, TrialRecord] = {}
+    for record in records:
+        index = indices.get(search.turned(record.model, record.setup))
+        if index is not None and search.trial(index).spec.id == record.id:
+            found[index] = record
+    return found
+
+
+def set_aside(findings: Sequence[Finding], store: Store, retry: frozenset[Outcome]) -> list[str]:
+    """Set aside the records whose trials are to run again; return one line for each.
+
+    Raises:
+        ResultsError: when one cannot be moved.
+    """
+    notes: list[str] = []
+    for finding in findings:
+        for index in list(finding.records):
+            if look_up(finding.search.trial(index), store, retry, notes) is None:
+                del finding.records[index]
+    return notes
+
+
+def run_frontier(findings: Sequence[Finding], runner: TrialRunner, observe: Observer) -> None:
+    """Search every cell to its end; each trial's record is stored as soon as it is known.
+
+    Raises:
+        ResultsError: when results cannot be written; what is stored stays.
+        KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
+    """
+    for finding in findings:
+        while (index := finding.next_index) is not None:
+            trial = finding.search.trial(index)
+            observe(finding, trial, None)
+            finding.records[index] = record = runner.run(trial)
+            observe(finding, trial, record)
+
+
+def frontier_record(plan: FrontierPlan, findings: Sequence[Finding], machine: str) -> FrontierRecord:
+    """Return what is known of a sweep."""
+    return FrontierRecord(
+        schema_version=FRONTIER_SCHEMA_VERSION,
+        sweep=plan.name,
+        source="measured",
+        device=plan.device,
+        machine=machine,
+        run=plan.run,
+        card_is_limited=plan.card_is_limited,
+        cells=tuple(finding.cell() for finding in findings),
+    )
+
+
+def resolved_searches(plan: FrontierPlan, machine: Machine) -> str:
+    """Return the sweep file's text with, as comments, the cells that it was resolved to on a machine."""
+    lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
+    for search in plan.searches:
+        lines.append(f"# {search.label}" + (f"; skipped: {search.skip_reason}" if search.skip_reason else ""))
+    return "\n".join(lines) + "\n"

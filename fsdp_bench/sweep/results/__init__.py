@@ -1,0 +1,1 @@
+"""Results on disk: one JSON record a trial, and the tables made of them."""

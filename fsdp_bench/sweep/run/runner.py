@@ -1,0 +1,338 @@
+"""Runs a sweep's trials one after another; whatever a trial does is that trial's outcome and nothing else's."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
+from fsdp_bench.spec.setup import Offload
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
+from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
+from fsdp_bench.sweep.run.logs import cut_down, last_lines
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.run.processes import end_marked, mark_of
+
+GRACE_SECONDS = 3.0
+"""After a rank failed: time for its peers to write their reports before they are ended."""
+POLL_SECONDS = 0.2
+STDERR_TAIL_LINES = 30
+
+MOST_REPORT_BYTES = 64 * 1024**2
+MOST_STAGE_BYTES = 100
+MOST_SECONDS_BETWEEN_LOOKS = 2.0
+"""The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
+
+Observer = Callable[[Trial, TrialRecord | None], None]
+"""Told of each trial twice: with None when it starts, with its record when it has one."""
+
+
+class SweepState(msgspec.Struct, kw_only=True):
+    """What is recorded of a sweep, and what remains to be run."""
+
+    records: dict[str, TrialRecord]
+    pending: list[Trial]
+    notes: list[str]
+    """One line for each record that was set aside."""
+
+
+def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset()) -> SweepState:
+    """Tell what is done: a record stands unless its outcome is to be retried, or its time limit has been raised.
+
+    Raises:
+        ResultsError, SpecError: when a record cannot be read, moved, or was written by a newer version.
+    """
+    state = SweepState(records={}, pending=[], notes=[])
+    for trial in plan.trials:
+        record = look_up(trial, store, retry, state.notes)
+        if record is not None:
+            state.records[trial.spec.id] = record
+        else:
+            state.pending.append(trial)
+    return state
+
+
+def look_up(trial: Trial, store: Store, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
+    """Return a trial's record where it stands; add a line to ``notes`` where one was set aside.
+
+    Raises:
+        ResultsError, SpecError: as ``survey``.
+    """
+    record, note = store.read(trial.spec.id)
+    if note:
+        notes.append(note)
+    if record is None or not _runs_again(record, trial, retry):
+        return record
+    aside = store.set_aside(trial.spec.id)
+    notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
+    return None
+
+
+def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
+    if record.outcome is Outcome.SKIPPED:
+        return trial.skip_reason is None  # it was impossible or excluded, and no longer is
+    if record.outcome is Outcome.TIMEOUT and trial.spec.run.timeout_seconds > record.run.timeout_seconds:
+        return True
+    return record.outcome in retry
+
+
+def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
+    """Run every pending trial and store its record as soon as it is known.
+
+    Raises:
+        ResultsError: when results cannot be written; what is stored stays.
+        KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
+    """
+    with TrialRunner(plan.name, plan.launcher, store, machine) as runner:
+        for trial in state.pending:
+            observe(trial, None)
+            state.records[trial.spec.id] = runner.run(trial)
+            observe(trial, state.records[trial.spec.id])
+
+
+class TrialRunner:
+    """Runs one trial after another with one launcher, which is closed at the end."""
+
+    def __init__(self, sweep: str, launcher: str, store: Store, machine: Machine) -> None:
+        self._sweep = sweep
+        self._store = store
+        self._machine = machine
+        self._log = store.folder / ".server.log"
+        is_resident = launcher == "resident"
+        mark = mark_of(store.folder)
+        end_marked(mark)  # whatever a killed manager left: it held the lock that this one holds now
+        self._launcher: Launcher = (
+            Torchrun(mark) if launcher == "torchrun" else ForkServer(self._log, mark, is_resident)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._launcher.close()
+        self._log.unlink(missing_ok=True)
+
+    def run(self, trial: Trial) -> TrialRecord:
+        """Run a trial, or skip it for its reason; its record is stored when this returns.
+
+        Raises:
+            ResultsError: when results cannot be written; what is stored stays.
+            KeyboardInterrupt: passed on after the trial's processes have ended; it leaves no record.
+        """
+        if trial.skip_reason is not None:
+            record = _skipped(trial, self._sweep)
+        else:
+            record = TrialRun(trial.spec, self._sweep, self._store, self._machine).run(self._launcher)
+        if record.outcome is Outcome.CRASHED:
+            self._store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
+        self._store.write_record(record)
+        return record
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _skipped(trial: Trial, sweep: str) -> TrialRecord:
+    verdict = Verdict(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+    return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
+
+
+def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> TrialRecord:
+    return TrialRecord(
+        schema_version=SCHEMA_VERSION,
+        id=spec.id,
+        sweep=sweep,
+        source="measured",
+        device="emulated" if spec.run.emulate else spec.device,
+        emulated_on=spec.device if spec.run.emulate else None,
+        model=spec.model,
+        num_parameters=spec.model.num_parameters,
+        setup=spec.setup,
+        run=spec.run,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        **{"effective_strategy": spec.setup.effective_strategy.value, **fields},  # type: ignore[arg-type]
+    )
+
+
+class Watch:
+    """A time limit that counts the time in which this process runs, not that in which it is stopped.
+
+    A stopped manager's ranks go on; what they have reported meanwhile is looked at before the limit is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._last = time.monotonic()
+
+    def has_run_out(self) -> bool:
+        """Whether no time is left; to be called at every look."""
+        now = time.monotonic()
+        self._left -= min(now - self._last, MOST_SECONDS_BETWEEN_LOOKS)
+        self._last = now
+        return self._left <= 0
+
+    def stop_within(self, seconds: float) -> None:
+        """Leave no more than some seconds."""
+        self._left = min(self._left, seconds)
+
+
+class TrialRun:
+    """One trial, from its scratch folder to its record."""
+
+    def __init__(self, spec: TrialSpec, sweep: str, store: Store, machine: Machine) -> None:
+        self._spec = spec
+        self._sweep = sweep
+        self._machine = machine
+        self._store = store
+        self._scratch = store.make_scratch(spec.id)
+        self._exits: dict[int, RankExit] = {}
+        self._timed_out = False
+        self._suspect = ["allocations were recorded, which slows the host down"] if spec.keep_snapshot else []
+
+    def run(self, launcher: Launcher) -> TrialRecord:
+        """Run the trial and return its record; its processes have ended when this returns or raises.
+
+        Raises:
+            ResultsError: when what the ranks need cannot be written.
+            MachineError: when they cannot be started.
+        """
+        begin, started_at, kills = time.monotonic(), _now(), oom_kills()
+        trial_file = self._scratch / "trial.json"
+        self._note_foreign_processes("before", launcher.num_waiting)
+        workers_seconds = 0.0
+        try:
+            trial_file.write_bytes(to_json(self._spec))
+            workers_seconds = self._supervise(launcher, trial_file)
+            verdict = self._verdict(oom_kills().since(kills))
+        except LauncherError as error:
+            launcher.close()
+            verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
+        except OSError as error:
+            raise self._store.error(error) from None
+        self._note_foreign_processes("after", launcher.num_waiting)
+        self._store.keep_files(self._spec.id, self._scratch)
+        reports = [report for report in map(self._report, self._ranks()) if report is not None]
+        stderr_tail = None if verdict.outcome is Outcome.OK else self._stderr_tail(verdict.rank)
+        self._store.remove_scratch(self._scratch)
+        wall_seconds = time.monotonic() - begin
+        return _record(
+            self._spec,
+            self._sweep,
+            verdict,
+            ranks=tuple(reports),
+            suspect=tuple(self._suspect),
+            stderr_tail=stderr_tail,
+            started_at=started_at,
+            wall_seconds=wall_seconds,
+            overhead_seconds=wall_seconds - workers_seconds,
+            **self._effective(reports),
+            **self._peak_flops(reports),
+        )
+
+    def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
+        """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
+        setup = self._spec.setup
+        # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
+        may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
+        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
+        begin, watch = time.monotonic(), Watch(self._spec.run.timeout_seconds)
+        failed = False
+        try:
+            while True:
+                for end in launched.wait(POLL_SECONDS):
+                    self._exits[-1 if end.rank is None else end.rank] = end
+                    left_no_report = end.rank is not None and self._report(end.rank) is None
+                    if (end.exit_code != 0 or left_no_report) and not failed:
+                        failed = True
+                        watch.stop_within(GRACE_SECONDS)
+                if launched.finished or watch.has_run_out():
+                    break
+                cut_down(self._scratch)
+            self._timed_out = not launched.finished and not failed
+        finally:
+            if not launched.finished:
+                launched.kill()
+            launcher.end_leftovers()
+        return time.monotonic() - begin
+
+    def _ranks(self) -> range:
+        return range(self._spec.num_processes)
+
+    def _verdict(self, oom_killed: OutOfMemoryKill) -> Verdict:
+        return decide_outcome(
+            [self._end(rank) for rank in self._ranks()],
+            timed_out=self._timed_out,
+            oom_killed=oom_killed,
+            timeout_seconds=self._spec.run.timeout_seconds,
+        )
+
+    def _end(self, rank: int) -> RankEnd:
+        end = self._exits.get(rank) or self._exits.get(-1)
+        stage = b""
+        with contextlib.suppress(OSError), open(self._scratch / f"rank-{rank}.phase", "rb") as file:
+            stage = file.read(MOST_STAGE_BYTES)
+        return RankEnd(
+            rank=rank,
+            report=self._report(rank),
+            exit_code=end.exit_code if end else None,
+            signal=end.signal if end else None,
+            is_shared=end is not None and end.rank is None,
+            stage=" ".join(stage.decode(errors="replace").split()) or "start",
+        )
+
+    def _report(self, rank: int) -> RankReport | None:
+        try:
+            with open(self._scratch / f"rank-{rank}.json", "rb") as file:
+                data = file.read(MOST_REPORT_BYTES + 1)
+            return from_json(data, RankReport) if len(data) <= MOST_REPORT_BYTES else None
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _stderr_tail(self, rank: int | None) -> str | None:
+        """Return the last lines that the causing rank printed; torchrun's ranks share one log."""
+        for candidate in (rank or 0, 0):
+            lines = last_lines(self._scratch / f"rank-{candidate}.log", STDERR_TAIL_LINES)
+            if lines:
+                return "\n".join(lines)
+        return None
+
+    def _note_foreign_processes(self, when: str, num_waiting: int) -> None:
+        """Before and after a trial none of its processes computes but those that wait; any other is someone else's.
+
+        They are counted: in a container NVML's process numbers may be those outside.
+        """
+        if self._spec.device != "cuda":
+            return
+        for device in probe_machine().gpus[: self._spec.num_processes]:
+            if len(device.processes) > num_waiting:
+                numbers = ", ".join(map(str, device.processes))
+                self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
+
+    def _effective(self, reports: list[RankReport]) -> dict[str, object]:
+        effective = next((report.effective for report in reports if report.effective), None)
+        return {"effective_strategy": effective.strategy} if effective else {}
+
+    def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
+        """Return the GPU's dense peak for the compute dtype and its source, where the catalogue has them."""
+        if self._spec.device != "cuda" or not reports:
+            return {}
+        gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute
+        peak = gpu.peak_flops_per_second(dtype) if gpu else None
+        if gpu is None or peak is None:
+            return {}
+        return {
+            "peak_flops_per_second": peak,
+            "peak_flops_source": f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}",
+        }

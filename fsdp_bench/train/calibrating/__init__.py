@@ -1,0 +1,1 @@
+"""Timing single operators, copies and collectives on this machine."""

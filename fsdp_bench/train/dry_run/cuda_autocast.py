@@ -1,0 +1,103 @@
+"""CUDA's autocast for the fake accelerator, whose tensors have a CPU's dispatch keys and are no CPU's tensors.
+
+AutocastCPU's kernels cast only tensors on a CPU (aten/src/ATen/autocast_mode.h, is_eligible), so that they would let
+everything through; these stand in their place. The lists are those of AutocastCUDA. Not covered: its promote list.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsdp_bench.train.dry_run.fake_gpu import NAME
+
+KEY = "AutocastCPU"
+
+_LOWER_PRECISION = (
+    *("linear", "matmul", "mm", "mv", "bmm", "addmm", "addmv", "addr", "addbmm", "baddbmm", "prelu"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
+    *("_convolution", "chain_matmul", "linalg_multi_dot", "scaled_dot_product_attention"),
+)
+_FP32 = (
+    *("rms_norm", "layer_norm", "group_norm", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "expm1", "log", "log10", "log1p", "log2"),
+    *("logsumexp", "rsqrt", "reciprocal", "softplus", "dist", "cosine_similarity", "acos", "asin", "cosh", "sinh"),
+    *("tan", "erfinv", "pdist", "renorm", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy_with_logits", "kl_div", "cosine_embedding_loss", "cdist"),
+)
+_FP32_RESULT = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod", "prod")
+
+_cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+
+def clear_cache() -> None:
+    """Forget the casts of parameters: the outermost autocast has ended."""
+    _cache.clear()
+
+
+def register(library: torch.library.Library) -> None:
+    """Add the kernels to a library."""
+    for names, make in ((_LOWER_PRECISION, _lower), (_FP32, _fp32), (_FP32_RESULT, _fp32_result)):
+        for name in names:
+            library.impl(name, make(operator_of(name)), KEY)
+
+
+def operator_of(name: str) -> Any:
+    """Return the aten operator of ``name`` or ``name.overload``."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast as autocast_mode.cpp's cached_cast does: a parameter once for as long as the outermost autocast lasts."""
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(part, dtype) for part in value)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.device.type != NAME:
+        return value
+    if value.dtype == dtype or value.dtype == torch.float64:
+        return value
+    parameter = value.requires_grad and value.is_leaf and not value._is_view() and dtype != torch.float32
+    if not (parameter and value.dtype == torch.float32 and torch.is_autocast_cache_enabled()):
+        return value.to(dtype)
+    found = _cache.get(id(value))
+    if found is None or found[0]() is not value:
+        found = _cache[id(value)] = (weakref.ref(value), value.to(dtype))
+    return found[1]
+
+
+def _casting(operator: Any, dtype_of: Callable[[], torch.dtype]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtype = dtype_of()
+        with _without_autocast():
+            named = {key: _cast(value, dtype) for key, value in kwargs.items()}
+            last_first = [_cast(value, dtype) for value in reversed(args)]  # the order in which gcc evaluates arguments
+            return operator(*reversed(last_first), **named)
+
+    return call
+
+
+def _lower(operator: Any) -> Callable[..., Any]:
+    return _casting(operator, lambda: torch.get_autocast_dtype("cpu"))
+
+
+def _fp32(operator: Any) -> Callable[..., Any]:
+    return _casting(operator, lambda: torch.float32)
+
+
+def _fp32_result(operator: Any) -> Callable[..., Any]:
+    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        half = first.dtype in (torch.float16, torch.bfloat16) and first.device.type == NAME
+        if half and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        with _without_autocast():
+            return operator(first, *args, **kwargs)
+
+    return call

@@ -1,0 +1,245 @@
+"""Follows the storages of fake tensors: live bytes, peaks by phase, and the history that breakdown.py reads.
+
+Each storage gets a number at its birth and keeps it for life, however often FSDP frees and restores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+
+from fsdp_bench.spec.record import MemoryReading
+from fsdp_bench.train.measuring.storage_tracker import StorageTracker
+
+
+class Birth(NamedTuple):
+    """How a storage came to be."""
+
+    phase: str
+    operator: str
+    shape: tuple[int, ...]
+    recomputed: bool
+    """Whether a graph was being built, which in backward means that checkpointing runs a forward pass again."""
+
+
+class Change(NamedTuple):
+    """A storage's size changed by so many bytes; 0 bytes left means that it was freed."""
+
+    number: int
+    grown_bytes: int
+    operator: str
+
+
+class Move(NamedTuple):
+    """Data went from one storage to another, unchanged but for its dtype and its place."""
+
+    source: int
+    target: int
+    added: bool
+    """Whether it was added to something else on the way."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded step."""
+
+    start: dict[int, int]
+    """Bytes of each storage that was live before it."""
+    changes: list[Change]
+    marks: list[tuple[int, str]]
+    """Where in ``changes`` each phase began."""
+    peaks: dict[str, int]
+
+    def live_at_peak(self) -> dict[int, int]:
+        """Return the bytes of each storage at the first moment of the step's largest live bytes."""
+        live, sizes = sum(self.start.values()), dict(self.start)
+        peak, at_peak = live, dict(sizes)
+        peak_index = _index_of_peak(live, self.changes)
+        for index, change in enumerate(self.changes):
+            sizes[change.number] = sizes.get(change.number, 0) + change.grown_bytes
+            live += change.grown_bytes
+            if index == peak_index:
+                peak, at_peak = live, {number: size for number, size in sizes.items() if size}
+                break
+        assert sum(at_peak.values()) == peak
+        return at_peak
+
+
+def _index_of_peak(live: int, changes: list[Change]) -> int:
+    """Return the change after which most is live; -1 for the start."""
+    best, best_index = live, -1
+    for index, change in enumerate(changes):
+        live += change.grown_bytes
+        if live > best:
+            best, best_index = live, index
+    return best_index
+
+
+class FakeTracker(StorageTracker):
+    """Counts fake tensors on one fake device. Also a MemoryMeter, so that train_step tells it the phases."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device_type = device.type
+        self._numbers: dict[int, int] = {}
+        self._operator = ""
+        self._recording = False
+        self._changes: list[Change] = []
+        self._marks: list[tuple[int, str]] = []
+        self.current_phase = "load"
+        self.peaks: dict[str, int] = {}
+        self.births: list[Birth] = []
+        self.moves: list[Move] = []
+        self.sent: dict[str, set[int]] = {"gather": set(), "reduce": set()}
+        """Storages that took part in a collective, by what it does."""
+        self.on_phase: list[Callable[[str], object]] = []
+        """Called when a phase begins."""
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is fake and on the followed device."""
+        return isinstance(tensor, FakeTensor) and tensor.fake_device.type == self._device_type
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor's storage; None when it is not followed."""
+        return self._numbers.get(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, count the storages that it returned, and note where it moved data."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        outer, self._operator = self._operator, func.name()
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._operator = outer
+        follow = _FOLLOWED.get(func.name().partition(".")[0])
+        if follow is not None:
+            follow(self, args, kwargs or {}, result)
+        return result
+
+    def record(self, step: Callable[[], object]) -> Step:
+        """Run a step; return its changes and its phases' peaks."""
+        start = {self._numbers[key]: size for key, size in self._sizes.items()}
+        self._changes, self._marks, self.peaks, self._recording = [], [], {}, True
+        self.reset_peak()
+        self.current_phase = "start"
+        step()
+        self.phase("end")
+        self._recording = False
+        peaks = {phase: peak for phase, peak in self.peaks.items() if phase != "start"}
+        return Step(start, self._changes, self._marks, peaks)
+
+    def numbers_in(self, value: Any) -> Iterator[int]:
+        """Yield the numbers of the followed storages in nested lists and tuples of tensors."""
+        if isinstance(value, torch.Tensor):
+            number = self.number_of(value)
+            if number is not None:
+                yield number
+        elif isinstance(value, list | tuple):
+            for part in value:
+                yield from self.numbers_in(part)
+
+    def phase(self, name: str) -> None:
+        """Close the running phase and begin another."""
+        self.peaks[self.current_phase] = max(self.peaks.get(self.current_phase, 0), self.peak_bytes)
+        self.reset_peak()
+        self.current_phase = name
+        self._marks.append((len(self._changes), name))
+        for call in self.on_phase:
+            call(name)
+
+    def end_phases(self) -> None:
+        """Phases are followed to the end."""
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+    def reading(self) -> MemoryReading:
+        """Return the peaks by phase."""
+        worst = max(self.peaks, key=lambda phase: self.peaks[phase])
+        return MemoryReading(peak_allocated_bytes=self.peaks[worst], peak_phase=worst, phases=dict(self.peaks))
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if not self.counts(tensor):
+            return
+        key = tensor.untyped_storage()._cdata
+        if key not in self._numbers:
+            recomputed = torch.is_grad_enabled()
+            self._numbers[key] = len(self.births)
+            self.births.append(Birth(self.current_phase, self._operator, tuple(tensor.shape), recomputed))
+        super()._count(tensor)
+
+    def _set(self, key: int, size: int) -> None:
+        if self._recording:
+            operator = self._operator or "resize_"
+            self._changes.append(Change(self._numbers[key], size - self._sizes[key], operator))
+        super()._set(key, size)
+
+    def _forget(self, key: int) -> None:
+        number, size = self._numbers.pop(key), self._sizes.get(key, 0)
+        if self._recording and size:
+            self._changes.append(Change(number, -size, "free"))
+        super()._forget(key)
+
+    def moved(self, source: Any, target: Any, added: bool = False) -> None:
+        """Note that data went from some tensors to others."""
+        targets = set(self.numbers_in(target))
+        self.moves += [Move(one, two, added) for one in set(self.numbers_in(source)) for two in targets if one != two]
+
+
+class RealTracker(FakeTracker):
+    """Counts real tensors on the CPU in the same way, but for those that were there before."""
+
+    def __init__(self, device: torch.device, before: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__(device)
+        self._before = [tensor.untyped_storage() for tensor in before]
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has memory of the CPU. Not fake ones, on which DTensor propagates shardings."""
+        if isinstance(tensor, FakeTensor) or not StorageTracker.counts(self, tensor):
+            return False
+        address = tensor.untyped_storage()._cdata
+        return all(storage._cdata != address for storage in self._before)
+
+
+Follow = Callable[[FakeTracker, Any, Any, Any], None]
+
+
+def _moves_to_result(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+    tracker.moved(args[0], result)
+
+
+def _moves_to_first(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+    tracker.moved(args[1], args[0])
+
+
+def _moves_to_out(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+    tracker.moved(args[0], kwargs.get("out", args[-1]))
+
+
+def _adds(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+    tracker.moved(args[:2], result, added=True)
+
+
+def _sends(kind: str) -> Follow:
+    def follow(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+        if kind == "gather" or tracker.current_phase == "backward":  # clipping reduces norms, in the optimizer's phase
+            tracker.sent[kind].update(tracker.numbers_in(args))
+
+    return follow
+
+
+_FOLLOWED: dict[str, Follow] = {
+    **dict.fromkeys(("aten::cat", "aten::_to_copy", "aten::clone", "aten::constant_pad_nd"), _moves_to_result),
+    **dict.fromkeys(("aten::add", "aten::add_"), _adds),
+    **dict.fromkeys(("aten::copy_", "aten::_foreach_copy_"), _moves_to_first),
+    **dict.fromkeys(("fsdp::chunk_cat", "fsdp::split_with_sizes_copy"), _moves_to_out),
+    **dict.fromkeys(("c10d::_allgather_base_", "c10d::allgather_"), _sends("gather")),
+    **dict.fromkeys(("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_", "c10d::allreduce_"), _sends("reduce")),
+}
+"""Operators that only move data, and collectives, by name."""

@@ -1,0 +1,145 @@
+"""A world of N ranks of which only one exists, and whose tensors have no data: what a dry run runs in.
+
+The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
+have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
+frees, and when, is real. Not covered: workspaces inside kernels, the process group's buffers, the caching allocator.
+
+Two devices. ``cpu`` gives what a gloo rank on a CPU shows. The fake accelerator (fake_gpu.py) gives what a GPU's rank
+shows: its kernels' allocations, host memory apart from device memory, streams.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fsdp_bench.spec.dry_run import KernelSet
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
+from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
+from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
+from fsdp_bench.train.dry_run.workarounds import applied
+from fsdp_bench.train.measuring.finished_hook import finished_hook
+from fsdp_bench.train.measuring.replaced_collectives import alone
+from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
+from fsdp_bench.train.wrapping.wrap_plan import Initializer
+
+
+@dataclass(frozen=True)
+class FakeWorld:
+    """One rank of a world; made by fake_world(), or by real_world() for tensors with data."""
+
+    device: torch.device
+    mesh: DeviceMesh | None
+    tracker: FakeTracker
+
+    def home_of(self, setup: TrainSetup) -> torch.device:
+        """Return where to build a model: FSDP moves its units from the host to the device, DDP the whole model."""
+        return self.device if _is_ddp(setup) else torch.device("cpu")
+
+    def wrap(
+        self,
+        model: nn.Module,
+        setup: TrainSetup,
+        blocks: BlockClasses | None,
+        initialize: Initializer | None = None,
+    ) -> nn.Module:
+        """Wrap a model as a worker does: train/wrapping/wrap.py, fsdp()."""
+        wrapped = fsdp(
+            model,
+            setup=setup,
+            TransformerBlock=blocks,
+            device=self.device,
+            device_mesh=self.mesh,
+            initialize=initialize,
+        )
+        if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
+            wrapped.register_comm_hook(None, finished_hook)
+        return wrapped
+
+
+class _AcceleratorMode(FakeTensorMode):
+    """Makes the tensor of ``torch.tensor(0.0, device=...)`` on the host and moves it: the device has no kernel."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """As for CUDA on a machine without a GPU."""
+        return True
+
+
+@contextmanager
+def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator[FakeWorld]:
+    """Make this process one rank of the setup's world for a while.
+
+    Raises:
+        MachineError: when this torch cannot be worked around (workarounds.py).
+    """
+    kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
+    mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
+    with ExitStack() as stack:
+        stack.enter_context(applied(accelerator=kernels == "cuda"))
+        device = _device(kernels)
+        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
+        stack.callback(_end_world)
+        mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
+        stack.enter_context(mode)
+        if kernels == "cuda":
+            stack.enter_context(fused_kernels())
+            # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        tracker = stack.enter_context(FakeTracker(device))
+        yield FakeWorld(device, mesh, tracker)
+
+
+@contextmanager
+def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
+    """Make this process one rank of the setup's world for a while, with real tensors on the CPU.
+
+    Collectives are finished at once; a gather fills every place with this rank's own shard.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(alone())
+        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
+        stack.callback(_end_world)
+        device = torch.device("cpu")
+        mesh = _mesh(setup, device)
+        tracker = stack.enter_context(RealTracker(device, _tensors_of(mesh)))
+        yield FakeWorld(device, mesh, tracker)
+
+
+def _device(kernels: KernelSet) -> torch.device:
+    return fake_gpu() if kernels == "cuda" else torch.device("cpu")
+
+
+def _is_ddp(setup: TrainSetup) -> bool:
+    return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+
+
+def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
+    if setup.strategy.is_hybrid:
+        return hybrid_mesh(setup, device)
+    if setup.api is Api.FSDP2 and not _is_ddp(setup):
+        return init_device_mesh(device.type, (setup.world_size,))
+    return None
+
+
+def _tensors_of(mesh: DeviceMesh | None) -> list[torch.Tensor]:
+    """Return the tensors with the ranks' numbers, which operators see when dimensions are taken out of a mesh."""
+    names = ("_mesh", "_rank_map", "mesh")
+    found = [getattr(mesh, name, None) for name in names]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def _end_world() -> None:
+    dist.destroy_process_group()
+    gc.collect()  # wrapped models are cycles

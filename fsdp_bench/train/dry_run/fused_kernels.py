@@ -1,0 +1,116 @@
+"""What CUDA's fused kernels allocate and save, on the fake accelerator; a CPU's torch would decompose them.
+
+    attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
+                logsumexp; fp32, or with a mask: the memory-efficient one
+    rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
+    autocast    CUDA's lists (cuda_autocast.py)
+
+Attention's are torch's own operators with torch's own shape functions and autograd formulas; only the choice among
+them is made here, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels
+allocate while they run, and cuDNN's attention. The fake accelerator's tensors have a CPU's dispatch keys
+(workarounds.py), so this is registered for those, and taken back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fsdp_bench.train.dry_run import cuda_autocast
+from fsdp_bench.train.dry_run.fake_gpu import NAME
+
+_HALF = (torch.float16, torch.bfloat16)
+
+_CAUGHT_AT = "AutogradCPU"
+"""The key at which operators are caught before torch decomposes them."""
+
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Send operators on the fake accelerator to what a GPU would run."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, fused in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
+            library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
+        cuda_autocast.register(library)
+        yield
+    finally:
+        library._destroy()
+
+
+def _on_accelerator(operator: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
+    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.device.type != NAME:
+            return operator.decompose(first, *args, **kwargs)
+        return fused(operator.decompose, first, *args, **kwargs)
+
+    return call
+
+
+def _attention(
+    unfused: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """aten::scaled_dot_product_attention on B, H, S, E."""
+    grouped = query.shape[-3] != key.shape[-3]
+    width = query.shape[-1]
+    if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256:
+        padding = -width % 8
+        if padding:  # sdp_utils: pad_last_dim<8>; the scale stays that of the unpadded width
+            query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
+            scale = scale or width**-0.5
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out: Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :width] if padding else out
+    if query.dim() == 4 and not grouped and width * query.element_size() % 16 == 0:
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[-2])
+        result: Tensor = efficient(query, key, value, attn_mask, graph, dropout_p, is_causal, scale=scale)[0]
+        return result
+    plain: Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return plain
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """aten::_fused_rms_norm (native/cuda/layer_norm_kernel.cu): rstd is fp32, one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, num_dims: int) -> Tensor:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows = (*x.shape[: x.dim() - num_dims], *[1] * num_dims)
+        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, _rstd = ctx.saved_tensors
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        needs_dw = weight is not None and ctx.needs_input_grad[1]
+        return dx, torch.empty_like(weight) if needs_dw else None, None
+
+
+def _rms_norm(
+    unfused: Any, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """aten::rms_norm; two dtypes are not fused (native/layer_norm.cpp, rms_norm_symint)."""
+    if weight is not None and weight.dtype != input.dtype:
+        mixed: Tensor = unfused(input, normalized_shape, weight, eps)
+        return mixed
+    out: Tensor = _FusedRMSNorm.apply(input, weight, len(normalized_shape))
+    return out

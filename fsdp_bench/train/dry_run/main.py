@@ -1,0 +1,226 @@
+"""``python -m fsdp_bench.train.dry_run.main [PARENT]``: dry runs, one after another, in one process.
+
+Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswer a line, in the same order. A spec that
+fails does not take the others with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fsdp_bench.spec.codec import from_json, to_builtins
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
+from fsdp_bench.spec.errors import FsdpBenchError, SpecError
+from fsdp_bench.spec.setup import Api, TrainSetup, impossible
+from fsdp_bench.train.dry_run.breakdown import Owners
+from fsdp_bench.train.dry_run.fake_tracker import Step
+from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.models.user_module import load_user_module, logits_of, loss_of, module_step
+from fsdp_bench.train.processes.parent import die_with_parent
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.wrapping.wrap_plan import Initializer
+
+WARM_STEPS = 2
+"""Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
+buckets before the second."""
+
+
+def dry_run(spec: DryRunSpec) -> DryRunReading:
+    """Run three steps; track the last one, and the first one's forward.
+
+    Raises:
+        FsdpBenchError: for what cannot be run dry, with the reason.
+    """
+    begin = time.perf_counter()
+    setup = spec.setup
+    _refuse(spec)
+    is_real = spec.tensors == "real"
+    with real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
+        subject = _subject(spec, world)
+        num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+        training = _prepare(subject, setup, world)
+        load_bytes = world.tracker.peak_bytes
+        owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
+        _watch_logits(training, owners, subject.logits_of)
+        first = world.tracker.record(lambda: subject.step(training))
+        for _ in range(WARM_STEPS - 1):
+            subject.step(training)
+        gc.collect()
+        step = world.tracker.record(lambda: subject.step(training))
+        if spec.trace is not None:
+            _write_trace(Path(spec.trace), step)
+        phases = step.peaks | {"forward": max(step.peaks["forward"], _first_forward(first, setup))}
+        worst = max(phases, key=lambda phase: phases[phase])
+        return DryRunReading(
+            peak_allocated_bytes=phases[worst],
+            peak_phase=worst,
+            phases=phases,
+            load_bytes=load_bytes,
+            resident=owners.resident(step),
+            breakdown_bytes=owners.breakdown(step if step.peaks[worst] == phases[worst] else first),
+            num_parameters=num_parameters,
+            kernels=spec.kernels,
+            torch=str(torch.__version__),
+            seconds=time.perf_counter() - begin,
+            rank=spec.rank,
+            device="cpu" if is_real else "fake",
+            arguments=subject.arguments,
+        )
+
+
+def _first_forward(first: Step, setup: TrainSetup) -> int:
+    """Return the peak of FSDP1's first forward, which allocates every unit once (init_flat_param_attributes)."""
+    return first.peaks["forward"] if setup.api is Api.FSDP1 else 0
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is trained: a benchmark model or a user's own."""
+
+    model: nn.Module
+    block: type[nn.Module] | None
+    loss_function: Callable[[Any, Any], torch.Tensor]
+    step: Callable[[Training], object]
+    logits_of: Callable[[Any], Any]
+    """Finds the logits in what the loss function is given."""
+    arguments: dict[str, int]
+    """Sizes that a user's function was called with."""
+    initialize: Initializer | None = None
+    """Fills the parameters of a model that is on the meta device."""
+
+
+def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
+    setup = spec.setup
+    dtype = DTYPES[setup.precision.store]
+    if spec.module is not None:
+        with torch.device(world.home_of(setup)):
+            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
+            step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
+            return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
+    assert spec.model is not None
+    with _disable_current_modes():
+        bare = build(spec.model, dtype)
+    loss = loss_function(setup.loss)
+    fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
+    return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
+
+
+@torch.no_grad()
+def _fill_without_generator(parameter: torch.Tensor, name: str) -> None:
+    """``initialize`` for a device that has no random number generator: the same tensors, without values."""
+    if name.endswith("bias") or parameter.ndim == 1:
+        parameter.zero_()
+    else:
+        parameter.copy_(torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_())
+
+
+def _refuse(spec: DryRunSpec) -> None:
+    if spec.setup.compiles:
+        raise SpecError(
+            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would tell the "
+            "memory of another program; measure it with a sweep"
+        )
+    reason = impossible(spec.setup, spec.kernels)
+    if reason is not None:
+        raise SpecError(reason)
+
+
+def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
+    """Wrap, make the optimizer, as worker.py does."""
+    model = world.wrap(subject.model, setup, subject.block, subject.initialize)
+    scaler = build_scaler(setup, world.device)
+    if scaler is not None:
+        # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
+        scaler._init_scale = 1.0
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=subject.loss_function,
+        setup=setup,
+        device=world.device,
+        meter=world.tracker,
+        scaler=scaler,
+    )
+
+
+def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:
+    compute_loss = training.loss_function
+
+    def watched(logits: Any, targets: Any) -> torch.Tensor:
+        found = find(logits)
+        if isinstance(found, torch.Tensor):
+            owners.note_logits(found)
+        return compute_loss(logits, targets)
+
+    training.loss_function = watched
+
+
+def _token_step(training: Training) -> None:
+    setup = training.setup
+    size = (setup.micro_batch_size, setup.sequence_length + 1)
+    train_step(training, [torch.zeros(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
+
+
+def _write_trace(path: Path, step: Step) -> None:
+    """Write live bytes, growth, storage number and operator of every change, and where phases begin."""
+    live, marks = sum(step.start.values()), dict(step.marks)
+    lines = [f"{live:>16} {'':>16} start"]
+    for index, change in enumerate(step.changes):
+        if index in marks:
+            lines.append(f"== {marks[index]}")
+        live += change.grown_bytes
+        lines.append(f"{live:>16} {change.grown_bytes:>+16} #{change.number} {change.operator}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def answer(line: str) -> DryRunAnswer:
+    """Read one spec, run it, and put whatever happens into an answer."""
+    try:
+        return DryRunAnswer(reading=dry_run(from_json(line.encode(), DryRunSpec)))
+    except (FsdpBenchError, msgspec.DecodeError) as error:
+        return DryRunAnswer(error=" ".join(str(error).split()))
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:400]
+        return DryRunAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+
+
+def serve(lines: TextIO, out: TextIO) -> None:
+    """Answer every line."""
+    for line in lines:
+        out.write(msgspec.json.encode(to_builtins(answer(line))).decode() + "\n")
+        out.flush()
+
+
+def main() -> None:
+    """Serve standard input; what torch prints goes to standard error."""
+    if len(sys.argv) > 1:
+        die_with_parent(int(sys.argv[1]))
+    out, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")  # FSDP's are about use; a dry run's user sees its answer
+    importlib.import_module("torch._dynamo.config")  # FakeTensorMode imports it
+    gc.freeze()  # what torch's import left need not be looked through in every collection
+    serve(sys.stdin, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measuring a running trial: memory by phase, communication, time."""

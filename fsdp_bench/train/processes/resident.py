@@ -1,0 +1,144 @@
+"""A process that runs one trial of one rank after another, so that a card's time goes to steps and not to starting.
+
+What trials share: imports, the CUDA context, loaded kernels, the handles of libraries. What they do not share is put
+back after each one: the process group, every tensor, the caching allocator's segments and counts, cuBLAS's workspaces,
+pinned host memory. Where anything is left over, or a trial ended in any way but well, the process ends, and the next
+trial gets a fresh one. Host memory that was once resident stays so; of that only a process's first trial tells.
+
+Protocol over two pipes, a line each: in comes the command that the fork server got, out goes a ``0``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import torch
+
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.record import TrialSpec
+from fsdp_bench.train.processes.parent import die_with_parent
+
+_CACHES = ("_cuda_clearCublasWorkspaces", "_host_emptyCache")
+"""cuBLAS's workspaces are allocated by the first matrix product and kept; pinned host memory has a cache of its own."""
+
+_POLL_SECONDS = 0.1
+
+Run = Callable[[dict[str, Any]], int]
+"""Runs the trial of a command in this process; returns its status."""
+
+
+class Resident:
+    """The resident process as the fork server sees it; forked when it is needed and not there."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._pid: int | None = None
+        self._commands: TextIO | None = None
+        self._answers: TextIO | None = None
+
+    def begin(self, command: dict[str, Any]) -> int:
+        """Give it a trial; return its number, which is its process group's as well."""
+        if self._pid is not None and _has_ended(self._pid):
+            self._pid = None  # by somebody, between two trials
+        if self._pid is None:
+            self._fork()
+        assert self._pid is not None
+        assert self._commands is not None
+        with contextlib.suppress(BrokenPipeError):  # it ends now, which end() sees
+            self._commands.write(json.dumps(command) + "\n")
+            self._commands.flush()
+        return self._pid
+
+    def end(self) -> int:
+        """Wait for the trial's end; return its status as waitpid gives it."""
+        assert self._pid is not None
+        assert self._answers is not None
+        while True:
+            # Its end is not seen by its pipe: a process that the trial forked may hold that open.
+            ready, _, _ = select.select([self._answers], [], [], _POLL_SECONDS)
+            if ready and self._answers.readline():
+                return 0
+            pid, status = os.waitpid(self._pid, 0 if ready else os.WNOHANG)
+            if pid:
+                self._pid = None
+                return status
+
+    def close(self) -> None:
+        """Let it end, where it runs, and with it what it holds of a card."""
+        for stream in (self._commands, self._answers):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        if self._pid is not None:
+            os.waitpid(self._pid, 0)
+        self._pid = self._commands = self._answers = None
+
+    def _fork(self) -> None:
+        self.close()
+        server, (commands, to_child), (from_child, answers) = os.getpid(), os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(server)
+            os.close(to_child)
+            os.close(from_child)
+            _serve(os.fdopen(commands), os.fdopen(answers, "w"), self._run)
+        os.close(commands)
+        os.close(answers)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # both sides set it, so that neither has to wait for the other
+        self._pid, self._commands, self._answers = pid, os.fdopen(to_child, "w"), os.fdopen(from_child)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, or is about to: a killed one can be waited for when all of its threads are gone."""
+    if os.waitpid(pid, os.WNOHANG) != (0, 0):
+        return True
+    with contextlib.suppress(OSError):  # where there is no /proc
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            os.waitpid(pid, 0)
+            return True
+    return False
+
+
+def _serve(commands: TextIO, answers: TextIO, run: Run) -> NoReturn:
+    """Run a trial for each line, until one fails or leaves something; its status is then this process's."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for line in commands:
+            command = json.loads(line)
+            with warnings.catch_warnings():
+                code = run(command)
+            if code != 0 or not _leaves_nothing(from_json(Path(command["trial"]).read_bytes(), TrialSpec)):
+                break
+            answers.write("0\n")
+            answers.flush()
+    finally:
+        os._exit(code)  # no destructors: they would wait for peers that may be gone
+
+
+def _leaves_nothing(spec: TrialSpec) -> bool:
+    """Put back what a trial changed; return whether the next one finds what the first one found."""
+    if torch.distributed.is_initialized():
+        return False
+    gc.collect()  # wrapped models are cycles
+    return spec.device != "cuda" or _empty_card()
+
+
+def _empty_card() -> bool:
+    torch.cuda.synchronize()
+    for name in _CACHES:
+        getattr(torch._C, name, int)()  # where a version lacks one, what it holds shows below
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()  # num_alloc_retries and num_ooms among them
+    return torch.cuda.memory_allocated() == 0 and torch.cuda.memory_reserved() == 0

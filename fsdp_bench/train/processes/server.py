@@ -1,0 +1,135 @@
+"""The fork server: imports torch once, then forks each trial's ranks, so that no trial pays for the import.
+
+Safe because this process never starts CUDA, a thread or a process group: a rank begins as a fresh process would
+after ``import torch``. Every trial's ranks are one process group of the operating system, so that its manager can
+end all of them, helpers included, at once. When this process dies its ranks die with it, and it dies with its
+manager (PR_SET_PDEATHSIG).
+
+Trials of one rank can share a process (resident.py): the fork that ran the last one runs the next one too.
+
+Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n, "resident": bool}``. Out:
+``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``,
+``{"event": "exited", "rank": r, "status": s}`` with s as waitpid gives it, and ``{"event": "ended"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fsdp_bench.train.processes.parent import die_with_parent
+
+if TYPE_CHECKING:
+    from fsdp_bench.train.processes.resident import Resident
+
+
+def unsafe_to_fork() -> str | None:
+    """Return why a fork of this process could not train: CUDA is started, or another thread runs; else None."""
+    if sys.platform != "linux":
+        return "forking after importing torch is only known to work on Linux"
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if target.startswith("/dev/nvidia"):
+                return f"importing torch opened {target}"
+    threads = len(os.listdir("/proc/self/task"))
+    return None if threads == 1 else f"importing torch started {threads - 1} threads"
+
+
+def _say(event: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def _run_rank(command: dict[str, Any], rank: int) -> int:
+    """Run the worker as one rank, with its own log; return its status."""
+    from fsdp_bench.spec.codec import from_json
+    from fsdp_bench.spec.record import TrialSpec
+    from fsdp_bench.train.processes.worker import run_rank
+
+    scratch = Path(command["scratch"])
+    for path, flags, descriptors in (
+        (scratch / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, (1, 2)),
+        (Path(os.devnull), os.O_RDONLY, (0,)),
+    ):
+        opened = os.open(path, flags, 0o644)
+        for descriptor in descriptors:
+            os.dup2(opened, descriptor)
+        os.close(opened)
+    spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
+    launcher = "resident" if command["resident"] else "fork"
+    code = run_rank(spec, rank, rank, scratch, launcher)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
+    """Become one rank of a trial."""
+    code = 1
+    try:
+        os.setpgid(0, pgid)
+        code = _run_rank(command, rank)
+    finally:
+        os._exit(code)  # no destructors: they would wait for peers that may be gone
+
+
+def _run_trial(command: dict[str, Any]) -> None:
+    """Fork the ranks, report each one's end."""
+    server, pgid, ranks = os.getpid(), 0, {}
+    for rank in range(command["world_size"]):
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(server)
+            _run_child(command, rank, pgid)
+        if rank == 0:
+            pgid = pid
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pgid)  # both sides set it, so that neither has to wait for the other
+        ranks[pid] = rank
+    _say("started", pgid=pgid, pids=list(ranks))
+    while ranks:
+        pid, status = os.wait()
+        if pid in ranks:
+            _say("exited", rank=ranks.pop(pid), status=status)
+    _say("ended")
+
+
+def _run_resident(resident: Resident, command: dict[str, Any]) -> None:
+    """Have the resident process run a trial of one rank, report its end."""
+    pid = resident.begin(command)
+    _say("started", pgid=pid, pids=[pid])
+    _say("exited", rank=0, status=resident.end())
+    _say("ended")
+
+
+def main() -> None:
+    """Import what every trial needs, then serve until standard input closes."""
+    die_with_parent(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the manager's to handle
+
+    import fsdp_bench.train.processes.worker
+    import fsdp_bench.train.wrapping.ddp
+    import fsdp_bench.train.wrapping.fsdp1
+    import fsdp_bench.train.wrapping.fsdp2  # noqa: F401
+    from fsdp_bench.train.processes.resident import Resident
+
+    _say("ready", unsafe=unsafe_to_fork())
+    resident = Resident(partial(_run_rank, rank=0))
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["resident"]:
+            _run_resident(resident, command)
+        else:
+            resident.close()
+            _run_trial(command)
+
+
+if __name__ == "__main__":
+    main()

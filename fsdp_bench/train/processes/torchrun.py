@@ -1,0 +1,23 @@
+"""``python -m fsdp_bench.train.processes.torchrun PARENT SCRATCH ARGUMENTS``: torchrun that ends when its parent does.
+
+Its rendezvous is a file in the scratch folder, and so is that of the ranks: a TCPStore would listen on every interface
+of the machine, whatever address it is given, and ask nobody for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.run import main
+
+from fsdp_bench.train.processes.parent import AGENT, die_with_parent
+from fsdp_bench.train.processes.rendezvous import plain_path
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.environ[AGENT] = str(os.getpid())  # its workers end when it does, which torchrun alone does not see to
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    words = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+    main([*words, f"--rdzv-endpoint={plain_path(Path(sys.argv[2]))}/agent", *sys.argv[3:]])

@@ -1,0 +1,287 @@
+"""fsdp(): shard, replicate and checkpoint a model by one call, from a TrainSetup or from keywords.
+
+Order of application, whatever the api: choose the units on the bare model, wrap blocks for activation
+checkpointing, compile blocks, then shard. How each api does the last step is in wrap_fsdp1.py, wrap_fsdp2.py and
+wrap_ddp.py:
+
+    strategy             fsdp1                   fsdp2
+    FULL_SHARD           FULL_SHARD              fully_shard, units resharded after forward
+    SHARD_GRAD_OP        SHARD_GRAD_OP           fully_shard, reshard_after_forward=False
+    HYBRID_SHARD         HYBRID_SHARD            fully_shard on a 2-D mesh, resharded after forward
+    _HYBRID_SHARD_ZERO2  _HYBRID_SHARD_ZERO2     fully_shard on a 2-D mesh, reshard_after_forward=False
+    NO_SHARD             NO_SHARD                DistributedDataParallel, mixed precision by autocast
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.setup import (
+    SELECTIVE_AROUND_UNITS,
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Offload,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
+from fsdp_bench.train.wrapping.ddp import wrap_ddp
+from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
+from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
+from fsdp_bench.train.wrapping.units import Policy, units_by_class, units_by_policy, units_by_size
+from fsdp_bench.train.wrapping.wrap_plan import Initializer, WrapPlan
+
+BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
+
+
+class ShardsNothingWarning(UserWarning):
+    """The call leaves every rank with all parameters at once."""
+
+
+def fsdp(
+    model: nn.Module,
+    auto_wrap: bool = False,
+    mp: str = "fp32",
+    shard_strat: str = "NO_SHARD",
+    TransformerBlock: BlockClasses | None = None,
+    *,
+    setup: TrainSetup | None = None,
+    api: str = "fsdp1",
+    cpu_offload: bool = False,
+    min_num_params: int = 100_000_000,
+    auto_wrap_policy: Policy | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    device_mesh: DeviceMesh | None = None,
+    shard_size: int | None = None,
+    backward_prefetch: str | None = "BACKWARD_PRE",
+    forward_prefetch: bool = False,
+    limit_all_gathers: bool = True,
+    use_orig_params: bool = True,
+    activation_checkpointing: str = "none",
+    compile: bool = False,
+    device: torch.device | None = None,
+    initialize: Initializer | None = None,
+) -> nn.Module:
+    """Wrap a model for fully sharded data parallel training; return the module to train.
+
+    Args:
+        model: the bare model, on the CPU, on its device, or on the meta device (then ``initialize`` is needed).
+        auto_wrap: make several FSDP units: each ``TransformerBlock``, or what ``auto_wrap_policy`` chooses, or
+            each subtree of at least ``min_num_params``. False makes the whole model one unit.
+        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed: parameters stored in fp32, computed in bf16, gradients
+            reduced in fp32), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``, ``bf16-true``, or a triple
+            STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``. The words mean what they mean in a TrainSetup.
+        shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
+            ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
+        TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
+        setup: take all of this from a TrainSetup instead; the keywords that it holds are then not read.
+        api: ``fsdp1`` or ``fsdp2``.
+        cpu_offload: keep parameters, gradients and optimizer states in host memory.
+        min_num_params: see ``auto_wrap``.
+        auto_wrap_policy: torch's policy signature ``(module, recurse, nonwrapped_numel) -> bool``.
+        process_group: ranks to shard over; by default all. For hybrid strategies give ``device_mesh``.
+        device_mesh: 1-D, or 2-D (replicate, shard) for hybrid strategies.
+        shard_size: hybrid strategies without a mesh: ranks that share one copy; by default half of them.
+        backward_prefetch: ``BACKWARD_PRE``, ``BACKWARD_POST`` or None.
+        forward_prefetch: gather the next unit during forward, as in FullyShardedDataParallel.
+        limit_all_gathers: FSDP1's rate limiter, as there.
+        use_orig_params: FSDP1 shows the original parameters, as there.
+        activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
+        compile: torch.compile each block.
+        device: where to compute; by default this rank's accelerator if the process group is NCCL, else the CPU.
+        initialize: ``(parameter, name)``: fills one whole parameter of a model that is on the meta device.
+
+    Raises:
+        WrapError: for combinations that cannot work, with the reason.
+        SpecError: for a word outside its vocabulary.
+
+    Warns:
+        ShardsNothingWarning: when every rank will hold all parameters at once.
+    """
+    if not dist.is_initialized():
+        raise WrapError("fsdp() needs a process group: call torch.distributed.init_process_group first")
+    if setup is None:
+        setup = TrainSetup(
+            strategy=ShardingStrategy(shard_strat),
+            api=Api(api),
+            precision=Precision.parse(mp),
+            offload=Offload.PARAMS if cpu_offload else Offload.NONE,
+            checkpointing=Checkpointing(activation_checkpointing),
+            world_size=_world_size(process_group, device_mesh),
+            shard_size=_shard_size(device_mesh, shard_strat, shard_size),
+            wrap=_wrap(auto_wrap, TransformerBlock),
+            min_num_params=min_num_params,
+            backward_prefetch=BackwardPrefetch(backward_prefetch or "none"),
+            forward_prefetch=forward_prefetch,
+            limit_all_gathers=limit_all_gathers,
+            use_orig_params=use_orig_params,
+            compile=compile,
+        )
+    device = device or _default_device()
+    _refuse(model, setup, device, process_group, device_mesh, initialize)
+    if auto_wrap_policy is not None:
+        units = units_by_policy(model, auto_wrap_policy)
+    else:
+        units = _choose_units(model, setup, TransformerBlock)
+    plan = WrapPlan(
+        setup=setup,
+        units=tuple(units),
+        device=device,
+        mesh=device_mesh or hybrid_mesh(setup, device),
+        process_group=process_group,
+        initialize=initialize,
+        module_names={module: name for name, module in model.named_modules()},
+    )
+    blocks = _blocks(model, units, TransformerBlock)
+    _refuse_units_inside_blocks(setup, units, blocks)
+    if not blocks and (setup.compile or setup.checkpointing is not Checkpointing.NONE):
+        raise WrapError("checkpointing and compiling go block by block: give TransformerBlock, the blocks' class")
+    _warn_when_nothing_is_sharded(plan)
+    return _apply(model, plan, blocks)
+
+
+def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Module:
+    """Checkpoint, compile, then shard: the only order that gathers each block once per pass."""
+    setup = plan.setup
+    stored = DTYPES[setup.precision.store]
+    if any(parameter.dtype is not stored for parameter in model.parameters()):
+        model = model.to(stored)
+    replaced = checkpoint_blocks(model, blocks, setup.checkpointing)
+    if setup.compile:
+        for block in blocks:
+            replaced.get(block, block).compile()
+    plan = replace(plan, units=tuple(replaced.get(unit, unit) for unit in plan.units))
+    if setup.api is Api.FSDP1:
+        return wrap_fsdp1(model, plan)
+    return wrap_ddp(model, plan) if setup.strategy is ShardingStrategy.NO_SHARD else wrap_fsdp2(model, plan)
+
+
+def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:
+    if not auto_wrap:
+        return Wrap.NONE
+    return Wrap.SIZE if classes is None else Wrap.BLOCK
+
+
+def _shard_size(mesh: DeviceMesh | None, strategy: str, shard_size: int | None) -> int | None:
+    on_mesh = mesh is not None and mesh.ndim == 2 and ShardingStrategy(strategy).is_hybrid
+    return mesh.size(1) if mesh is not None and on_mesh else shard_size
+
+
+def _world_size(process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> int:
+    return mesh.size() if mesh is not None else dist.get_world_size(process_group)
+
+
+def _default_device() -> torch.device:
+    if "nccl" in dist.get_backend() and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def hybrid_mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
+    """Return the 2-D mesh (replicate, shard) of a hybrid strategy; None for others."""
+    if not setup.strategy.is_hybrid:
+        return None
+    shard = setup.shard_group_size
+    names = ("replicate", "shard")
+    return init_device_mesh(device.type, (setup.world_size // shard, shard), mesh_dim_names=names)
+
+
+def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | None) -> list[nn.Module]:
+    if setup.wrap is Wrap.NONE:
+        return []
+    if setup.wrap is Wrap.SIZE:
+        return units_by_size(model, setup.min_num_params, kept_in_root=getattr(model, "modules_read_by_root", ()))
+    if classes is None:
+        raise WrapError("wrapping by block needs TransformerBlock, the class of the model's blocks")
+    units = units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
+    if not units:
+        names = sorted({type(module).__name__ for module in model.modules()})
+        raise WrapError(f"TransformerBlock: the model has no {classes}; its modules are {', '.join(names)}")
+    return units
+
+
+def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | None) -> list[nn.Module]:
+    """Return what checkpointing and compiling apply to: the blocks, or the units where no class was named."""
+    if classes is None:
+        return units
+    return units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
+
+
+def _refuse(
+    model: nn.Module,
+    setup: TrainSetup,
+    device: torch.device,
+    process_group: dist.ProcessGroup | None,
+    mesh: DeviceMesh | None,
+    initialize: Initializer | None,
+) -> None:
+    """Raise WrapError for what cannot work, before anything is touched."""
+    reason = impossible(setup, device.type)
+    if reason:
+        raise WrapError(reason)
+    strategy = setup.strategy
+    if setup.world_size != _world_size(process_group, mesh):
+        raise WrapError(f"the setup is for world_size {setup.world_size}; here are {_world_size(process_group, mesh)}")
+    dimensions = 2 if strategy.is_hybrid else 1
+    if mesh is not None and mesh.ndim != dimensions:
+        raise WrapError(f"device_mesh has {mesh.ndim} dimensions; {strategy.value} needs {dimensions}")
+    if process_group is not None and strategy.is_hybrid:
+        raise WrapError(f"{strategy.value} needs two groups: give device_mesh (replicate, shard), not process_group")
+    if initialize is None and any(parameter.is_meta for parameter in model.parameters()):
+        raise WrapError("the model is on the meta device: give initialize, which fills one parameter")
+    optimizer = _optimizer_over(model)
+    if optimizer:
+        raise WrapError(
+            f"a {optimizer} was made over this model's parameters before wrapping; sharding replaces them, so it would"
+            " train nothing: make the optimizer after fsdp()"
+        )
+
+
+def _refuse_units_inside_blocks(setup: TrainSetup, units: list[nn.Module], blocks: list[nn.Module]) -> None:
+    """Raise WrapError where selective checkpointing would count a unit's marks as operators of its block."""
+    if setup.checkpointing is not Checkpointing.SELECTIVE or setup.api is not Api.FSDP2:
+        return
+    inside = {module for block in blocks for module in block.modules() if module is not block}
+    if setup.strategy is not ShardingStrategy.NO_SHARD and not inside.isdisjoint(units):
+        raise WrapError(SELECTIVE_AROUND_UNITS)
+
+
+def _optimizer_over(model: nn.Module) -> str | None:
+    """Return the class name of a living optimizer that holds one of the model's parameters."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.optim.Optimizer):
+            held: Any = (parameter for group in candidate.param_groups for parameter in group["params"])
+            if any(id(parameter) in parameters for parameter in held):
+                return type(candidate).__name__
+    return None
+
+
+def _warn_when_nothing_is_sharded(plan: WrapPlan) -> None:
+    strategy = plan.setup.effective_strategy
+    if strategy is ShardingStrategy.NO_SHARD:
+        why = "NO_SHARD keeps every parameter, gradient and optimizer state on every rank"
+        if plan.setup.strategy is not strategy:
+            why = f"{plan.setup.strategy.value} in a world of one rank is NO_SHARD"
+    elif not plan.units:
+        why = (
+            f"{strategy.value} with one unit gathers the whole model at once; give TransformerBlock, or a smaller "
+            f"min_num_params than {plan.setup.min_num_params}, with auto_wrap=True"
+        )
+    else:
+        return
+    warnings.warn(f"fsdp() shards nothing while the model runs: {why}", ShardsNothingWarning, stacklevel=3)

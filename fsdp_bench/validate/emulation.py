@@ -1,0 +1,56 @@
+"""Rank 0 alone against rank 0 among its peers: whether an emulated trial's memory is the job's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.validate.random_setups import Cell
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak allocated bytes of one cell on one kind of hardware, measured in both ways."""
+
+    label: str
+    alone_bytes: int
+    """Rank 0 of a world without peers."""
+    among_peers_bytes: int
+    """Rank 0 of as many real ranks."""
+
+    @property
+    def relative(self) -> float:
+        """Alone over among peers, less one."""
+        return self.alone_bytes / self.among_peers_bytes - 1
+
+
+def agreements(records: Sequence[TrialRecord]) -> list[Agreement]:
+    """Pair emulated trials with trials of real ranks that are the same in everything else."""
+    peers = {_key(record): record for record in _measured(records) if record.device != "emulated"}
+    pairs = [(record, peers.get(_key(record))) for record in _measured(records) if record.device == "emulated"]
+    return [
+        Agreement(
+            label=f"{alone.id} and {real.id} {Cell(model=alone.model, setup=alone.setup).label}",
+            alone_bytes=_peak(alone),
+            among_peers_bytes=_peak(real),
+        )
+        for alone, real in pairs
+        if real is not None
+    ]
+
+
+def _measured(records: Iterable[TrialRecord]) -> Iterable[TrialRecord]:
+    return (record for record in records if record.outcome is Outcome.OK and _peak(record))
+
+
+def _key(record: TrialRecord) -> bytes:
+    torch = record.ranks[0].environment.get("torch", "unknown")
+    model = msgspec.structs.replace(record.model, name="")
+    return to_json((model, record.setup, record.hardware, record.ranks[0].device_name, torch))
+
+
+def _peak(record: TrialRecord) -> int:
+    memory = record.ranks[0].memory
+    return (memory.peak_allocated_bytes or 0) if memory else 0

@@ -1,0 +1,226 @@
+"""Predicted against dry-run and against measured, cell by cell and phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.plan.estimate import predict_memory, read_allocator
+from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
+from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
+from fsdp_bench.validate.random_setups import Cell
+
+DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
+"""What a dry run shows of each kernel set."""
+
+
+class Bytes(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity of one cell."""
+
+    predicted_bytes: int
+    reference_bytes: int
+
+    @property
+    def relative(self) -> float:
+        """Predicted over reference, less one."""
+        return self.predicted_bytes / self.reference_bytes - 1
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a cell fits: ends without running out of memory and without allocation retries."""
+
+    predicted: bool
+    measured: bool
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell: what it was compared in, or why there is nothing to compare."""
+
+    label: str
+    phases: dict[str, Bytes] = {}
+    """Peak allocated by phase; none of a trial that ran out of memory."""
+    reserved: Bytes | None = None
+    """Peak reserved, of a trial on a GPU."""
+    fit: Fit | None = None
+    """Of a measured trial."""
+    outside_bytes: int | None = None
+    """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL. None
+    where trials before it had loaded kernels into the process, and where the allocator gave memory back."""
+    real_tensors: dict[str, Bytes] = {}
+    """Of a cell that was also run with real tensors on the CPU: the same phases against them."""
+    error: str | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every phase is equal to the byte, also to that of real tensors where there were any."""
+        compared = [*self.phases.values(), *self.real_tensors.values()]
+        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in compared)
+
+    @property
+    def peak(self) -> Bytes:
+        """The peak over all phases."""
+        return Bytes(
+            predicted_bytes=max(e.predicted_bytes for e in self.phases.values()),
+            reference_bytes=max(e.reference_bytes for e in self.phases.values()),
+        )
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The phase with the largest relative error, and that error."""
+        found = self.phases | {f"{phase}, real tensors": pair for phase, pair in self.real_tensors.items()}
+        phase = max(found, key=lambda name: abs(found[name].relative))
+        return phase, found[phase].relative
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of one quantity over cells."""
+
+    num_cells: int
+    num_equal: int
+    """To the byte."""
+    median: float
+    """Of the absolute errors."""
+    worst: float
+    """The largest absolute error."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table of comparisons amounts to."""
+
+    against: str
+    num_cells: int
+    num_failed: int
+    """Cells in which the reference failed."""
+    num_compared: int
+    """Cells whose phases were compared."""
+    num_equal: int
+    """Cells in which every phase is equal to the byte."""
+    peak: Spread | None
+    """Peak allocated."""
+    phases: dict[str, Spread]
+    """Peak allocated by phase."""
+    reserved: Spread | None
+    num_fits: int
+    """Cells of which it is known whether they fit."""
+    num_fits_right: int
+
+
+def compare_with_dry_run(
+    cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
+) -> Comparison:
+    """Predict a cell and set it beside its dry run, and beside the same with real tensors; loading is a phase."""
+    failed = next((one for one in (answer, real) if one is not None and one.reading is None), None)
+    if failed is not None:
+        return Comparison(label=cell.label, error=failed.error or "no answer")
+    predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
+    return Comparison(
+        label=cell.label,
+        phases=_phases_of_dry_run(predicted.phases, answer),
+        real_tensors={} if real is None else _phases_of_dry_run(predicted.phases, real),
+    )
+
+
+def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[str, Bytes]:
+    assert answer.reading is not None
+    return _phases(predicted, {"load": answer.reading.load_bytes, **answer.reading.phases})
+
+
+def compare_with_record(record: TrialRecord) -> Comparison:
+    """Predict a measured trial and set it beside rank 0's reading."""
+    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
+    memory = record.ranks[0].memory if record.ranks else None
+    if record.outcome is not Outcome.OK and not record.outcome.is_oom:
+        return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
+    if record.setup.compiles:
+        return Comparison(label=label, error="compiled code; the prediction is for eager")
+    try:
+        return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)
+    except SpecError as error:
+        return Comparison(label=label, error=f"not predicted: {error}")
+
+
+def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+    kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
+    predicted = predict_memory(record.model, record.setup, kernels, rank=0)
+    fits = budget is None or predicted.peak_allocated_bytes <= budget
+    return Comparison(
+        label=label,
+        phases=_phases(predicted.phases, memory.phases) if record.fits and memory else {},
+        fit=Fit(predicted=fits, measured=record.fits) if budget is not None else None,
+    )
+
+
+def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+    gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
+    kernels = kernels_on(CUDA, gpu)
+    card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
+    reading = read_allocator(record.model, record.setup, kernels, card, rank=0)
+    fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
+    fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
+    if memory is None or record.outcome is not Outcome.OK:
+        return Comparison(label=label, fit=fit)
+    reserved = memory.peak_reserved_bytes
+    whole = reading
+    if reading.out_of_memory is not None:
+        whole = read_allocator(record.model, record.setup, kernels, None, rank=0)
+    return Comparison(
+        label=label,
+        phases=_phases(whole.phases, memory.phases),
+        reserved=Bytes(predicted_bytes=whole.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
+        fit=fit,
+        outside_bytes=_outside(record, memory),
+    )
+
+
+def _outside(record: TrialRecord, memory: MemoryReading) -> int | None:
+    reserved, device = memory.peak_reserved_bytes, memory.peak_device_bytes
+    was_first = all(rank.environment.get("trials_in_process", "1") == "1" for rank in record.ranks)
+    return device - reserved if device and reserved and was_first and not memory.num_alloc_retries else None
+
+
+def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, Bytes]:
+    return {
+        phase: Bytes(predicted_bytes=predicted[phase], reference_bytes=value)
+        for phase, value in reference.items()
+        if phase in predicted and value
+    }
+
+
+def summarize(comparisons: Sequence[Comparison], against: str) -> Summary:
+    """Count, and find medians and the worst."""
+    compared = [one for one in comparisons if one.phases]
+    fits = [one.fit for one in comparisons if one.fit is not None]
+    names = dict.fromkeys(phase for one in compared for phase in one.phases)
+    return Summary(
+        against=against,
+        num_cells=len(comparisons),
+        num_failed=sum(one.error is not None for one in comparisons),
+        num_compared=len(compared),
+        num_equal=sum(one.is_equal for one in compared),
+        peak=_spread([one.peak for one in compared]),
+        phases={name: _spread_of([one.phases[name] for one in compared if name in one.phases]) for name in names},
+        reserved=_spread([one.reserved for one in comparisons if one.reserved is not None]),
+        num_fits=len(fits),
+        num_fits_right=sum(fit.predicted == fit.measured for fit in fits),
+    )
+
+
+def _spread(pairs: Sequence[Bytes]) -> Spread | None:
+    return _spread_of(pairs) if pairs else None
+
+
+def _spread_of(pairs: Sequence[Bytes]) -> Spread:
+    errors = [abs(pair.relative) for pair in pairs]
+    equal = sum(pair.predicted_bytes == pair.reference_bytes for pair in pairs)
+    return Spread(num_cells=len(pairs), num_equal=equal, median=median(errors), worst=max(errors))
+
+
+def worst_first(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:
+    """Return the cells that are not equal, the largest error first."""
+    unequal = [one for one in comparisons if one.phases and not one.is_equal]
+    return sorted(unequal, key=lambda c: -abs(c.worst[1]))[:count]

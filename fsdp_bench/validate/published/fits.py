@@ -1,0 +1,80 @@
+"""Whether published runs fit: what is predicted of each run whose outcome is known.
+
+The caching allocator is replayed on the card that the source names. A run that needs retries (cudaMalloc fails, cached
+blocks are given back, and it succeeds) goes on, slower: that is an answer of its own, beside fits and does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from fsdp_bench.plan.estimate import Verdict, estimate
+from fsdp_bench.rates.communicators import communicators_of
+from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, read_cases
+from fsdp_bench.validate.published.hardware import cluster_of
+from fsdp_bench.validate.published.peaks import predict_case
+from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
+
+
+class FitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One published outcome beside its prediction, or why there is none."""
+
+    case: str
+    source: str
+    compiled: bool
+    """Whether the published code was compiled; predictions are for eager."""
+    ran: bool
+    """False: it was published as out of memory."""
+    predicted: Verdict | None = None
+    reserved_bytes: int | None = None
+    """Predicted peak; of the card's memory where retries keep it there."""
+    card_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    """In the first steps that are replayed."""
+    reason: str | None = None
+
+
+def compare_fits(cases: Iterable[PublishedCase] | None = None) -> list[FitRow]:
+    """Predict the outcome of every published run that states one; the packaged cases by default."""
+    return [_compare(case) for case in (read_cases() if cases is None else cases) if case.outcome is not None]
+
+
+def _compare(case: PublishedCase) -> FitRow:
+    inputs = case.inputs
+    row = FitRow(case=inputs.case, source=inputs.source, compiled=inputs.compiled == "yes", ran=case.outcome == "fits")
+    plan = plan_case(inputs)
+    if isinstance(plan, Unpredictable):
+        return msgspec.structs.replace(row, reason=plan.reason)
+    if plan.gpu is None or plan.gpu.usable_memory_bytes is None:
+        return msgspec.structs.replace(row, reason=f"{inputs.gpu}: the source does not state the card's memory")
+    try:
+        reading = _reading(inputs, plan)
+    except SpecError as error:
+        return msgspec.structs.replace(row, reason=str(error))
+    return msgspec.structs.replace(
+        row,
+        predicted=fit_of(reading),
+        reserved_bytes=reading.peak_reserved_bytes,
+        card_bytes=plan.gpu.usable_memory_bytes,
+        num_alloc_retries=reading.num_alloc_retries,
+    )
+
+
+def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
+    """Return the allocator's reading beside the least that NCCL takes of the card."""
+    if not plan.has_reducer:
+        return predict_case(plan).reading
+    cluster = cluster_of(inputs)
+    taken = communicators_of(plan.setup, cluster).num_bytes
+    return estimate(plan.model, plan.setup, cluster, plan.kernels, headroom_bytes=taken.low if taken else 0).allocator
+
+
+def fit_of(reading: AllocatorReading) -> Verdict:
+    """Return what a replay on a card came to."""
+    if reading.out_of_memory is not None:
+        return Verdict.DOES_NOT_FIT
+    return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS

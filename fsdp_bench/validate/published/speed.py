@@ -1,0 +1,283 @@
+"""Other people's throughput, predicted from datasheets: catalog/published.csv, beside the best constant MFU.
+
+No constant was fitted to these rows: the GPUs' rates are facts of gpus.toml with their sources, the links' rates NCCL's
+own model. What a source does not say is taken from the framework's code and listed, or the row is left out with the
+reason. Where it does not state the share of checkpointed blocks, that comes from the ratio of the HFU and MFU that are
+printed with it: the ratio says how much was computed twice, and nothing about time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import msgspec
+
+from fsdp_bench.rates.collectives import groups_of
+from fsdp_bench.rates.datasheet import ATTENTION_REACH, datasheet
+from fsdp_bench.replay.schedule import step_time
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, describe, read_cases
+from fsdp_bench.validate.published.hardware import cluster_of
+from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
+
+_LLM_FOUNDRY = "llm-foundry-mpt"
+_WRITES_NORMS_IN_PYTHON = {
+    "ibm-fms-fsdp": "fms/modules/layernorm.py",
+    "torchtitan-pr165": "torchtrain/models/llama/model.py",
+}
+"""Where eager RMSNorm is elementary operators in fp32."""
+
+COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
+"""Families whose code was read for what it costs in time."""
+
+TRITON_ATTENTION_REACH = {8: (ATTENTION_REACH[8][0] / 1.4, ATTENTION_REACH[8][1] / 2.0)}
+"""Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention (1) in Triton.
+
+sm80: FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward pass" than it on an
+A100 (FlashAttention-2, section 4.1). Nobody published what llm-foundry's kernel reaches on sm90: its own file says
+"only been tested on A100" (llmfoundry/models/layers/flash_attn_triton.py)."""
+
+_FLASH_ATTENTION_2_MODELS = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
+"""On 128 H100 and more (llm-foundry, scripts/train/benchmarking/sweep.py: ``--attn_impl flash``, with flash-attn
+2.4.2); all else ran ``triton``, the default of submit_benchmarks.py."""
+
+
+class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One published throughput beside its prediction, or why there is none."""
+
+    case: str
+    source: str
+    setup: str
+    family: str
+    gpu: str
+    """Its generation: ``A100``, ``H100``."""
+    compiled: bool
+    published_tokens_per_second: float
+    """Of one GPU."""
+    predicted_tokens_per_second: float | None = None
+    error: float | None = None
+    """Predicted over published, less one."""
+    constant_mfu_error: float | None = None
+    """Of the one MFU that fits all compared rows of this GPU best, chosen afterwards."""
+    exposed_share: float | None = None
+    """Predicted, of the step."""
+    assumptions: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the compared rows amount to."""
+
+    num_rows: int
+    num_left_out: int
+    median_error: float
+    """Of the absolute errors."""
+    best_constant_mfu: dict[str, float]
+    """By GPU generation."""
+    median_error_of_constant_mfu: float
+    by_family: dict[str, float]
+    """Median of the absolute errors."""
+    by_gpu: dict[str, float]
+    """``A100 eager``, ``H100 compiled``, ...: median of the absolute errors."""
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A row's prediction, and what the constant MFU is fitted to."""
+
+    row: SpeedRow
+    mfu: float
+    """Of the published throughput."""
+
+
+def compare_speed(cases: Iterable[PublishedCase] | None = None) -> tuple[list[SpeedRow], SpeedSummary]:
+    """Predict every published throughput; the packaged cases by default."""
+    found = [case for case in (read_cases() if cases is None else cases) if case.tokens_per_second_per_gpu]
+    recomputed = _recomputed_shares(found)
+    rows = [_compare(case, recomputed) for case in found]
+    mfus = {one.row.case: one.mfu for one in rows if isinstance(one, _Compared)}
+    plain = [one.row if isinstance(one, _Compared) else one for one in rows]
+    best = {gpu: _best_constant(mfus[row.case] for row in plain if row.case in mfus and row.gpu == gpu)
+            for gpu in dict.fromkeys(row.gpu for row in plain if row.case in mfus)}  # fmt: skip
+    done = [
+        msgspec.structs.replace(row, constant_mfu_error=best[row.gpu] / mfus[row.case] - 1) if row.case in mfus else row
+        for row in plain
+    ]
+    return done, _summary(done, best)
+
+
+def _summary(rows: Sequence[SpeedRow], best: dict[str, float]) -> SpeedSummary:
+    compared = [row for row in rows if row.error is not None]
+    if not compared:
+        raise SpecError("published: no row with a throughput can be predicted")
+    return SpeedSummary(
+        num_rows=len(compared),
+        num_left_out=len(rows) - len(compared),
+        median_error=_median_error(compared),
+        best_constant_mfu=best,
+        median_error_of_constant_mfu=median(abs(row.constant_mfu_error or 0.0) for row in compared),
+        by_family=_medians(compared, [row.family for row in compared]),
+        by_gpu=_medians(compared, [f"{row.gpu} {kind_of(row)}" for row in compared]),
+    )
+
+
+def _medians(rows: Sequence[SpeedRow], names: Sequence[str]) -> dict[str, float]:
+    """Return the median error of the rows that have the same name."""
+    return {
+        name: _median_error([row for row, its in zip(rows, names, strict=True) if its == name])
+        for name in dict.fromkeys(names)
+    }
+
+
+def _median_error(rows: Iterable[SpeedRow]) -> float:
+    return median(abs(row.error or 0.0) for row in rows)
+
+
+def kind_of(row: SpeedRow) -> str:
+    """Return ``eager`` or ``compiled``."""
+    return "compiled" if row.compiled else "eager"
+
+
+def _best_constant(mfus: Iterable[float]) -> float:
+    """Return the MFU whose median error is least."""
+    published = list(mfus)
+    return min((i / 1000 for i in range(150, 800)), key=lambda mfu: median(abs(mfu / one - 1) for one in published))
+
+
+def _recomputed_shares(cases: Sequence[PublishedCase]) -> dict[tuple[str, str], float]:
+    """Return by model and GPU the share of blocks that is checkpointed, from rows that print HFU and MFU.
+
+    Recomputing every block's forward adds a third to a step's FLOPs.
+    """
+    return {
+        (case.inputs.model, case.inputs.gpu): min(max(3 * (case.hfu / case.mfu - 1), 0.0), 1.0)
+        for case in cases
+        if case.hfu and case.mfu
+    }
+
+
+# -- one row ---------------------------------------------------------------------------------------------------------
+
+
+def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> SpeedRow | _Compared:
+    inputs, published = case.inputs, case.tokens_per_second_per_gpu
+    assert published is not None
+    row = SpeedRow(
+        case=inputs.case,
+        source=inputs.source,
+        setup=describe(inputs),
+        family=inputs.family,
+        gpu=inputs.gpu.split()[0].split("-")[0],
+        compiled=inputs.compiled == "yes",
+        published_tokens_per_second=published,
+    )
+    if inputs.family not in COMPARED:
+        reason = f"{inputs.family}: what its code costs in time (norms, attention, optimizer) was not read"
+        return msgspec.structs.replace(row, reason=reason)
+    try:
+        parts = _parts(inputs, recomputed.get((inputs.model, inputs.gpu)))
+        cluster = _cluster(inputs)
+        seconds = exposed = 0.0
+        for share, plan in parts:
+            step, waited = _step(inputs, plan, cluster)
+            seconds, exposed = seconds + share * step, exposed + share * waited
+    except SpecError as error:
+        return msgspec.structs.replace(row, reason=str(error))
+    plan = parts[0][1]
+    predicted = plan.setup.tokens_per_step_per_rank / seconds
+    row = msgspec.structs.replace(
+        row,
+        predicted_tokens_per_second=predicted,
+        error=predicted / published - 1,
+        exposed_share=exposed / seconds,
+        assumptions=(*plan.assumptions, *_assumptions(inputs, parts)),
+    )
+    return _Compared(row, _mfu(published, plan, cluster))
+
+
+def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Plan]]:
+    """Return the plans whose step times add up to the row's, each with its weight.
+
+    Raises:
+        SpecError: for a row that cannot be predicted.
+    """
+    kinds: list[tuple[float, Checkpointing | None]] = [(1.0, None)]
+    if inputs.checkpointing == "selective_block" and recomputed is not None:
+        kinds = [(1 - recomputed, Checkpointing.NONE), (recomputed, Checkpointing.FULL)]
+    parts = []
+    for share, checkpointing in kinds:
+        plan = plan_case(inputs, checkpointing)
+        if isinstance(plan, Unpredictable):
+            raise SpecError(plan.reason)
+        parts.append((share, plan))
+    return parts
+
+
+def _cluster(inputs: CaseInputs) -> Cluster:
+    cluster = cluster_of(inputs)
+    if cluster.num_nodes > 1 and cluster.server.inter_node is None:
+        raise SpecError("the source does not state the network between the nodes")
+    return cluster
+
+
+def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> list[str]:
+    found = []
+    if inputs.compiled == "yes":
+        found.append("compiled: predicted for eager with norms of one kernel each")
+    elif inputs.family in _WRITES_NORMS_IN_PYTHON:
+        found.append(f"norms are elementary operators in fp32 ({_WRITES_NORMS_IN_PYTHON[inputs.family]})")
+    if len(parts) > 1:
+        share = f"{parts[1][0]:.0%} of {inputs.model}'s blocks on {inputs.gpu}"
+        found.append(f"{share} are checkpointed, from the printed HFU over MFU")
+    if _runs_triton(inputs):
+        found.append("attention by FlashAttention in Triton, 1.4 and 2 times slower than FlashAttention-2 on sm80")
+    return found
+
+
+def _runs_triton(inputs: CaseInputs) -> bool:
+    """Return whether MPT's attention was ``triton``; what is ``flash`` runs as torch's own does."""
+    is_large = inputs.gpu.startswith("H100") and (inputs.num_gpus or 0) >= 128
+    return inputs.family == _LLM_FOUNDRY and not (is_large and inputs.model in _FLASH_ATTENTION_2_MODELS)
+
+
+def attention_reach(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float] | None:
+    """Return what a case's own attention kernel reaches of the peak, forward and backward; None for torch's kernel.
+
+    Raises:
+        SpecError: where no source has it for the card.
+    """
+    if not _runs_triton(inputs):
+        return None
+    capability = cluster.gpu.compute_capability
+    found = TRITON_ATTENTION_REACH.get(int(capability or 0))
+    if found is None:
+        raise SpecError(
+            "attention by FlashAttention (1) in Triton: its rate on compute capability"
+            f" {capability} is not published anywhere"
+        )
+    return found
+
+
+def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, float]:
+    """Return a step's seconds, and the exposed ones among them."""
+    norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
+    kernels = replace(plan.kernels, composite_norms=norms)
+    rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
+    rates = replace(rates, attention_reach=attention_reach(inputs, cluster))
+    time = step_time(plan.model, plan.setup, kernels, rates)
+    if time.step_seconds is None or time.exposed_communication_seconds is None:
+        raise SpecError(f"unknown: {', '.join(time.unknown)}")
+    return time.step_seconds, time.exposed_communication_seconds
+
+
+def _mfu(tokens_per_second: float, plan: Plan, cluster: Cluster) -> float:
+    """Return the MFU of a throughput, by the formula that most of the sources use: attention not halved."""
+    shape = plan.model
+    attention = 12 * shape.num_hidden_layers * shape.hidden_size * plan.setup.sequence_length
+    peak = cluster.gpu.peak_flops_per_second("bf16")
+    assert peak is not None
+    return tokens_per_second * (6 * shape.num_parameters + attention) / peak

@@ -1,0 +1,142 @@
+"""Cells drawn at random, with a fixed seed, from everything that the model claims: what ``validate`` compares."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+)
+
+_DTYPES = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true", "bf16/bf16/fp32")
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64, 96, 100, 384, 1000, 4096)
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One model and one setup."""
+
+    model: ModelShape
+    setup: TrainSetup
+    rank: int = 0
+    """Whose memory is compared."""
+
+    @property
+    def label(self) -> str:
+        """The cell in one line."""
+        setup = self.setup
+        words = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
+        words += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
+        words += [f"checkpointing {setup.checkpointing.value}", setup.optimizer.value]
+        words += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
+        if setup.gradient_accumulation_steps > 1:
+            words.append(f"accumulate {setup.gradient_accumulation_steps}")
+        if setup.offload is Offload.PARAMS:
+            words.append("offload")
+        if self.rank:
+            words.append(f"rank {self.rank}")
+        return ", ".join(words)
+
+
+def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:
+    """Return ``count`` different cells that can run on ``device`` (``cpu`` or ``cuda``).
+
+    ``small``: models and batches that real tensors on a CPU take seconds for.
+    """
+    source = random.Random(seed)
+    cells: dict[Cell, None] = {}
+    while len(cells) < count:
+        try:
+            shape, setup = _shape(source, small), _setup(source, device, small)
+        except SpecError:
+            continue  # two drawn values contradict each other
+        if why_impossible(shape, setup, device) is None and not _is_left_out(shape, setup, device):
+            cells[Cell(model=shape, setup=setup, rank=_rank(source, setup))] = None
+    return tuple(cells)
+
+
+def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
+    """Leave out what predictions refuse, heads in fp32 that CUDA's fused attention does not take (attention.py).
+
+    And a single padded head before a bias on CUDA: torch then multiplies and adds in two operators, which the model
+    does not know (an error of less than 1 %).
+    """
+    if device == "cuda" and shape.num_attention_heads == 1 and shape.head_dim % 8 and shape.family is Family.GPT2:
+        return True
+    return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
+
+
+def _rank(source: random.Random, setup: TrainSetup) -> int:
+    """Rank 0, or any: ranks of FSDP1 hold different parts of the parameters. Other wrappers' rank 0 has the most."""
+    differs = setup.api is Api.FSDP1 and setup.shard_group_size > 1
+    return source.randrange(setup.world_size) if differs and source.random() < 0.5 else 0
+
+
+def _shape(source: random.Random, small: bool) -> ModelShape:
+    """1 to 12 layers; odd and even sizes down to 1; grouped keys or not; vocabularies of 1 to 128k."""
+    family = source.choice(list(Family))
+    heads = source.choice((1, 2, 3, 4, 5, 6, 7, 8))
+    head_dim = source.choice((1, 3, 8, 15, 16, 21, 32, 64) if family is Family.GPT2 else (2, 6, 16, 22, 32, 64))
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    vocabularies = (1, 31, 97, 1000, 1001) if small else (31, 1000, 1001, 8191, 32000, 50257, 128256)
+    return ModelShape(
+        name="drawn",
+        family=family,
+        num_hidden_layers=source.choice((1, 2, 4, source.randint(1, 12))) if small else source.randint(1, 12),
+        hidden_size=heads * head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if family is Family.GPT2 else source.choice(divisors),
+        intermediate_size=source.choice((1, source.randint(2, 64), source.randint(32, 1200))),
+        vocab_size=source.choice(vocabularies),
+        max_position_embeddings=source.choice((64, 77)) if small else 8192,
+        tie_word_embeddings=source.random() < 0.5,
+    )
+
+
+def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
+    api = source.choice(list(Api))
+    fsdp1: dict[str, Any] = {}
+    if api is Api.FSDP1:
+        fsdp1 = {"use_orig_params": source.random() < 0.6, "limit_all_gathers": source.random() < 0.7}
+    free = Precision(*(source.choice(_DTYPES) for _ in range(3)))
+    # On a CPU FSDP1 gathers into a list of as many tensors as there are ranks.
+    most = max(WORLDS) if device == "cuda" or api is Api.FSDP2 else 24 if small else 100
+    world = source.choice([world for world in WORLDS if world <= most])
+    strategy = source.choice(list(ShardingStrategy))
+    divisors = [size for size in range(1, world + 1) if world % size == 0]
+    return TrainSetup(
+        strategy=strategy,
+        api=api,
+        precision=source.choice((free, Precision.parse(source.choice(PRECISIONS)))),
+        offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
+        checkpointing=source.choice(list(Checkpointing)),
+        optimizer=source.choice(list(OptimizerKind)),
+        world_size=world,
+        shard_size=source.choice((None, source.choice(divisors))) if strategy.is_hybrid else None,
+        micro_batch_size=source.randint(1, 4),
+        sequence_length=source.choice((1, 8, 33, 64) if small else (1, 128, 200, 512, 1024, 2048, 4096, 8192)),
+        gradient_accumulation_steps=source.choice((1, 1, 1, 2, 3, 4)),
+        sync_every_micro_batch=source.random() < 0.5,
+        max_grad_norm=source.choice((None, 1.0)),
+        loss=source.choice((Loss.PLAIN, Loss.PLAIN, Loss.CHUNKED)),
+        wrap=source.choice((Wrap.BLOCK, Wrap.BLOCK, Wrap.SIZE, Wrap.SIZE, Wrap.NONE)),
+        min_num_params=source.choice((1, 30, 300, 3000, 20000, 100000)),
+        backward_prefetch=source.choice(list(BackwardPrefetch)),
+        forward_prefetch=source.random() < 0.25,
+        **fsdp1,
+    )

@@ -1,0 +1,232 @@
+"""Predicted against measured time: steps, exposed communication, and which strategy is faster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import median
+
+import msgspec
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.replay.schedule import StepTime
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.validate.calibration_match import why_not_of
+from fsdp_bench.validate.random_setups import Cell
+
+EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
+"""How near exposed communication should be: to itself, or as a part of the step."""
+
+LEAST_STEPS = 2
+"""Searches for the largest model measure one step, for memory; a single step may be any outlier."""
+
+
+class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial's step: predicted beside measured, or why not."""
+
+    label: str
+    family: str = ""
+    """What a trial has in common with those that differ from it in the strategy and api alone."""
+    strategy: str = ""
+    api: str = ""
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    """The median step of the slowest rank."""
+    fastest_seconds: float | None = None
+    slowest_seconds: float | None = None
+    predicted_exposed_seconds: float | None = None
+    exposed_by_difference_seconds: float | None = None
+    exposed_by_profiler_seconds: float | None = None
+    """Its share of a profiled step, of the measured step."""
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        if self.predicted_seconds is None or not self.measured_seconds:
+            return None
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    def exposed_is_near(self, measured: float | None) -> bool | None:
+        """Whether the predicted exposed seconds are near the measured ones; None where one is missing."""
+        if measured is None or self.predicted_exposed_seconds is None or self.measured_seconds is None:
+            return None
+        allowed = max(EXPOSED_WITHIN * measured, OF_THE_STEP * self.measured_seconds)
+        return abs(self.predicted_exposed_seconds - measured) <= allowed
+
+    def exposed_error(self, measured: float | None) -> float | None:
+        """How far predicted exposed seconds are from measured ones, as a part of these.
+
+        None where one is missing, and where none was measured: a difference of two steps may come out below zero.
+        """
+        if measured is None or measured <= 0 or self.predicted_exposed_seconds is None:
+            return None
+        return abs(self.predicted_exposed_seconds - measured) / measured
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs of trials whose measured steps do not overlap, and those whose predicted steps are in the same order."""
+
+    num_pairs: int
+    num_in_order: int
+
+
+class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparisons amount to."""
+
+    num_trials: int
+    median_error: float | None
+    """Of the absolute errors of a step."""
+    median_bias: float | None
+    num_within: int
+    """Steps within 15 %."""
+    num_exposed: int
+    """Trials with both kinds of measured exposed communication."""
+    num_exposed_near_difference: int
+    num_exposed_near_profiler: int
+    num_exposed_near_either: int
+    num_with_exposed_by_difference: int
+    """Trials in which any exposed communication was measured, and so has a relative error."""
+    num_with_exposed_by_profiler: int
+    median_exposed_error_by_difference: float | None
+    """Of the absolute errors of exposed communication, as parts of what was measured."""
+    median_exposed_error_by_profiler: float | None
+    strategies: Order
+    """Pairs of strategies, of either api, all else equal."""
+    apis: Order
+    """Pairs of fsdp1 and fsdp2, the strategy and all else equal."""
+
+
+def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
+    """Predict the time of a measured trial."""
+    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
+    reason = _why_not(record, profile)
+    if reason is not None:
+        return TimeComparison(label=label, reason=reason)
+    kernels = "cpu" if record.hardware == "cpu" else "cuda"
+    gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
+    is_silent = record.device == "emulated"
+    try:
+        found = speed(record.model, record.setup, gpu, kernels, profile, is_silent=is_silent)
+    except SpecError as error:
+        return TimeComparison(label=label, reason=f"not predicted: {error}")
+    if found.time.step_seconds is None:
+        return TimeComparison(label=label, reason=f"unknown: {', '.join(found.time.unknown)}")
+    return _compared(record, found.time, label)
+
+
+def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
+    """Return why a trial's time is not compared, or None."""
+    if record.outcome is not Outcome.OK or record.step_seconds is None:
+        return f"the trial ended {record.outcome.value}"
+    if record.setup.compiles:
+        return "compiled code; the prediction is for eager"
+    if record.run.steps < LEAST_STEPS:
+        return "one measured step, which tells no spread"
+    if profile is None and record.hardware == "cpu":
+        return "no datasheet tells a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
+    return None if profile is None else why_not_of(profile, record)
+
+
+def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison:
+    setup, seconds = record.setup, record.step_seconds
+    assert seconds is not None
+    steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]
+    shares = record.exposed_shares
+    common = msgspec.structs.replace(setup, strategy="FULL_SHARD", api="fsdp1", shard_size=None)
+    return TimeComparison(
+        label=label,
+        family=to_json((record.model, common)).decode(),
+        strategy=setup.strategy.value,
+        api=setup.api.value,
+        predicted_seconds=time.step_seconds,
+        measured_seconds=seconds,
+        fastest_seconds=min(steps),
+        slowest_seconds=max(steps),
+        predicted_exposed_seconds=time.exposed_communication_seconds,
+        exposed_by_difference_seconds=record.exposed_by_difference_seconds,
+        exposed_by_profiler_seconds=shares[0] * seconds if shares else None,
+    )
+
+
+def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
+    """Count, and take medians."""
+    errors = [one.error for one in comparisons if one.error is not None]
+    near = [
+        (one.exposed_is_near(one.exposed_by_difference_seconds), one.exposed_is_near(one.exposed_by_profiler_seconds))
+        for one in comparisons
+    ]
+    both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
+    pairs = list(_distinct_pairs(comparisons))
+    differences = _known(one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons)
+    profiled = _known(one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons)
+    return TimeSummary(
+        num_trials=len(errors),
+        median_error=median(map(abs, errors)) if errors else None,
+        median_bias=median(errors) if errors else None,
+        num_within=sum(abs(error) <= 0.15 for error in errors),
+        num_exposed=len(both),
+        num_exposed_near_difference=sum(difference for difference, _ in both),
+        num_exposed_near_profiler=sum(profiler for _, profiler in both),
+        num_exposed_near_either=sum(difference or profiler for difference, profiler in both),
+        num_with_exposed_by_difference=len(differences),
+        num_with_exposed_by_profiler=len(profiled),
+        median_exposed_error_by_difference=median(differences) if differences else None,
+        median_exposed_error_by_profiler=median(profiled) if profiled else None,
+        strategies=_order((one, other) for one, other in pairs if one.strategy != other.strategy),
+        apis=_order((one, other) for one, other in pairs if one.strategy == other.strategy),
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> Order:
+    """Count pairs of a faster and a slower trial."""
+    right = [_seconds(faster) < _seconds(slower) for faster, slower in pairs]
+    return Order(num_pairs=len(right), num_in_order=sum(right))
+
+
+def _seconds(one: TimeComparison) -> float:
+    assert one.predicted_seconds is not None
+    return one.predicted_seconds
+
+
+def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
+    """Yield pairs that differ in strategy or api alone, the faster one first, where no measured steps overlap.
+
+    A trial that was measured several times has the steps of all times: two runs of it can be further apart than the
+    steps of one.
+    """
+    families: dict[str, dict[tuple[str, str], TimeComparison]] = defaultdict(dict)
+    for one in comparisons:
+        if one.error is not None:
+            family, name = families[one.family], (one.strategy, one.api)
+            family[name] = _joined(family[name], one) if name in family else one
+    for family in families.values():
+        for one, other in combinations(family.values(), 2):
+            if _slowest(one) < _fastest(other):
+                yield one, other
+            elif _slowest(other) < _fastest(one):
+                yield other, one
+
+
+def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
+    fastest, slowest = min(_fastest(one), _fastest(again)), max(_slowest(one), _slowest(again))
+    return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
+
+
+def _fastest(one: TimeComparison) -> float:
+    assert one.fastest_seconds is not None
+    return one.fastest_seconds
+
+
+def _slowest(one: TimeComparison) -> float:
+    assert one.slowest_seconds is not None
+    return one.slowest_seconds

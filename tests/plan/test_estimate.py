@@ -1,0 +1,205 @@
+"""The whole prediction: cards, hosts, and numbers that can be derived by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.loader import gpu, model, server
+from fsdp_bench.plan.estimate import estimate, predict_memory
+from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.live_memory import replay
+from fsdp_bench.simulate.operators.kernels import (
+    CPU,
+    CUDA,
+    CUDA_OBSERVED,
+    cublas_workspace,
+    embedding_backward_workspace,
+    flash_backward_workspace,
+)
+from fsdp_bench.simulate.step import simulate
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+
+LLAMA_8B = model("Llama-3.1-8B").shape()
+BF16 = Precision.parse("bf16-mixed")
+GIB = 2**30
+
+
+def cluster(name: str, nodes: int = 1) -> Cluster:
+    machine = server(name)
+    return Cluster(server=machine, gpu=gpu(machine.gpu), num_nodes=nodes, gpus_per_node=machine.gpus_per_node)
+
+
+def test_the_facts_table_of_an_8b_model() -> None:
+    """By dry runs of real FSDP: Llama-8B, world 8, sequence 2048, bf16 mixed, full checkpointing, AdamW foreach.
+
+    Of live bytes without kernels' workspaces; the letter is the place of the peak.
+    """
+    expected = {
+        ShardingStrategy.SHARD_GRAD_OP: (29.64, "backward"),  # L: the logits' gradient
+        ShardingStrategy.NO_SHARD: (149.58, "optimizer"),  # O
+        ShardingStrategy.HYBRID_SHARD: (37.39, "optimizer"),
+        ShardingStrategy.HYBRID_SHARD_ZERO2: (40.86, "backward"),
+    }
+    for strategy, (gib, phase) in expected.items():
+        setup = TrainSetup(
+            strategy=strategy,
+            world_size=8,
+            shard_size=4 if strategy.is_hybrid else None,
+            sequence_length=2048,
+            precision=BF16,
+            checkpointing=Checkpointing.FULL,
+        )
+        memory = predict_memory(LLAMA_8B, setup, CUDA_OBSERVED)
+        assert memory.peak_allocated_bytes / GIB == pytest.approx(gib, abs=0.01), strategy
+        assert memory.peak_phase == phase
+
+
+def test_it_fits_only_without_retries() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=2048, precision=BF16)
+    large = estimate(LLAMA_8B, setup, cluster("p5.48xlarge"))
+    assert large.fits is True
+    assert large.allocator.num_alloc_retries == 0
+    assert large.headroom_bytes is not None
+    assert large.headroom_bytes > 0
+    small = estimate(LLAMA_8B, setup, cluster("g5.48xlarge"))
+    assert small.fits is False
+    assert small.headroom_bytes is not None
+    assert small.headroom_bytes < 0
+
+
+def test_without_a_card_it_is_not_known_whether_it_fits() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16)
+    found = estimate(LLAMA_8B, setup)
+    assert found.fits is None
+    assert found.headroom_bytes is None
+    assert found.allocator.peak_reserved_bytes >= found.memory.peak_allocated_bytes
+
+
+def test_reserved_is_at_least_active_and_active_at_least_allocated() -> None:
+    for strategy in ShardingStrategy:
+        setup = TrainSetup(strategy=strategy, world_size=16, sequence_length=1024, precision=BF16)
+        reading = estimate(LLAMA_8B, setup).allocator
+        assert reading.peak_allocated_bytes <= reading.peak_active_bytes <= reading.peak_reserved_bytes
+
+
+def test_compiled_code_is_predicted_for_eager_and_says_so() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=512, loss=Loss.COMPILED)
+    assert estimate(LLAMA_8B, setup).for_eager
+    assert not estimate(LLAMA_8B, replace(setup, loss=Loss.PLAIN)).for_eager
+
+
+def test_loading_the_model_on_every_rank_needs_it_as_often_as_a_node_has_gpus() -> None:
+    """transformers#25107: eight times a 40B model in fp32."""
+    shape = model("Llama-2-7B").shape()
+    setup = TrainSetup(world_size=16, sequence_length=512)
+    builds = (Build.EVERY_RANK, Build.RANK_0, Build.META)
+    every, first, meta = (host_memory(shape, setup, 8, build).peak_bytes for build in builds)
+    assert every == 8 * 4 * shape.num_parameters
+    assert first == 4 * shape.num_parameters
+    assert meta == 0
+
+
+def test_offload_moves_the_state_to_the_host() -> None:
+    """Parameters, gradients and two Adam states in fp32, 16 bytes a parameter over the node's ranks, and foreach's 4.
+
+    Pinned tensors take powers of two, so parameters and gradients may take up to twice as much.
+    """
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16, offload=Offload.PARAMS)
+    host = host_memory(LLAMA_8B, setup, 8)
+    n = LLAMA_8B.num_parameters
+    assert host.optimizer_state_bytes == pytest.approx(8 * n, rel=1e-3)
+    assert host.temporary_bytes == pytest.approx(4 * n, rel=1e-3)
+    for pinned in (host.pinned_parameters_bytes, host.pinned_gradients_bytes):
+        assert 4 * n <= pinned <= 8 * n * 1.001
+    on_device = predict_memory(LLAMA_8B, setup)
+    without = predict_memory(LLAMA_8B, replace(setup, offload=Offload.NONE))
+    assert on_device.breakdown_bytes["optimizer_state"] == on_device.breakdown_bytes["parameters"] == 0
+    assert on_device.peak_allocated_bytes < without.peak_allocated_bytes
+
+
+def test_the_host_keeps_the_same_state_however_the_model_is_wrapped() -> None:
+    """Elements are dealt to the ranks once, whatever the units; units change only what padding adds."""
+    shape = model("gpt2").shape()
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16, offload=Offload.PARAMS)
+    held = [host_memory(shape, replace(setup, wrap=wrap), 8).optimizer_state_bytes for wrap in Wrap]
+    assert held == pytest.approx([8 * shape.num_parameters] * len(held), rel=1e-3)
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_a_root_whose_parameters_are_all_in_units_below_is_predicted(api: Api) -> None:
+    shape = replace(model("gpt2").shape(), tie_word_embeddings=False)
+    setup = TrainSetup(world_size=8, sequence_length=512, api=api, wrap=Wrap.SIZE, min_num_params=1)
+    found = predict_memory(shape, setup)
+    assert found.peak_allocated_bytes == sum(found.breakdown_bytes.values())
+    assert found.breakdown_bytes["parameters"] == pytest.approx(4 * shape.num_parameters / 8, rel=0.01)
+
+
+def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
+    """In backward the blocks come from the last to the first."""
+    shape = replace(LLAMA_8B, num_hidden_layers=9)
+    for checkpointing in Checkpointing:
+        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+            setup = TrainSetup(world_size=8, sequence_length=256, strategy=strategy, checkpointing=checkpointing)
+            whole = simulate(shape, setup, CUDA, shape.num_hidden_layers).events
+            replayed = replay(whole)
+            peak = replayed.phases[replayed.peak_phase]
+            marks = [event.number for event in whole[: peak.event + 1] if event.kind == Kind.MARK]
+            block = marks[-1] if marks and marks[-1] >= 0 else None
+            assert predict_memory(shape, setup).peak_block == block, (strategy, checkpointing)
+
+
+def test_a_depth_that_would_take_minutes_is_refused() -> None:
+    with pytest.raises(SpecError, match="num_hidden_layers: 100000 is not allowed here"):
+        estimate(replace(LLAMA_8B, num_hidden_layers=100_000), TrainSetup())
+
+
+def test_a_card_without_flash_attention_gets_no_verdict_in_16_bits() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    shape = model("gpt2").shape()
+    assert estimate(shape, setup, gpu("V100-SXM2-32GB")).fits is None
+    assert estimate(shape, replace(setup, precision=Precision.parse("fp32")), gpu("V100-SXM2-32GB")).fits is True
+
+
+@given(st.integers(min_value=1, max_value=2**50))
+def test_a_pinned_tensor_takes_a_power_of_two(num_bytes: int) -> None:
+    taken = pinned_bytes(num_bytes)
+    assert num_bytes <= taken < 2 * num_bytes
+    assert taken & (taken - 1) == 0
+
+
+def test_heads_that_no_fused_kernel_takes_are_refused_not_guessed() -> None:
+    shape = ModelShape(
+        name="odd",
+        family=Family.GPT2,
+        num_hidden_layers=2,
+        hidden_size=60,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=64,
+        vocab_size=100,
+        max_position_embeddings=64,
+    )
+    setup = TrainSetup(world_size=8, sequence_length=64)
+    with pytest.raises(SpecError, match="head size 15"):
+        predict_memory(shape, setup)
+    assert predict_memory(shape, replace(setup, precision=BF16)).peak_allocated_bytes > 0
+    assert predict_memory(shape, setup, CPU).peak_allocated_bytes > 0
+
+
+def test_what_kernels_allocate_inside() -> None:
+    """By hand from the sources that kernels.py names."""
+    # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
+    assert flash_backward_workspace(2, 4, 1, 200, 64) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
+    # Grouped keys: dk and dv expanded to 4 heads in 16 bits.
+    assert flash_backward_workspace(2, 4, 2, 200, 64)[2:] == [2 * 200 * 4 * 64 * 2] * 2
+    assert embedding_backward_workspace(3072, 32000, 4096) == []
+    assert embedding_backward_workspace(4000, 1000, 64)[-1] == (400 + 1000) * 64 * 4
+    assert cublas_workspace("H100-SXM") == 32 * 2**20
+    assert cublas_workspace("A100-SXM-80GB") == 8_519_680

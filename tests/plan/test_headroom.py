@@ -1,0 +1,96 @@
+"""What is kept free of a GPU: what is known of the context and NCCL, and an assumption for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.estimate import Estimate, Verdict, estimate
+from fsdp_bench.plan.search.dials import Step
+from fsdp_bench.plan.search.judge import Judge
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import TrainSetup
+
+GIB, MIB = 2**30, 2**20
+MODEL = rung(Family.LLAMA, 100_000_000)
+MOST_OF_NCCL_ON_P5 = 566 * MIB  # by hand in tests/rates/test_communicators.py
+
+
+def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None = None) -> Cluster:
+    server = BUILT_IN.server(name)
+    gpu = BUILT_IN.gpu(server.gpu)
+    gpu = replace(gpu, context_bytes=context_bytes, usable_memory_bytes=card_bytes or gpu.usable_memory_bytes)
+    return Cluster(server=server, gpu=gpu, gpus_per_node=8)
+
+
+def on(where: Cluster, headroom_bytes: int | None = None) -> Estimate:
+    setup = TrainSetup(world_size=8, sequence_length=512)
+    return estimate(MODEL, setup, where, headroom_bytes=headroom_bytes)
+
+
+@pytest.mark.parametrize(
+    ("server", "context", "stated", "kept"),
+    [
+        ("g6e.48xlarge", None, None, 2 * GIB),  # NCCL over PCIe is not known: the whole assumption
+        ("g6e.48xlarge", 600 * MIB, None, 2 * GIB - 600 * MIB),
+        ("p5.48xlarge", None, None, 3 * GIB // 2 + MOST_OF_NCCL_ON_P5),  # without the least of a communicator
+        ("p5.48xlarge", 600 * MIB, None, MOST_OF_NCCL_ON_P5),  # nothing is assumed
+        ("p5.48xlarge", None, GIB, GIB),
+        ("p5.48xlarge", 600 * MIB, GIB, GIB - 600 * MIB),  # the card is without the context already
+        ("p5.48xlarge", None, 0, 0),
+    ],
+)
+def test_what_is_known_replaces_the_assumption(server: str, context: int | None, stated: int | None, kept: int) -> None:
+    found = on(cluster(server, context_bytes=context), stated)
+    assert found.required_headroom.num_bytes == kept
+    assert found.card_bytes is not None
+    assert found.room_bytes == found.card_bytes - kept
+
+
+@pytest.mark.parametrize("server", ["p5.48xlarge", "g6e.48xlarge"])
+def test_it_fits_exactly_where_the_headroom_is_left(server: str) -> None:
+    """A card one byte too small for what is reserved and the headroom has it no longer; without headroom it has."""
+    reserved = on(cluster(server)).allocator.peak_reserved_bytes
+    kept = on(cluster(server)).required_headroom.num_bytes
+    assert on(cluster(server, reserved + kept)).verdict is Verdict.FITS
+    assert on(cluster(server, reserved + kept - 1)).fits is False
+    assert on(cluster(server, reserved + kept - 1), headroom_bytes=0).fits is True
+
+
+def test_a_search_judges_as_a_prediction_does() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=512)
+    for server in ("p5.48xlarge", "g6e.48xlarge"):
+        for stated in (None, 0, 5 * GIB):
+            where = cluster(server)
+            judge = Judge(headroom_bytes=stated)
+            assert judge.size_bytes(Step(MODEL, setup, where)) == on(where, stated).room_bytes
+            assert judge.estimate(Step(MODEL, setup, where)).required_headroom == on(where, stated).required_headroom
+
+
+def shrunk_until(fails: Callable[[Estimate], bool]) -> Estimate:
+    """Return the first prediction on smaller and smaller cards of which something holds."""
+    setup = TrainSetup(world_size=8, sequence_length=512, micro_batch_size=4)
+    card = estimate(MODEL, setup, cluster("p5.48xlarge")).allocator.peak_reserved_bytes
+    for size in range(card, 0, -8 * MIB):
+        found = estimate(MODEL, setup, cluster("p5.48xlarge", size), headroom_bytes=0)
+        if fails(found):
+            return found
+    raise AssertionError("never")
+
+
+def test_between_what_fits_and_what_does_not_a_setup_runs_with_retries() -> None:
+    """On a card somewhat too small an allocation fails, the cache is flushed, and the step goes on to its end."""
+    retried = shrunk_until(lambda found: found.fits is False)
+    assert retried.allocator.num_alloc_retries > 0
+    assert retried.allocator.out_of_memory is None
+    assert retried.verdict is Verdict.RUNS_WITH_RETRIES
+    full = shrunk_until(lambda found: found.allocator.out_of_memory is not None)
+    assert full.verdict is Verdict.DOES_NOT_FIT
+    assert full.card_bytes is not None
+    assert retried.card_bytes is not None
+    assert full.card_bytes < retried.card_bytes

@@ -1,0 +1,102 @@
+"""Advice: the fewest nodes that fit, found without skipping counts, and settings of every kind, cheapest first."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.remedies import Remedy, remedies
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, TrainSetup
+
+LLAMA_70B = BUILT_IN.model("Llama-3.1-70B").shape()
+
+
+def asked(nodes: int = 1, host_memory_bytes: int | None = None, **fields: object) -> Question:
+    server = BUILT_IN.server("p4de.24xlarge")
+    server = replace(server, host_memory_bytes=host_memory_bytes or server.host_memory_bytes)
+    where = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+    setup = TrainSetup(
+        world_size=8 * nodes,
+        precision=Precision.parse("bf16-mixed"),
+        sequence_length=4096,
+        **fields,  # type: ignore[arg-type]
+    )
+    return Question(LLAMA_70B, setup, where)
+
+
+@pytest.fixture(scope="module")
+def advice() -> list[Remedy]:
+    """For a 70B on one node, without checkpointing."""
+    return remedies(answer(asked()))
+
+
+def fits(nodes: int, api: Api) -> bool:
+    return answer(asked(nodes, checkpointing=Checkpointing.FULL, api=api)).fits is True
+
+
+def test_the_advice_names_no_more_nodes_than_are_needed(advice: list[Remedy]) -> None:
+    """A 70B in 80 GB GPUs: with full checkpointing 4 nodes fit under FSDP2, and 5 under FSDP1, which reserves more."""
+    assert [fits(nodes, Api.FSDP2) for nodes in (3, 4)] == [False, True]
+    assert [fits(nodes, Api.FSDP1) for nodes in (4, 5)] == [False, True]
+    switches = [remedy.switch for remedy in advice]
+    assert "--api fsdp2 --checkpointing full --nodes 4" in switches
+    assert not any("--nodes 8" in switch for switch in switches)
+    only_nodes = remedies(answer(asked(checkpointing=Checkpointing.FULL)))
+    assert {"--api fsdp2 --nodes 4", "--nodes 5"} <= {remedy.switch for remedy in only_nodes}
+
+
+def test_advice_is_sorted_by_gpus_and_then_by_time_and_all_of_it_fits(advice: list[Remedy]) -> None:
+    assert len(advice) > 1
+    for remedy in advice:
+        assert answer(remedy.prediction.question).fits  # as predict answers it, with plain rules
+    assert [remedy.cost for remedy in advice] == sorted(remedy.cost for remedy in advice)
+
+
+def test_where_the_hosts_memory_runs_out_advice_comes_too() -> None:
+    question = asked(offload=Offload.PARAMS, checkpointing=Checkpointing.FULL, api=Api.FSDP2)
+    prediction = answer(question)
+    assert prediction.fits is False
+    assert prediction.estimate.allocator.out_of_memory is None
+    found = remedies(prediction)
+    assert any(remedy.switch == "--nodes 2" for remedy in found)
+    assert any("--offload none" in remedy.switch for remedy in found)
+
+
+def test_the_fewest_is_the_fewest_also_where_needs_do_not_fall_at_every_step() -> None:
+    worlds = list(range(8, 800, 8))
+    asked_for: list[int] = []
+
+    def holds(index: int) -> bool:
+        asked_for.append(index)
+        return worlds[index] == 96 or worlds[index] >= 112  # and not on 104
+
+    assert fewest(worlds, lambda index: worlds[index] >= 40, holds) == 96
+    assert len(asked_for) < 12
+    assert fewest(worlds, lambda _index: True, lambda index: worlds[index] >= 792) == 792
+    assert fewest(worlds, lambda _index: False, holds) is None
+    assert fewest(worlds, lambda _index: True, lambda _index: False) is None
+    assert fewest([], lambda _index: True, lambda _index: True) is None
+
+
+def test_more_gpus_are_a_full_node_first_and_then_every_number_of_nodes() -> None:
+    server = BUILT_IN.server("p4de.24xlarge")
+    two = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), gpus_per_node=2)
+    question = Question(LLAMA_70B, TrainSetup(world_size=2), two)
+    assert larger_worlds(question)[:8] == [3, 4, 5, 6, 7, 8, 16, 24]
+    for world, words in ((5, ("--gpus-per-node", "5")), (24, ("--nodes", "3"))):
+        found = on_world(question, world)
+        assert found is not None
+        option, value, larger = found
+        assert (option, value) == words
+        assert isinstance(larger.hardware, Cluster)
+        assert larger.hardware.world_size == larger.setup.world_size == world
+
+
+def test_a_remedy_without_a_known_time_is_sorted_behind_those_with_one() -> None:
+    known = Remedy("--checkpointing full", answer(asked(5, checkpointing=Checkpointing.FULL)))
+    failing = Remedy("--offload params", answer(asked(5)))
+    assert known.cost < failing.cost

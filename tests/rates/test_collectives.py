@@ -1,0 +1,208 @@
+"""The cost of collectives against figures worked out by hand from NCCL's model, and what must hold of any cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as struct_replace
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.rates.collectives import KINDS, Wiring, collective_seconds, groups_of
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+
+US = 1e-6
+S = ShardingStrategy
+A100_BUS = 12 * 20e9  # twelve links of 25 GB/s, with which NCCL reckons as 20
+A100_NETWORK = 8 * 24e9  # eight NICs of 200 Gb/s
+
+
+def cluster(server: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Cluster:
+    found = BUILT_IN.server(server)
+    return Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
+
+
+def shard_group(where: Cluster) -> Wiring:
+    found = groups_of(where, TrainSetup(world_size=where.world_size)).shard
+    assert found is not None
+    return found
+
+
+def test_a_large_gather_in_one_node_is_a_ring_of_large_slices() -> None:
+    expected = (8.4 + 7 * 3.4) * US + 1e9 * 7 / 8 / A100_BUS
+    assert collective_seconds("all_gather", 1e9, shard_group(cluster())) == pytest.approx(expected)
+    assert collective_seconds("reduce_scatter", 1e9, shard_group(cluster())) == pytest.approx(expected)
+
+
+def test_a_small_gather_is_latency() -> None:
+    expected = (6.6 + 7 * 0.6) * US + 1000 * 7 / 8 / 87.7e9
+    assert collective_seconds("all_gather", 1000, shard_group(cluster())) == pytest.approx(expected)
+
+
+def test_between_nodes_the_network_is_the_bus_and_some_steps_cross_it() -> None:
+    """16 ranks on two nodes: 15 steps, one of them between the nodes."""
+    expected = (8.4 + 14 * 3.4 + 14.0) * US + 1e9 * 15 / 16 / A100_NETWORK
+    assert collective_seconds("all_gather", 1e9, shard_group(cluster(nodes=2))) == pytest.approx(expected)
+
+
+def test_an_all_reduce_is_two_passes() -> None:
+    expected = (8.4 + 14 * 3.4) * US + 1e9 * 2 * 7 / 8 / A100_BUS
+    assert collective_seconds("all_reduce", 1e9, shard_group(cluster())) == pytest.approx(expected)
+
+
+def test_a_small_all_reduce_over_many_nodes_is_a_tree() -> None:
+    """LL on 16 nodes of 8: up and down the tree, 7 links and 4 crossings each way; 64 KiB is the tenth power."""
+    bandwidth = min(A100_NETWORK * 0.92 / 3.8, 19e9) / 2 * 0.6
+    expected = (6.8 + 2 * (7 * 0.6 + 4 * 5.0)) * US + 65536 / bandwidth
+    assert collective_seconds("all_reduce", 65536, shard_group(cluster(nodes=16))) == pytest.approx(expected)
+
+
+def test_pcie_has_no_ll128_and_its_own_steps() -> None:
+    wiring = replace(shard_group(cluster()), link="pcie", link_bandwidth=12e9)
+    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 12e9
+    assert collective_seconds("all_gather", 1e9, wiring) == pytest.approx(expected)
+
+
+def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
+    return TrainSetup(strategy=S.HYBRID_SHARD, world_size=8 * nodes, shard_size=shard_size)
+
+
+def test_a_hybrids_replicas_share_the_network_of_their_nodes() -> None:
+    """Eight pairs across two nodes, each with an eighth of the network."""
+    groups = groups_of(cluster(nodes=2), hybrid(8))
+    assert groups.shard == shard_group(cluster())
+    pair = groups.replicate
+    assert pair is not None
+    assert (pair.size, pair.num_nodes, pair.bus_bandwidth) == (2, 2, A100_NETWORK / 8)
+    expected = 1.4 * (8.4 + 2 * 14.0) * US + 1e8 / (A100_NETWORK / 8)
+    assert collective_seconds("all_reduce", 1e8, pair) == pytest.approx(expected)
+
+
+def test_a_smaller_shard_group_leaves_replicas_within_a_node() -> None:
+    groups = groups_of(cluster(nodes=2), hybrid(4))
+    assert groups.shard is not None
+    assert groups.replicate is not None
+    assert (groups.shard.size, groups.shard.num_nodes) == (4, 1)
+    assert (groups.replicate.ranks_per_node, groups.replicate.num_nodes) == (2, 2)
+    assert groups.replicate.network_bandwidth == pytest.approx(A100_NETWORK / 4)
+
+
+def test_a_shard_group_of_two_nodes_has_its_replicas_one_on_a_node() -> None:
+    groups = groups_of(cluster(nodes=4), hybrid(16, nodes=4))
+    assert groups.shard is not None
+    assert groups.replicate is not None
+    assert (groups.shard.ranks_per_node, groups.shard.num_nodes) == (8, 2)
+    assert (groups.replicate.ranks_per_node, groups.replicate.num_nodes) == (1, 2)
+
+
+@pytest.mark.parametrize(("server", "share"), [("DGX-A100", 0.5), ("g5.48xlarge", 1.0), ("p5.48xlarge", 0.5)])
+def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, share: float) -> None:
+    """Eight NICs, one, and 32 for eight GPUs."""
+
+    def of_a_node(each: int) -> float:
+        setup = TrainSetup(strategy=S.HYBRID_SHARD, world_size=2 * each, shard_size=each)
+        pair = groups_of(cluster(server, nodes=2, each=each), setup).replicate
+        assert pair is not None
+        return each * pair.network_bandwidth
+
+    assert of_a_node(4) == pytest.approx(share * of_a_node(8))
+
+
+def test_over_pcie_groups_share_what_joins_the_sockets() -> None:
+    """g5: lanes of PCIe 4.0, 24 of 32 GB/s; 16 GB/s between two processors with four GPUs each."""
+    whole, half = shard_group(cluster("g5.48xlarge")), shard_group(cluster("g5.48xlarge", each=4))
+    assert (whole.link, whole.link_bandwidth, half.link_bandwidth) == ("pcie", 16e9, 24e9)
+    four = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
+    assert four.shard is not None
+    assert four.replicate is not None
+    assert four.shard.link_bandwidth == 24e9
+    assert four.replicate.link_bandwidth == 16e9 / 4  # ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7 at once
+    two = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=2))
+    assert two.replicate is not None
+    assert two.replicate.link_bandwidth == 16e9 / 2
+
+
+def test_a_gather_over_pcie_takes_nccls_steps_of_pcie() -> None:
+    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 16e9
+    assert collective_seconds("all_gather", 1e9, shard_group(cluster("g5.48xlarge"))) == pytest.approx(expected)
+
+
+def test_without_a_figure_between_processors_only_what_stays_at_one_is_known() -> None:
+    g5 = BUILT_IN.server("g5.48xlarge")
+    assert g5.intra_node is not None
+    bare = struct_replace(g5, intra_node=struct_replace(g5.intra_node, socket_bandwidth_bytes_per_second=None))
+    where = Cluster(server=bare, gpu=BUILT_IN.gpu(bare.gpu), num_nodes=1, gpus_per_node=8)
+    assert groups_of(where, TrainSetup(world_size=8)).shard is None
+    hybrid_groups = groups_of(where, TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
+    assert (hybrid_groups.shard is None, hybrid_groups.replicate is None) == (False, True)
+
+
+def test_what_nobody_documents_is_unknown() -> None:
+    assert groups_of(cluster("ND-MI300X-v5"), TrainSetup(world_size=8)).shard is None
+    assert groups_of(cluster("g6e.48xlarge"), TrainSetup(world_size=8)).shard is None  # PCIe, nobody says through what
+    assert groups_of(cluster("p3dn.24xlarge"), TrainSetup(world_size=8)).shard is not None
+    assert groups_of(cluster("p3dn.24xlarge", each=4), TrainSetup(world_size=4)).shard is None  # a part of the mesh
+    alone = struct_replace(BUILT_IN.server("DGX-A100"), inter_node=None)
+    two = Cluster(server=alone, gpu=BUILT_IN.gpu(alone.gpu), num_nodes=2, gpus_per_node=8)
+    assert groups_of(two, TrainSetup(world_size=16)).shard is None
+    groups = groups_of(two, hybrid(8))
+    assert (groups.shard is None, groups.replicate is None) == (False, True)
+
+
+@pytest.mark.parametrize("shard_size", [3, 12])
+def test_groups_that_lie_across_nodes_unevenly_are_unknown(shard_size: int) -> None:
+    """Of three ranks some lie in two nodes; of twelve one node has eight and the other four."""
+    groups = groups_of(cluster(nodes=3), hybrid(shard_size, nodes=3))
+    assert (groups.shard, groups.replicate) == (None, None)
+    assert groups.world is not None
+    assert groups.world.size == 24
+
+
+def test_one_rank_has_no_group() -> None:
+    groups = groups_of(cluster(each=1), TrainSetup(world_size=1))
+    assert (groups.shard, groups.replicate, groups.world) == (None, None, None)
+
+
+WIRINGS = st.builds(
+    Wiring,
+    ranks_per_node=st.integers(1, 8),
+    num_nodes=st.integers(1, 64),
+    link=st.sampled_from(["nvlink", "pcie"]),
+    link_bandwidth=st.floats(1e9, 1e12),
+    network_bandwidth=st.floats(1e9, 1e12),
+    capability=st.sampled_from([7, 8, 9, 10]),
+).filter(lambda wiring: wiring.size > 1)
+BYTES = st.floats(1, 1e11)
+
+
+@given(st.sampled_from(KINDS), BYTES, WIRINGS, st.floats(1, 8), st.floats(1, 8))
+def test_more_bandwidth_never_slows(kind: str, size: float, wiring: Wiring, link: float, network: float) -> None:
+    faster = replace(
+        wiring,
+        link_bandwidth=wiring.link_bandwidth * link,
+        network_bandwidth=wiring.network_bandwidth * network,
+    )
+    assert collective_seconds(kind, size, faster) <= collective_seconds(kind, size, wiring)
+
+
+@given(st.sampled_from(KINDS), BYTES, st.floats(1, 8), WIRINGS)
+def test_a_larger_message_is_never_faster(kind: str, size: float, times: float, wiring: Wiring) -> None:
+    assert collective_seconds(kind, size * times, wiring) >= collective_seconds(kind, size, wiring) * (1 - 1e-9)
+
+
+@given(BYTES, WIRINGS)
+def test_no_collective_beats_its_bus(size: float, wiring: Wiring) -> None:
+    """The bytes that every rank must send or receive, at the rate of the slowest link on their way."""
+    least = size * (wiring.size - 1) / wiring.size / wiring.bus_bandwidth
+    for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        assert collective_seconds(kind, size, wiring) > passes * least * (1 - 1e-9)
+
+
+@given(st.sampled_from(KINDS), WIRINGS)
+def test_with_endless_bandwidth_only_latency_is_left(kind: str, wiring: Wiring) -> None:
+    endless = replace(wiring, link_bandwidth=math.inf, network_bandwidth=math.inf)
+    assert 0 < collective_seconds(kind, 1, endless) < 1e-2

@@ -1,0 +1,98 @@
+"""The allocator's replay call by call, under torch's names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsdp_bench.replay import heap as places
+from fsdp_bench.replay import malloc
+from fsdp_bench.replay.heap import fresh_heap
+
+CAPACITY = 5000
+
+
+class Block(NamedTuple):
+    """A piece of a segment."""
+
+    place: int
+    address: int
+    size: int
+    is_free: bool
+    is_mapped: bool
+
+
+class CachingAllocator:
+    """One device's allocator. Tensors and events are numbers that the caller chooses, below CAPACITY."""
+
+    def __init__(
+        self,
+        card_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        host_runs_ahead: bool = True,
+        streams_keep_pace: bool = False,
+    ) -> None:
+        options = expandable_segments, host_runs_ahead, streams_keep_pace
+        self.heap = fresh_heap(card_bytes, *options, CAPACITY, CAPACITY, CAPACITY).tolist()
+        self.live: set[int] = set()
+
+    allocated_bytes = property(lambda self: self.heap[places.ALLOCATED])
+    peak_allocated_bytes = property(lambda self: self.heap[places.PEAK_ALLOCATED])
+    active_bytes = property(lambda self: self.heap[places.ACTIVE])
+    peak_active_bytes = property(lambda self: self.heap[places.PEAK_ACTIVE])
+    reserved_bytes = property(lambda self: self.heap[places.RESERVED])
+    peak_reserved_bytes = property(lambda self: self.heap[places.PEAK_RESERVED])
+    num_alloc_retries = property(lambda self: self.heap[places.NUM_RETRIES])
+    num_ooms = property(lambda self: self.heap[places.NUM_OOMS])
+
+    def allocate(self, tensor: int, num_bytes: int, stream: int = 0) -> bool:
+        fitted = malloc.allocate(self.heap, tensor, num_bytes, stream)
+        if fitted:
+            self.live.add(tensor)
+        return fitted
+
+    def free(self, tensor: int) -> None:
+        malloc.free(self.heap, tensor)
+        self.live.remove(tensor)
+
+    def record_stream(self, tensor: int, stream: int) -> None:
+        malloc.record_stream(self.heap, tensor, stream)
+
+    def record_event(self, event: int, stream: int) -> None:
+        malloc.record_event(self.heap, event, stream)
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        malloc.stream_wait(self.heap, stream, event)
+
+    def host_wait(self, event: int) -> None:
+        malloc.host_wait(self.heap, event)
+
+    def empty_cache(self) -> None:
+        malloc.empty_cache(self.heap)
+
+    def block_of(self, tensor: int) -> Block | None:
+        """None for a tensor without bytes."""
+        place = self.heap[self.heap[places.BLOCKS_OF] + tensor]
+        return None if place == places.NO_MEMORY else self._block(place)
+
+    def chain(self, block: Block) -> list[Block]:
+        """Every block of a block's segment, from the lowest to the highest."""
+        place, found = block.place, []
+        while self.heap[place + places.BEFORE]:
+            place = self.heap[place + places.BEFORE]
+        while place:
+            after = self.heap[place + places.AFTER]
+            assert not after or self.heap[after + places.BEFORE] == place
+            found.append(self._block(place))
+            place = after
+        return found
+
+    def _block(self, place: int) -> Block:
+        state = self.heap[place + places.STATE]
+        return Block(
+            place,
+            self.heap[place + places.ADDRESS],
+            self.heap[place + places.SIZE],
+            state == places.FREE,
+            state != places.UNMAPPED,
+        )

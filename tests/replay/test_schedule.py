@@ -1,0 +1,296 @@
+"""The time of a step: what holds whatever the hardware, and what can be counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.rates.datasheet import attention_flops, tile_share
+from fsdp_bench.replay.schedule import issued, replay, step_time
+from fsdp_bench.simulate.events import Stream
+from fsdp_bench.simulate.issued import Do, Timeline, Work
+from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
+from tests.conftest import simulating
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Hardware without a datasheet: FLOP/s, bytes a second, and seconds that the host needs."""
+
+    flops: float = 1e14
+    memory: float = 1e12
+    network: float = 1e11
+    launch_seconds: float = 0.0
+    hook_seconds: float = 0.0
+    blocks_host: bool = False
+    source: str = "datasheet"
+
+    def run(self, work: Work) -> float:
+        """Computing or moving."""
+        if work.is_product:
+            m, n, k = work.dims
+            return 2 * m * n * k / self.flops
+        if work.is_attention:
+            return attention_flops(work.dims, work.is_backward) / self.flops
+        return work.num_bytes / self.memory
+
+    def send(self, work: Work) -> float:
+        """Bytes over the network."""
+        return work.num_bytes / self.network
+
+    def copy(self, work: Work) -> float:
+        """Bytes over the network, too."""
+        return work.num_bytes / self.network
+
+    def host(self, work: Work) -> float:
+        """A hook."""
+        return self.hook_seconds
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> tuple[ModelShape, TrainSetup]:
+    """Draw a small model and a setup that can run."""
+    heads = draw(st.sampled_from([1, 2, 4]))
+    shape = ModelShape(
+        name="drawn",
+        family=draw(st.sampled_from(list(Family))),
+        num_hidden_layers=draw(st.integers(1, 9)),
+        hidden_size=64 * heads,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=256,
+        vocab_size=512,
+        max_position_embeddings=512,
+    )
+    strategy = draw(st.sampled_from(list(ShardingStrategy)))
+    setup = TrainSetup(
+        strategy=strategy,
+        api=draw(st.sampled_from(list(Api))),
+        precision=draw(st.sampled_from([Precision("fp32", "fp32", "fp32"), Precision("fp32", "bf16", "fp32")])),
+        checkpointing=draw(st.sampled_from(list(Checkpointing))),
+        offload=draw(st.sampled_from(list(Offload))),
+        world_size=draw(st.sampled_from([2, 4, 8])),
+        shard_size=2 if strategy.is_hybrid else None,
+        sequence_length=draw(st.sampled_from([64, 200])),
+        micro_batch_size=draw(st.integers(1, 3)),
+        gradient_accumulation_steps=draw(st.sampled_from([1, 2, 5])),
+        sync_every_micro_batch=draw(st.booleans()),
+    )
+    return shape, setup
+
+
+@simulating
+@given(setups(), st.sampled_from([1e9, 1e10, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
+def test_time_is_conserved(
+    drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool
+) -> None:
+    """Exposed <= total, step >= compute and >= what is exposed; and twice the bandwidth is never slower."""
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    rates = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
+    time = step_time(shape, setup, CUDA, rates)
+    assert time.step_seconds is not None
+    assert time.compute_seconds is not None
+    assert time.communication_seconds is not None
+    assert time.exposed_communication_seconds is not None
+    tiny = 1e-9
+    assert -tiny <= time.exposed_communication_seconds <= time.communication_seconds + tiny
+    assert time.step_seconds >= time.compute_seconds - tiny
+    assert time.step_seconds >= time.communication_seconds - tiny
+    assert time.step_seconds >= time.compute_seconds + time.exposed_communication_seconds - tiny
+    faster = step_time(shape, setup, CUDA, replace(rates, network=2 * network))
+    assert faster.step_seconds is not None
+    assert faster.step_seconds <= time.step_seconds + tiny
+
+
+@simulating
+@given(setups(), st.booleans())
+def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
+    """What takes no time is not exposed."""
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    time = step_time(shape, setup, CUDA, Plain(network=float("inf"), blocks_host=blocks_host))
+    assert time.communication_seconds == 0
+    assert time.exposed_communication_seconds == 0
+    if blocks_host:
+        assert time.step_seconds == pytest.approx(time.compute_seconds)
+
+
+@simulating
+@given(setups())
+def test_a_middle_block_stands_for_the_others(drawn: tuple[ModelShape, TrainSetup]) -> None:
+    """Twelve layers of which six are simulated issue what twelve simulated ones do."""
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    from fsdp_bench.replay.schedule import _recorded, repeated
+
+    deep = ModelShape(**{f: getattr(shape, f) for f in ModelShape.__struct_fields__} | {"num_hidden_layers": 12})
+    everything = _recorded(deep, setup, CUDA, 12)
+    assert everything is not None
+    stretched = [action.work for action in issued(deep, setup, CUDA) if action.work is not None]
+    whole = [action.work for action in repeated(everything, 0) if action.work is not None]
+    assert stretched == whole
+
+
+@simulating
+@given(setups())
+def test_every_collective_is_on_the_timeline(drawn: tuple[ModelShape, TrainSetup]) -> None:
+    """What traffic.py counts, which equals measured trials, is what the timeline sends."""
+    from fsdp_bench.replay.traffic import collectives_of
+
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    sent = [(one.kind, one.group, one.num_bytes) for one in collectives_of(shape, setup) for _ in range(one.times)]
+    actions = issued(shape, setup, CUDA)
+    on_timeline = [
+        (a.work.name, a.work.group, a.work.num_bytes) for a in actions if a.do in (Do.SEND, Do.START) and a.work
+    ]
+    assert sorted(sent) == sorted(on_timeline)
+
+
+def test_the_rate_limiter_keeps_the_host_two_units_ahead() -> None:
+    """Without it all of forward's all-gathers may run at once ahead; with it the third waits for the first's end."""
+    timeline = Timeline()
+    for unit in range(3):
+        if unit == 2:
+            timeline.host_wait("free")
+        timeline.send("all_gather", "shard", 1, Stream.ALL_GATHER)
+        timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
+        timeline.run("aten::mul", 10, 4)
+        timeline.record(Stream.COMPUTE, "free")
+    time = replay(timeline.actions, Plain(memory=1.0, network=1.0), with_spans=True)
+    gathers = [(span.begin, span.end) for span in time.spans if span.kind == "collective"]
+    # unit 0 gathers in 0..1 and computes in 1..11; the third gather is issued at 11.
+    assert gathers == [(0.0, 1.0), (1.0, 2.0), (11.0, 12.0)]
+    assert time.step_seconds == 31.0
+    assert time.exposed_communication_seconds == 1.0
+
+
+def test_a_communicator_runs_one_collective_at_a_time() -> None:
+    """Two streams of one group queue; of two groups they do not."""
+    for group, end in (("shard", 2.0), ("replicate", 1.0)):
+        timeline = Timeline()
+        timeline.send("all_gather", "shard", 1, Stream.ALL_GATHER)
+        timeline.send("all_reduce", group, 1, Stream.ALL_REDUCE)
+        assert replay(timeline.actions, Plain(network=1.0)).step_seconds == end
+
+
+def test_prefetching_hides_the_next_all_gather() -> None:
+    """FSDP's backward prefetch overlaps; without it each unit's all-gather is exposed where the host runs no ahead."""
+    shape = loader.model("Llama-2-7B").shape()
+    cluster = _cluster(2)
+    setup = TrainSetup(world_size=16, sequence_length=2048, precision=Precision("fp32", "bf16", "fp32"))
+    time = speed(shape, setup, cluster).time
+    assert time.exposed_communication_seconds is not None
+    assert time.communication_seconds is not None
+    assert time.exposed_communication_seconds < 0.6 * time.communication_seconds
+
+
+def test_host_bound_steps_take_what_the_host_needs() -> None:
+    """A host that needs a millisecond for each operator decides the step's time."""
+    shape = ModelShape(
+        name="small", family=Family.GPT2, num_hidden_layers=2, hidden_size=32, num_attention_heads=1,
+        num_key_value_heads=1, intermediate_size=64, vocab_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    setup = TrainSetup(world_size=1, sequence_length=16)
+    actions = list(issued(shape, setup, CUDA))
+    operators = sum(action.do is Do.RUN for action in actions)
+    time = step_time(shape, setup, CUDA, Plain(launch_seconds=1e-3))
+    assert time.step_seconds == pytest.approx(operators * 1e-3, rel=0.01)
+
+
+def test_on_a_cpu_everything_is_one_after_another() -> None:
+    """No stream runs beside the host; all communication of FSDP is exposed."""
+    shape = loader.model("gpt2").shape()
+    setup = TrainSetup(world_size=2, sequence_length=64)
+    time = step_time(shape, setup, CPU_GLOO, Plain(blocks_host=True))
+    assert time.exposed_communication_seconds == pytest.approx(time.communication_seconds)
+    assert time.step_seconds == pytest.approx(time.compute_seconds + time.communication_seconds)
+
+
+def test_flops_of_products_are_those_of_the_model() -> None:
+    """Forward, the inputs' gradients and the weights' gradients: three times the forward's matrix products."""
+    shape = loader.model("Llama-3-8B").shape()
+    setup = TrainSetup(world_size=1, sequence_length=1024, precision=Precision("bf16", "bf16", "bf16"))
+    flops = sum(
+        2.0 * a.work.dims[0] * a.work.dims[1] * a.work.dims[2]
+        for a in issued(shape, setup, CUDA)
+        if a.work is not None and a.work.is_product
+    )
+    keys = 4 * (1025 / 2) * shape.hidden_size * shape.num_hidden_layers
+    counted = 1024 * (shape.model_flops_per_token(1024) - 3 * keys)
+    assert flops == pytest.approx(counted, rel=1e-12)
+
+
+def test_full_checkpointing_runs_forward_again() -> None:
+    """By as many FLOPs as spec/model.py counts."""
+    shape = loader.model("Llama-3-8B").shape()
+    flops = {}
+    for checkpointing in (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL):
+        setup = TrainSetup(world_size=1, sequence_length=1024, checkpointing=checkpointing)
+        flops[checkpointing] = sum(
+            2.0 * a.work.dims[0] * a.work.dims[1] * a.work.dims[2]
+            for a in issued(shape, setup, CUDA)
+            if a.work is not None and a.work.is_product
+        )
+    assert flops[Checkpointing.SELECTIVE] == flops[Checkpointing.NONE]
+    more = 1024 * (shape.hardware_flops_per_token(1024, Checkpointing.FULL) - shape.model_flops_per_token(1024))
+    attention = 4 * (1025 / 2) * shape.hidden_size * shape.num_hidden_layers * 1024
+    assert flops[Checkpointing.FULL] - flops[Checkpointing.NONE] == pytest.approx(more - attention, rel=1e-12)
+
+
+def test_tiles_at_the_edge_are_counted_whole() -> None:
+    """One row more than a tile needs a second one; a last wave of few tiles leaves the other processors idle."""
+    assert tile_share(128 * 108, 256, 108) == 1.0
+    assert tile_share(129, 256, None) == 1.0
+    assert tile_share(128, 128, 108) == pytest.approx(1 / 108)
+    # 109 tiles of 128 x 256 would need two waves, half full; as 218 of 128 x 128 they need three, two thirds full.
+    assert tile_share(128 * 109, 256, 108) == pytest.approx(218 / 324)
+
+
+def test_attention_above_the_diagonal_is_skipped_tile_by_tile() -> None:
+    """Two tiles a side: three of four are computed."""
+    one = 2 * 2 * 128 * 128 * 64.0
+    assert attention_flops((1, 1, 1, 128, 64), False) == one
+    assert attention_flops((1, 1, 1, 256, 64), False) == 3 * one
+    assert attention_flops((2, 3, 1, 256, 64), True) == 6 * 3 * one * 5 / 2
+
+
+def _cluster(nodes: int) -> Cluster:
+    server = loader.server("p5.48xlarge")
+    return Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+
+
+def test_unknown_links_leave_the_step_unknown_and_say_so() -> None:
+    """A GPU alone has no links: what computes is known, the step of several ranks is not."""
+    shape, gpu = loader.model("gpt2").shape(), loader.gpu("H100-SXM")
+    alone = speed(shape, TrainSetup(world_size=1, sequence_length=64), gpu)
+    assert alone.mfu is not None
+    several = speed(shape, TrainSetup(world_size=2, sequence_length=64), gpu)
+    assert several.mfu is None
+    assert several.time.compute_seconds is not None
+    assert "all_gather (shard)" in several.time.unknown
+
+
+def test_more_nodes_expose_no_less() -> None:
+    """A slower link between nodes can only cost."""
+    shape = loader.model("Llama-2-7B").shape()
+    shares = []
+    for nodes in (1, 2, 8):
+        setup = TrainSetup(world_size=8 * nodes, sequence_length=2048, precision=Precision("fp32", "bf16", "fp32"))
+        time = speed(shape, setup, _cluster(nodes)).time
+        assert time.communication_seconds is not None
+        shares.append(time.communication_seconds)
+    assert shares == sorted(shares)

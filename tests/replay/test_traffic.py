@@ -1,0 +1,145 @@
+"""What a step sends: against what real ranks and measured trials were seen to send, and the ratios that must hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.rates.collectives import collective_seconds, groups_of
+from fsdp_bench.rates.datasheet import datasheet
+from fsdp_bench.replay.traffic import Traffic, collectives_of, traffic
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.sweep.results.store import read_records
+from tests.simulate.test_step import shape
+from tests.train.measuring.test_silent_world import CASES, count_with_peers
+from tests.train.ranks import run_ranks
+from tests.train.training import LLAMA, S, setup_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+SMALL = {
+    **CASES,
+    4: [
+        *CASES[4],
+        *(
+            setup_of(4, api=api, strategy=strategy, precision=Precision.parse("fp16-mixed"), max_grad_norm=1.0)
+            for api in Api
+            for strategy in (S.HYBRID_SHARD, S.FULL_SHARD)
+        ),
+        setup_of(4, api=Api.FSDP1, wrap=Wrap.NONE),
+        setup_of(4, api=Api.FSDP2, strategy=S.FULL_SHARD, checkpointing=Checkpointing.SELECTIVE),
+    ],
+}
+
+
+def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+    """Calls, bytes and group sizes by kind, as tests/train/measuring/test_silent_world.py counts them."""
+    found: dict[str, list[Traffic]] = {}
+    for one in traffic(collectives_of(model, setup, KERNELS["cpu"]), setup):
+        found.setdefault(one.kind, []).append(one)
+    return {
+        kind: (
+            sum(one.calls for one in several),
+            sum(one.message_bytes for one in several),
+            tuple(sorted({one.group_size for one in several})),
+        )
+        for kind, several in found.items()
+    }
+
+
+@pytest.mark.parametrize("world_size", list(SMALL))
+def test_real_ranks_send_what_is_predicted(world_size: int, tmp_path: Path) -> None:
+    for rank in run_ranks(world_size, tmp_path, count_with_peers, SMALL[world_size]):
+        for setup, (counted, _) in zip(SMALL[world_size], rank, strict=True):
+            assert sent(LLAMA, setup) == counted, setup
+
+
+MEASURED = [
+    record
+    for record in read_records(RESULTS / "xeon-2-cores" / "cpu")
+    if any(rank.communication for rank in record.ranks)
+]
+
+
+@pytest.mark.parametrize("record", MEASURED, ids=lambda record: record.id)
+def test_the_committed_trials_sent_what_is_predicted(record: TrialRecord) -> None:
+    for reading in (reading for rank in record.ranks for reading in rank.communication):
+        counted = {one.kind: (one.calls, one.message_bytes, (one.group_size,)) for one in reading.collectives}
+        assert sent(record.model, record.setup) == counted
+
+
+def test_there_are_committed_trials() -> None:
+    assert len(MEASURED) == 54
+
+
+def bus_bytes(model: ModelShape, setup: TrainSetup, group: str | None = None) -> float:
+    """What each rank's link carries in a step."""
+    return sum(
+        one.message_bytes * (one.group_size - 1) / one.group_size * (2 if one.kind == "all_reduce" else 1)
+        for one in traffic(collectives_of(model, setup), setup)
+        if group is None or one.group == group
+    )
+
+
+def of(strategy: ShardingStrategy, world_size: int = 8, **fields: object) -> TrainSetup:
+    return TrainSetup(strategy=strategy, world_size=world_size, sequence_length=128, **fields)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 24))
+def test_full_shard_moves_its_blocks_three_times_and_its_root_twice(layers: int) -> None:
+    """In fp32: a gather in forward, one in backward, a scatter. SHARD_GRAD_OP and NO_SHARD move everything twice.
+
+    The ratio is 3/2 of the blocks' part, so it goes to 3/2 with the depth; the root stays gathered through the step.
+    """
+    model = shape(num_hidden_layers=layers)
+    blocks = 4 * 7 / 8 * layers * model.num_block_parameters
+    root = 4 * 7 / 8 * model.num_root_parameters
+    moved = {strategy: bus_bytes(model, of(strategy)) for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)}
+    assert moved[S.FULL_SHARD] == pytest.approx(3 * blocks + 2 * root, rel=1e-3)  # padding
+    assert moved[S.SHARD_GRAD_OP] == pytest.approx(2 * (blocks + root), rel=1e-3)
+    assert moved[S.NO_SHARD] == pytest.approx(2 * (blocks + root), rel=1e-3)
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_a_hybrid_moves_only_gradients_between_its_groups(api: Api) -> None:
+    model = shape(num_hidden_layers=4)
+    setup = of(S.HYBRID_SHARD, 16, shard_size=8, api=api)
+    between = [one for one in traffic(collectives_of(model, setup), setup) if one.group == "replicate"]
+    assert [(one.kind, one.group_size) for one in between] == [("all_reduce", 2)]
+    assert between[0].message_bytes == pytest.approx(4 * model.num_parameters / 8, rel=1e-2)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@given(steps=st.integers(1, 9), synced=st.booleans())
+def test_every_micro_batch_gathers_and_reduces_only_where_it_is_told_to(api: Api, steps: int, synced: bool) -> None:
+    model = shape(num_hidden_layers=3)
+    once = sent(model, of(S.FULL_SHARD, api=api))
+    setup = of(S.FULL_SHARD, api=api, gradient_accumulation_steps=steps, sync_every_micro_batch=synced)
+    many = sent(model, setup)
+    assert many["all_gather"][0] == steps * once["all_gather"][0]
+    assert many["reduce_scatter"][:2] == tuple((steps if synced else 1) * count for count in once["reduce_scatter"][:2])
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert collectives_of(shape(num_hidden_layers=2), of(S.FULL_SHARD, 1)) == []
+
+
+def test_its_time_is_that_of_its_collectives_one_after_another() -> None:
+    server = BUILT_IN.server("DGX-A100")
+    cluster = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
+    setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)
+    issued, groups = collectives_of(shape(num_hidden_layers=4), setup), groups_of(cluster, setup)
+    wirings = {"shard": groups.shard, "replicate": groups.replicate}
+    each = [(one.times, collective_seconds(one.kind, one.num_bytes, wirings[one.group])) for one in issued]  # type: ignore[arg-type]
+    assert {times for times, _ in each} == {1, 3}  # five micro-batches: the first, the last, and three alike
+    rates = datasheet(cluster, cluster.gpu, setup, groups)
+    total = sum(one.seconds or 0.0 for one in traffic(issued, setup, rates))
+    assert total == pytest.approx(sum(times * seconds for times, seconds in each))
+    assert all(one.seconds is None for one in traffic(issued, setup))

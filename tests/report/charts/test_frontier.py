@@ -1,0 +1,102 @@
+"""The pictures of a frontier sweep, from the committed record of one on two cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from fsdp_bench.report.charts.frontier import draw_frontier, picture
+from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, figure
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
+from fsdp_bench.spec.setup import Checkpointing, Precision
+from fsdp_bench.sweep.results.store import read_frontier_of
+from tests.conftest import run_command
+from tests.report.charts.pictures import assert_is_a_slide
+
+SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
+
+
+def record() -> FrontierRecord:
+    found = read_frontier_of(SWEEP)
+    assert found is not None
+    return found
+
+
+def cells_of(world: int) -> list[FrontierCell]:
+    return [cell for cell in record().cells if cell.setup.world_size == world]
+
+
+def bars_of(cells: list[FrontierCell]) -> list[MaxSizeBar]:
+    (panel,) = picture(record(), cells).panels
+    return list(panel.bars)
+
+
+def test_every_bar_is_what_was_measured_and_its_mark_what_was_predicted() -> None:
+    cells = cells_of(2)
+    bars = bars_of(cells)
+    assert len(bars) == len(cells) == 30
+    told = sorted((bar.group, bar.value, bar.predicted) for bar in bars)
+    expected = []
+    for cell in cells:
+        assert cell.measured is not None
+        assert cell.predicted is not None
+        expected.append((cell.setup.strategy.value, cell.measured.fits, cell.predicted.fits))
+    assert told == sorted(expected)
+    assert {bar.source for bar in bars} == {MEASURED}
+    assert len({(bar.group, bar.labels) for bar in bars}) == 30
+
+
+def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -> None:
+    cell = cells_of(2)[0]
+    assert cell.predicted is not None
+    assert cell.measured is not None
+    other = replace(cell, predicted=replace(cell.predicted, fits=cell.measured.fits * 11 // 10), steps_apart=-1)
+    texts = [text.get_text() for axes in figure(picture(record(), [other])).axes for text in axes.texts]
+    assert any("+10.0%" in text for text in texts)
+    texts = [text.get_text() for axes in figure(picture(record(), [cell])).axes for text in axes.texts]
+    assert any(text.endswith("0%") and "+" not in text for text in texts)
+
+
+def test_what_was_not_found_has_a_word_in_place_of_a_bar_and_its_reason_below() -> None:
+    cell = cells_of(2)[0]
+    assert cell.measured is not None
+    crashed = replace(cell, status="unknown", reason="llama-12M crashed: a reason", measured=None, steps_apart=None)
+    (bar,) = bars_of([crashed])
+    assert (bar.value, bar.note) == (None, UNKNOWN)
+    assert picture(record(), [crashed]).notes == ("unknown: llama-12M crashed: a reason",)
+    (bar,) = bars_of([replace(cell, measured=replace(cell.measured, fits=0, runs=0))])
+    assert (bar.value, bar.note) == (None, NONE_FITS)
+
+
+def test_conditions_are_printed() -> None:
+    words = " ".join(picture(record(), cells_of(2)).conditions)
+    for word in ("256.0 MiB", "gloo", "vocabulary 4096", "2 ranks", "adamw-foreach", "30 of 30 cells"):
+        assert word in words
+
+
+def test_cells_on_other_worlds_have_a_picture_of_their_own(tmp_path: Path) -> None:
+    names = [path.name for path in draw_frontier(record(), tmp_path)]
+    assert names == ["max-size-2-ranks.png", "max-size-4-ranks.png"]
+    for name in names:
+        assert_is_a_slide(tmp_path / name)
+
+
+def test_more_cells_than_a_picture_shows_are_split_by_api(tmp_path: Path) -> None:
+    cells = cells_of(4)
+    many = []
+    for checkpointing in Checkpointing:
+        for precision in ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed"):
+            for cell in cells:
+                setup = replace(cell.setup, checkpointing=checkpointing, precision=Precision.parse(precision))
+                many.append(replace(cell, setup=setup))
+    unique = list({(str(cell.setup), cell.setup.api): cell for cell in many}.values())
+    assert len(unique) > MOST_BARS
+    names = [path.name for path in draw_frontier(replace(record(), cells=tuple(unique)), tmp_path)]
+    assert names == ["max-size-fsdp1.png", "max-size-fsdp2.png"]
+
+
+def test_chart_draws_a_frontier_sweep(tmp_path: Path) -> None:
+    done = run_command("chart", SWEEP, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [Path(line).name for line in done.stdout.splitlines()] == ["max-size-2-ranks.png", "max-size-4-ranks.png"]

@@ -1,0 +1,410 @@
+"""What pictures say: stacks that add up, failures that are no successes, conditions that are complete."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts.axis import broken, lay_out
+from fsdp_bench.report.charts.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
+from fsdp_bench.report.charts.measured import bars, draw_all, text_width
+from fsdp_bench.report.charts.slides import MAX_BARS, Slide, slides
+from fsdp_bench.report.measured.tables import print_table
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.record import (
+    SCHEMA_VERSION,
+    CommunicationReading,
+    Failure,
+    MemoryReading,
+    Outcome,
+    RankReport,
+    RunPlan,
+    TrialRecord,
+)
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.results.store import machine_description, sweep_folders
+from tests.conftest import run_command
+
+MODEL = rung(Family.LLAMA, 10**9)
+GIB = 1024**3
+NAMES = {"cuda": "NVIDIA H100 80GB HBM3", "cpu": "x86_64"}
+replace = msgspec.structs.replace
+
+
+def record(outcome: Outcome = Outcome.OK, device: str = "cuda", retries: int = 0, **setup: object) -> TrialRecord:
+    made = TrainSetup(**({"world_size": 2, "sequence_length": 2048, "micro_batch_size": 3} | setup))  # type: ignore[arg-type]
+    memory = MemoryReading(
+        peak_allocated_bytes=10 * GIB,
+        peak_phase="backward",
+        phases={"backward": 10 * GIB},
+        num_alloc_retries=retries,
+        parameters_bytes=2 * GIB,
+        optimizer_state_bytes=4 * GIB,
+    )
+    ranks = tuple(
+        RankReport(
+            rank=rank,
+            outcome=outcome,
+            device_name=NAMES.get(device, "unknown"),
+            memory=memory,
+            step_seconds=(1.0 + rank, 2.0, 4.0),
+            communication=(CommunicationReading(step_seconds=2.0, total_seconds=0.5, exposed_seconds=0.2),),
+            environment={"torch": "2.99"},
+        )
+        for rank in range(2)
+    )
+    return TrialRecord(
+        schema_version=SCHEMA_VERSION,
+        id="0" * 12,
+        sweep="s",
+        source="measured",
+        device=device,  # type: ignore[arg-type]
+        model=MODEL,
+        num_parameters=MODEL.num_parameters,
+        setup=made,
+        effective_strategy=made.strategy.value,
+        run=RunPlan(),
+        outcome=outcome,
+        ranks=ranks,
+        started_at="2026-01-01T00:00:00+00:00",
+        wall_seconds=1.0,
+    )
+
+
+FAILED = [Outcome.OOM_GPU, Outcome.OOM_HOST, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.SKIPPED]
+
+
+def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None) -> TrialRecord:
+    """One rank ran out; its peer was stopped."""
+    outcome = Outcome.OOM_GPU if limit == "device" else Outcome.OOM_HOST
+    made = record(outcome, device)
+    failure = Failure(message="out", phase="backward", at=1.0, limit=limit)
+    ranks = (replace(made.ranks[0], failure=failure), replace(made.ranks[1], outcome=Outcome.CRASHED))
+    return replace(made, ranks=ranks, run=plan or RunPlan())
+
+
+def drawn(slide: Slide) -> list[TrialRecord]:
+    return [slot.record for group in slide.groups for slot in group.slots]
+
+
+def grid(**fields: list[object]) -> list[TrialRecord]:
+    return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]  # type: ignore[arg-type]
+
+
+def test_a_stack_adds_up_to_the_peak() -> None:
+    bar = memory_bar(record())
+    assert bar.total == 10 * GIB
+    assert bar.pieces == ((bars.STORED, 2 * GIB), (bars.OPTIMIZER, 4 * GIB), (bars.REST, 4 * GIB))
+
+
+def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
+    made = record()
+    worse = MemoryReading(peak_allocated_bytes=11 * GIB, peak_phase="optimizer", phases={})
+    bar = memory_bar(replace(made, ranks=(made.ranks[0], replace(made.ranks[1], memory=worse))))
+    assert (bar.total, bar.words) == (11 * GIB, ("optimizer",))
+
+
+def test_what_is_offloaded_is_not_stacked_as_if_it_were_on_the_device() -> None:
+    assert memory_bar(record(offload=Offload.PARAMS)).pieces == ((bars.WHOLE, 10 * GIB),)
+    on_cpu = memory_bar(record(device="cpu", offload=Offload.PARAMS, api=Api.FSDP2))
+    assert len(on_cpu.pieces) == 3  # there both memories are one
+
+
+def test_a_peak_below_what_is_stored_is_not_taken_apart() -> None:
+    made = record()
+    assert made.ranks[0].memory is not None
+    small = replace(made.ranks[0].memory, peak_allocated_bytes=5 * GIB)
+    bar = memory_bar(replace(made, ranks=(replace(made.ranks[0], memory=small),)))
+    assert bar.pieces == ((bars.WHOLE, 5 * GIB),)
+
+
+@pytest.mark.parametrize("outcome", FAILED)
+def test_a_trial_that_did_not_end_ok_is_a_word_and_never_a_success(outcome: Outcome) -> None:
+    failed = record(outcome)
+    for bar in (memory_bar(failed), throughput_bar(failed), communication_bar(failed)):
+        assert not bar.succeeded
+        assert bar.words == (ended(failed),)
+        assert not bar.pieces  # what was measured until then is not drawn
+        assert bar.spread is None
+
+
+def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough() -> None:
+    card = gpu_by_product_name(NAMES["cuda"])
+    assert card is not None
+    assert exceeded_limit(out_of_memory("device")) == card.nvml_total_bytes
+    limited = out_of_memory("budget", "cpu", RunPlan(memory_limit_bytes=24 * GIB))
+    bar = memory_bar(limited)
+    assert (bar.succeeded, bar.pieces, bar.words) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
+    assert throughput_bar(limited).pieces == ()
+
+
+def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() -> None:
+    bar = memory_bar(out_of_memory("host", plan=RunPlan(memory_limit_bytes=24 * GIB)))
+    assert (bar.pieces, bar.words) == ((), ("OOM (host)",))
+
+
+def test_an_unknown_value_is_said_to_be_unknown() -> None:
+    bare = replace(record(), ranks=())
+    assert [bar(bare).words for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
+
+
+def test_retries_and_suspicion_are_named_on_the_bar() -> None:
+    doubtful = replace(record(retries=1), suspect=("another process",))
+    assert memory_bar(doubtful).words == ("backward", "retries", "suspect")
+    assert memory_bar(record()).words == ("backward",)
+
+
+def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
+    # Steps take max(1, 2), max(2, 2) and max(4, 4) seconds for 3 x 2048 tokens.
+    bar = throughput_bar(record())
+    assert (bar.total, bar.spread) == (3 * 2048 / 2, (3 * 2048 / 4, 3 * 2048 / 2))
+
+
+def test_mfu_is_named_where_the_peak_is_known() -> None:
+    known = replace(record(), peak_flops_per_second=1e15)
+    assert known.mfu is not None
+    assert throughput_bar(known).words == (f"MFU {known.mfu:.0%}",)
+    assert throughput_bar(record()).words == ()
+
+
+def test_exposed_and_overlapped_add_up_to_the_total() -> None:
+    bar = communication_bar(record())
+    assert dict(bar.pieces) == pytest.approx({bars.EXPOSED: 0.2, bars.OVERLAPPED: 0.3})
+    assert bar.words == ("40%",)
+
+
+@pytest.mark.parametrize(("device", "named"), [("cuda", "NVIDIA H100 80GB HBM3"), ("cpu", "CPU, gloo")])
+def test_conditions_name_everything_that_a_reader_needs(device: str, named: str) -> None:
+    both = [record(device=device), record(device=device, strategy=ShardingStrategy.NO_SHARD)]
+    (slide,) = slides(both, "the machine")
+    for fact in (
+        "source: measured", "machine: the machine", f"device: {named}", "torch 2.99", f"model: {MODEL.describe()}",
+        "world size 2", "precision fp32", "batch per rank 3", "sequence length 2048", "optimizer adamw-foreach",
+        "api fsdp1", "checkpointing none", "offload none", "3 measured steps after 2 warm-up, 1 profiled",
+    ):  # fmt: skip
+        assert fact in slide.conditions
+
+
+@pytest.mark.parametrize(("hardware", "named"), [("cuda", "one GPU as rank 0"), ("cpu", "one process as rank 0")])
+def test_rank_0_alone_is_named_and_its_steps_are_said_to_be_without_communication(
+    hardware: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = replace(record(device=hardware), device="emulated", emulated_on=hardware)
+    (slide,) = slides([alone], "two machines")
+    assert any(named in condition and "(emulated)" in condition for condition in slide.conditions)
+    print_table([alone], Console())
+    printed = capsys.readouterr().out
+    assert "2 emulated" in printed
+    assert "without communication" in printed
+
+
+def test_an_option_that_is_not_the_default_is_a_condition() -> None:
+    (slide,) = slides([record(gradient_accumulation_steps=4, forward_prefetch=True)], "m")
+    assert {"accumulate 4", "forward prefetch yes"} <= set(slide.conditions)
+    (slide,) = slides([record()], "m")
+    assert not any("prefetch" in condition for condition in slide.conditions)
+
+
+def test_what_varies_is_a_level_of_labels_and_listed_in_the_conditions() -> None:
+    (slide,) = slides(grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m")
+    assert slide.levels == ("precision", "api")
+    labels = [slot.labels for slot in slide.groups[0].slots]
+    assert labels == [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")]
+    assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(slide.conditions)
+
+
+def test_strategies_stand_in_one_order() -> None:
+    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4]), "m")
+    headers = [group.header for group in slide.groups]
+    assert headers == ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"]
+
+
+def test_sizes_of_shard_groups_are_told_apart() -> None:
+    (slide,) = slides(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
+    assert slide.levels == ("shard group",)
+    assert [slot.labels for slot in slide.groups[0].slots] == [("2",), ("4",)]
+
+
+def test_a_strategy_that_ran_as_another_says_so() -> None:
+    changed = replace(record(), effective_strategy="NO_SHARD")
+    (slide,) = slides([changed, record(api=Api.FSDP2)], "m")
+    assert [group.header for group in slide.groups] == ["FULL_SHARD", "FULL_SHARD\n(ran NO_SHARD)"]
+
+
+def test_skipped_trials_are_named_with_their_reason() -> None:
+    skipped = [
+        replace(record(Outcome.SKIPPED, strategy=ShardingStrategy.HYBRID_SHARD, api=api), reason="too few", ranks=())
+        for api in Api
+    ]
+    (slide,) = slides([record(), *skipped], "m")
+    assert [group.collapsed for group in slide.groups] == [False, True]
+    assert slide.notes == ("2 skipped: too few",)
+    assert not any("shard group" in condition for condition in slide.conditions)  # none ran
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record(device="cpu"),
+        replace(record(), run=RunPlan(steps=7)),
+        replace(record(), ranks=(replace(record().ranks[0], environment={"torch": "3.0"}),)),
+        replace(record(), ranks=(replace(record().ranks[0], device_name="NVIDIA L4"),)),
+    ],
+    ids=["device", "run", "torch", "gpu"],
+)
+def test_what_cannot_be_compared_never_shares_a_picture(other: TrialRecord) -> None:
+    made = slides([record(), other], "m")
+    assert [len(drawn(slide)) for slide in made] == [1, 1]
+    assert len({slide.suffix for slide in made}) == 2
+
+
+def test_a_trial_that_could_not_say_where_it_ran_joins_its_kind() -> None:
+    crashed = replace(record(Outcome.CRASHED, api=Api.FSDP2), ranks=())
+    (slide,) = slides([crashed, record()], "m")
+    assert len(drawn(slide)) == 2
+    assert "torch 2.99" in slide.conditions
+
+
+def test_a_dry_run_is_not_drawn_as_measured(tmp_path: Path) -> None:
+    assert draw_all([record(device="fake")], tmp_path, "m") == []
+
+
+def test_too_many_bars_become_several_pictures_and_none_is_lost() -> None:
+    many = grid(
+        strategy=list(ShardingStrategy),
+        world_size=[4, 8],
+        api=list(Api),
+        precision=[Precision.parse(name) for name in ("fp32", "bf16-mixed", "bf16-true")],
+        checkpointing=list(Checkpointing),
+    )
+    made = slides(many, "m")
+    assert len({slide.suffix for slide in made}) == len(made) > 1
+    shown = [found for slide in made for found in drawn(slide)]
+    assert len(shown) == len(many) == len({id(found) for found in shown})
+    assert max(len(drawn(slide)) for slide in made) <= MAX_BARS
+    assert all("4 ranks" in slide.subtitle or "8 ranks" in slide.subtitle for slide in made)
+
+
+def test_trials_without_any_difference_are_all_drawn() -> None:
+    made = slides([record() for _ in range(MAX_BARS + 1)], "m")
+    assert sorted(len(drawn(slide)) for slide in made) == [1, MAX_BARS]
+    assert len({slide.suffix for slide in made}) == 2
+
+
+def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
+    sizes = [rung(Family.LLAMA, count) for count in (10**7, 10**8, 10**9)]
+    few = [replace(record(), model=size) for size in sizes]
+    (slide,) = slides(few, "m")
+    assert slide.levels == ("model",)
+    for size in sizes:
+        assert any(size.describe() in condition for condition in slide.conditions)
+
+
+def test_labels_lie_inside_the_picture_and_do_not_overlap() -> None:
+    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4], api=list(Api)), "m")
+    layout = lay_out(slide.groups, slide.levels, 1400, 130, text_width)
+    assert len(layout.places) == 10
+    by_row: dict[float, list[tuple[float, float]]] = {}
+    for label in layout.labels:
+        assert label.top < layout.depth
+        if not label.title and not label.rotated:
+            longest = max(text_width(line, 12.5 if label.bold else 11.0, label.bold) for line in label.text.split("\n"))
+            half, middle = longest / 2 * layout.span / 1400, (label.start + label.end) / 2
+            by_row.setdefault(label.top, []).append((middle - half, middle + half))
+    for row in by_row.values():
+        assert row[0][0] >= 0
+        assert row[-1][1] <= layout.span
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(sorted(row)))
+
+
+def test_long_words_break_after_hyphens_where_they_must() -> None:
+    def width(text: str, size: float, bold: bool) -> float:
+        return 10.0 * len(text)
+
+    assert broken("bf16-mixed-bf16-reduce", 110, width).split("\n") == ["bf16-mixed-", "bf16-reduce"]
+    assert broken("bf16-mixed-bf16-reduce", 220, width) == "bf16-mixed-bf16-reduce"
+    assert broken("fp32", 1, width) == "fp32"
+
+
+def test_pictures_are_pngs_of_slide_size(tmp_path: Path) -> None:
+    doubtful = replace(record(api=Api.FSDP2, retries=1), suspect=("x " * 400,))
+    paths = draw_all([doubtful, record(), out_of_memory("device")], tmp_path, "m")
+    assert [path.name for path in paths] == ["peak-memory.png", "throughput.png", "communication.png"]
+    for path in paths:
+        data = path.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1600, 900)
+
+
+def test_devices_land_in_different_files(tmp_path: Path) -> None:
+    paths = draw_all([record(), record(device="cpu")], tmp_path, "m")
+    assert {path.name for path in paths} == {
+        f"{chart}-{device}.png" for chart in ("peak-memory", "throughput", "communication") for device in NAMES
+    }
+
+
+def test_a_sweep_that_only_ran_out_of_memory_shows_that_and_nothing_else(tmp_path: Path) -> None:
+    assert [path.name for path in draw_all([out_of_memory("device")], tmp_path, "m")] == ["peak-memory.png"]
+
+
+def test_a_world_that_does_not_communicate_has_no_picture_of_it(tmp_path: Path) -> None:
+    silent = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
+    alone = replace(record(), ranks=(replace(record().ranks[0], communication=(silent,)),))
+    assert [path.stem for path in draw_all([alone], tmp_path, "m")] == ["peak-memory", "throughput"]
+
+
+def test_nothing_to_draw_draws_nothing(tmp_path: Path) -> None:
+    assert draw_all([], tmp_path, "m") == []
+    assert draw_all([record(Outcome.SKIPPED), record(Outcome.CRASHED)], tmp_path, "m") == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+
+    skipped = replace(record(Outcome.SKIPPED), reason="excluded: slow", ranks=())
+    suspect = replace(record(retries=2), suspect=("another process (7) was on GPU 0 before the trial",))
+    ran_other = replace(record(), effective_strategy="NO_SHARD")
+    print_table([suspect, ran_other, skipped], Console(width=300))
+    text = capsys.readouterr().out
+    for part in ("ok, with retries", "FULL_SHARD (ran NO_SHARD)", "skipped 1: excluded: slow", "another process (7)"):
+        assert part in text
+    for part in ("10.0 GiB", "backward", "2.0 s", "3,072", MODEL.describe(), "measured"):
+        assert part in text
+    known = replace(record(), peak_flops_per_second=2e14, peak_flops_source="Test GPU fp32: a datasheet, 2024")
+    print_table([known], Console(width=300))
+    assert "dense peak 200 TFLOP/s (Test GPU fp32: a datasheet, 2024)" in capsys.readouterr().out
+    assert "unknown" in text  # MFU: no peak for this GPU
+
+
+def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "peak-memory-old.png").write_text("")
+    (tmp_path / "mine.png").write_text("")
+    drawn = draw_all([record()], tmp_path, "m")
+    assert set(tmp_path.iterdir()) == {*drawn, tmp_path / "mine.png"}
+
+
+def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: Path) -> None:
+    """There the machine is described; several sweeps below are refused, whatever machine they are of."""
+    for machine in ("one", "two"):
+        trials = tmp_path / machine / "s" / "trials"
+        trials.mkdir(parents=True)
+        (trials / f"{record().id}.json").write_bytes(to_json(record()))
+    source = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "cpu" / "machine.json"
+    (tmp_path / "one" / "s" / "machine.json").write_bytes(source.read_bytes())
+    home = tmp_path / "one" / "s"
+    for above in (tmp_path / "one", home, home / "trials"):
+        assert sweep_folders(above) == [home]
+    assert "cores of" in machine_description(home)
+    drawn = run_command("chart", tmp_path / "one")
+    assert drawn.returncode == 0, drawn.stderr
+    assert (home / "peak-memory.png").exists()  # in the sweep's own folder
+    refused = run_command("chart", tmp_path)
+    assert refused.returncode == 2
+    assert f"holds several sweeps; name one: {home}, {tmp_path / 'two' / 's'}" in refused.stderr

@@ -1,0 +1,232 @@
+"""The picture of one step: which moments it shows, and what is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from matplotlib.figure import Figure
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.report.charts import memory_steps as timeline_module
+from fsdp_bench.report.charts import memory_timeline as timeline_chart
+from fsdp_bench.report.charts.canvas import write_figure
+from fsdp_bench.report.charts.memory_steps import CATEGORIES, phases, timeline
+from fsdp_bench.simulate.events import Category, Event, Kind
+from fsdp_bench.simulate.step import BETWEEN_STEPS, Step
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.units import GIB, MIB
+from tests.report.charts.pictures import assert_is_a_slide
+
+TINY = ModelShape(
+    name="tiny",
+    family=Family.LLAMA,
+    num_hidden_layers=4,
+    hidden_size=256,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=512,
+    vocab_size=1024,
+    max_position_embeddings=1024,
+)
+H100 = loader.BUILT_IN.gpu("h100-sxm")
+
+
+def question(strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, **fields: object) -> Question:
+    return Question(TINY, TrainSetup(strategy=strategy, world_size=8, **fields), H100)  # type: ignore[arg-type]
+
+
+def mark(phase: str, block: int = -1) -> Event:
+    return Event(Kind.MARK, block, label=phase)
+
+
+def allocate(number: int, num_bytes: int, category: Category) -> Event:
+    return Event(Kind.ALLOCATE, number, num_bytes, category, label=f"op{number}")
+
+
+def free(number: int, num_bytes: int, category: Category) -> Event:
+    return Event(Kind.FREE, number, num_bytes, category)
+
+
+STEP = [
+    mark("load"),
+    allocate(1, 100, Category.PARAMETERS),
+    mark(BETWEEN_STEPS),
+    allocate(2, 200, Category.OPTIMIZER_STATE),
+    mark("forward"),
+    mark("forward", 0),
+    allocate(3, 10, Category.ACTIVATIONS),
+    mark("loss"),
+    allocate(4, 5, Category.LOGITS),
+    mark("backward", 0),
+    free(4, 5, Category.LOGITS),
+    free(3, 10, Category.ACTIVATIONS),
+    mark("optimizer"),
+    mark(BETWEEN_STEPS),
+    free(2, 200, Category.OPTIMIZER_STATE),
+]
+
+
+def test_a_step_is_its_phases_and_begins_with_what_lies_between_steps() -> None:
+    found = phases(STEP)
+    assert [phase.name for phase in found] == ["forward", "loss", "backward", "optimizer"]
+    assert [[moment.total for moment in phase.moments] for phase in found] == [
+        [300, 310],  # parameters and states were there before
+        [310, 315],
+        [315, 310, 300],
+        [300],
+    ]
+    forward = found[0].moments[1]
+    assert dict(zip(CATEGORIES, forward.live, strict=True)) == {
+        **dict.fromkeys(CATEGORIES, 0),
+        Category.PARAMETERS: 100,
+        Category.OPTIMIZER_STATE: 200,
+        Category.ACTIVATIONS: 10,
+    }
+    assert (forward.block, forward.operator) == (0, "op3")
+
+
+def test_micro_batches_are_phases_of_their_own() -> None:
+    names = [span.name for span in timeline(question(gradient_accumulation_steps=2), 400).spans]
+    assert names == ["forward", "loss", "backward"] * 2 + ["optimizer"]
+
+
+def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [event for number in range(10, 5000) for event in (
+        allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
+    spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
+    events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
+    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step.of(events, 0))
+    found = timeline(question(), 100)
+    assert len(found.columns) < 110
+    assert found.peak.moment.total == 1000
+    assert (found.peak_phase, found.peak.moment.operator) == ("forward", "op9")
+    assert found.num_events > 9000
+
+
+def test_the_axis_is_whole_and_its_phases_can_be_read() -> None:
+    found = timeline(question(), 400, narrowest=0.1)
+    assert found.spans[0].start == 0
+    assert found.spans[-1].end == pytest.approx(1)
+    assert all(left.end == right.start for left, right in zip(found.spans, found.spans[1:], strict=False))
+    assert min(span.end - span.start for span in found.spans) > 0.1 / 1.4
+    places = [column.x for column in found.columns]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD])
+def test_the_picture_and_the_prediction_agree_on_the_peak(api: Api, strategy: ShardingStrategy) -> None:
+    """The picture simulates every block; the prediction three, one of them stretched."""
+    asked = question(strategy, api=api)
+    memory = answer(asked).estimate.memory
+    highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
+    assert timeline(asked, 300).peak.moment.total == memory.phases[highest]
+
+
+def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    path = tmp_path / "step.png"
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
+    pixels = imread(path)
+    assert pixels.shape[:2] == (900, 1600)
+    for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
+        wanted = to_rgb(timeline_chart.STYLES[category][0])
+        close = (abs(pixels[..., :3] - wanted).max(axis=2) < 0.02).sum()
+        assert close > 500, category
+
+
+def test_a_picture_can_be_svg(tmp_path: Path) -> None:
+    path = tmp_path / "step.svg"
+    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
+    assert_is_a_slide(path, "forward", "backward")
+
+
+def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
+    answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
+    refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
+    figure = timeline_chart.timeline_figure(answers, [refused])
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FULL_SHARD: fits", "NO_SHARD: fits"]
+    assert any("impossible: HYBRID_SHARD: " in text.get_text() for text in figure.texts)
+
+
+def test_the_cards_limit_is_drawn_where_it_is() -> None:
+    """tiny has 4 blocks of 655,872 parameters and 524,544 others: 16 bytes each in fp32 is 48 MiB under NO_SHARD."""
+    small = msgspec.structs.replace(H100, usable_memory_bytes=128 * 1024**2)
+    asked = Question(TINY, TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=8), small)
+    (axes,) = timeline_chart.timeline_figure([answer(asked)], []).axes
+    assert any(list(line.get_ydata()) == [128.0, 128.0] for line in axes.lines)  # MiB
+    (axes,) = timeline_chart.timeline_figure([answer(question())], []).axes
+    assert not any(list(line.get_ydata())[:1] == [80 * 1024.0] for line in axes.lines)
+    assert "H100-SXM: 79.2 GiB usable, far above" in legend_of(timeline_chart.timeline_figure([answer(question())], []))
+    assert axes.get_ylim()[1] < 80 * GIB
+
+
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_words_stand_over_the_panels_and_none_covers_a_line() -> None:
+    """In the panel itself only the phases are written, under the axis."""
+    strategies = (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
+    figure = timeline_chart.timeline_figure([answer(question(strategy)) for strategy in strategies], [])
+    figure.canvas.draw()
+    for axes in figure.axes:
+        inside = axes.get_window_extent()
+        assert not any(inside.overlaps(text.get_window_extent()) for text in axes.texts if text.get_text())
+        (over,) = (text.get_text() for text in axes.texts if "peak" in text.get_text())
+        assert over.startswith("\u25bc peak ")
+        assert "; reserved " in over
+    assert "peak reserved" in legend_of(figure)
+
+
+def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> None:
+    """The most memory that is too little without retries, found by steps of 2 MiB, the allocator's own."""
+    strategies = (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD)
+    needed = answer(question(ShardingStrategy.NO_SHARD)).needed_bytes
+    for usable in range(needed - 2 * MIB, needed // 2, -2 * MIB):
+        card = msgspec.structs.replace(H100, usable_memory_bytes=usable)
+        asked = [
+            Question(TINY, TrainSetup(strategy=strategy, world_size=8), card, headroom_bytes=0)
+            for strategy in strategies
+        ]
+        reading = answer(asked[0]).estimate.allocator
+        if reading.num_alloc_retries and reading.out_of_memory is None:
+            break
+    axes, _ = timeline_chart.timeline_figure([answer(one) for one in asked], []).axes
+    assert axes.get_title(loc="left") == "NO_SHARD: runs with retries"
+    assert any("allocation retr" in text.get_text() for text in axes.texts)
+
+
+def test_conditions_are_printed_on_the_picture() -> None:
+    told = " ".join(text.get_text() for text in timeline_chart.timeline_figure([answer(question())], []).texts)
+    for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
+                  "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
+        assert words in told
+
+
+def test_too_many_setups_are_refused() -> None:
+    answers: list[Prediction] = [answer(question())] * 7
+    with pytest.raises(SpecError, match="7 setups are too many"):
+        timeline_chart.timeline_figure(answers, [])
+
+
+def test_what_only_the_first_step_does_is_left_out_unless_the_peak_is_there() -> None:
+    """FSDP1 allocates every unit once before its first forward; here in events by hand, at first below the step."""
+
+    def shown(first: int) -> list[str]:
+        events = [Event(Kind.MARK, -1, label="load"), Event(Kind.MARK, -1, label=BETWEEN_STEPS)]
+        for name, size in (("forward", first), (BETWEEN_STEPS, 1), ("forward", 10), ("backward", 20)):
+            events.append(Event(Kind.MARK, -1, label=name))
+            events += [Event(Kind.ALLOCATE, len(events), size), Event(Kind.FREE, len(events), size)]
+        return [phase.name for phase in timeline_module._shown(phases(events))]
+
+    assert shown(5) == ["forward", "backward"]
+    assert shown(30) == ["first forward", "forward", "backward"]

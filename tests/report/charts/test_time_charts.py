@@ -1,0 +1,165 @@
+"""The pictures of time: what they are made of, and that they are drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.report.charts.scaling import curves, node_counts, scaling_figure
+from fsdp_bench.report.charts.step import _exposed, step_figure
+from fsdp_bench.report.charts.trade_off import Point, frontier, points_of, right_end, trade_off_figure
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.units import GIB
+from tests.conftest import run_command
+from tests.report.charts.pictures import assert_is_a_slide
+
+MIXED = Precision("fp32", "bf16", "fp32")
+
+
+def cluster(nodes: int = 2) -> Cluster:
+    """Return nodes of eight A100."""
+    server = loader.server("p4d.24xlarge")
+    return Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+
+
+points = st.lists(
+    st.builds(
+        Point,
+        name=st.just("setup"),
+        memory_gib=st.integers(1, 20).map(float),
+        tokens=st.integers(1, 20).map(float),
+        fits=st.sampled_from([True, False, None]),
+    ),
+    max_size=12,
+)
+
+
+@given(points)
+def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(given_points: list[Point]) -> None:
+    best = frontier(given_points)
+    assert all(point in given_points and point.fits is not False for point in best)
+    for point in given_points:
+        if point.fits is not False:
+            assert any(one.memory_gib <= point.memory_gib and one.tokens >= point.tokens for one in best)
+    for one in best:
+        assert not any(
+            other.fits is not False
+            and (other.memory_gib, -other.tokens) != (one.memory_gib, -one.tokens)
+            and other.memory_gib <= one.memory_gib
+            and other.tokens >= one.tokens
+            for other in given_points
+        )
+
+
+def test_the_red_stretches_add_up_to_the_exposed_seconds() -> None:
+    setup = TrainSetup(world_size=16, precision=MIXED, sequence_length=512)
+    found = speed(loader.model("gpt2").shape(), setup, cluster(), with_spans=True)
+    red = sum(end - begin for begin, end in _exposed(found.time.spans))
+    assert red == pytest.approx(found.time.exposed_communication_seconds)
+    assert red > 0
+
+
+def test_nodes_double_up_to_the_last() -> None:
+    assert node_counts(1) == (1,)
+    assert node_counts(8) == (1, 2, 4, 8)
+    assert node_counts(12) == (1, 2, 4, 8, 12)
+
+
+def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
+    model = loader.model("gpt2").shape()
+    setups = [
+        TrainSetup(strategy=ShardingStrategy.FULL_SHARD, world_size=32, precision=MIXED),
+        TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=32, shard_size=8, precision=MIXED),
+    ]
+    full, hybrid = curves([Question(model, setup, cluster(4)) for setup in setups])
+    assert full.nodes == hybrid.nodes == (1, 2, 4)
+    assert full.tokens[-1] == speed(model, setups[0], cluster(4)).tokens_per_second_per_gpu
+    assert hybrid.tokens[0] is None  # one node has one shard group
+    assert hybrid.tokens[-1] == speed(model, setups[1], cluster(4)).tokens_per_second_per_gpu
+
+
+def test_points_of_a_curve_that_do_not_fit_are_hollow_and_named() -> None:
+    """gpt2-xl in fp32 on cards of 8 GiB: 16 bytes of 1.56e9 parameters, over 8 GPUs 3.1 GB, over one 25 GB."""
+    small = msgspec.structs.replace(loader.gpu("A100-SXM-40GB"), usable_memory_bytes=8 * GIB)
+    nodes = msgspec.structs.replace(cluster(4), gpu=small)
+    names = (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
+    setups = [TrainSetup(strategy=name, world_size=32, sequence_length=128) for name in names]
+    questions = [Question(loader.model("gpt2-xl").shape(), setup, nodes) for setup in setups]
+    full, whole = curves(questions)
+    assert (full.fits[-1], whole.fits) == (True, (False,) * 3)
+    figure = scaling_figure(questions)
+    told = " ".join(text.get_text() for text in figure.texts)
+    assert "hollow: predicted not to fit in memory" in told
+    (axes,) = figure.axes
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == full.fits.count(False) + 3
+    assert any(text.get_text().endswith("does not fit") for text in axes.texts)
+
+
+def test_every_point_of_the_trade_off_is_inside_the_picture() -> None:
+    """An 8B model under NO_SHARD needs twice the card's memory: near enough for the axis."""
+    model, names = loader.model("Llama-3.1-8B").shape(), (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
+    server = loader.server("p5.48xlarge")
+    nodes = Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
+    setups = [TrainSetup(strategy=name, world_size=16, precision=MIXED) for name in names]
+    predictions = [answer(Question(model, setup, nodes)) for setup in setups]
+    figure = trade_off_figure(predictions)
+    (axes,) = figure.axes
+    drawn = points_of(predictions)
+    assert axes.get_xlim()[1] > max(point.memory_gib for point in drawn)
+    assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in drawn)
+    assert "arrows" not in axes.get_xlabel()
+    assert any("2 x p5.48xlarge, 8 x H100-SXM each" in text.get_text() for text in figure.texts)
+    far = Point("far", 1000.0, 1.0, False)
+    assert right_end([Point("near", 40.0, 2.0, True), far], 80.0) < 100
+
+
+def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
+    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))
+    told = [text.get_text() for text in step_figure([question]).texts]
+    assert "casts, divisions" in told
+    assert any("2 x p4d.24xlarge, 8 x A100-SXM-40GB each" in text for text in told)
+
+
+def test_scaling_wants_a_server() -> None:
+    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), loader.gpu("H100-SXM"))
+    with pytest.raises(SpecError, match="no server is named"):
+        curves([question])
+
+
+def test_all_three_are_drawn(tmp_path: Path) -> None:
+    words = ("--model", "gpt2", "--server", "p4d.24xlarge", "--nodes", 2, "--seq", 512, "--precision", "bf16-mixed")
+    names = {"--step-chart": "step.png", "--trade-off": "trade.svg", "--scaling": "scaling.png"}
+    asked = [word for option, name in names.items() for word in (option, tmp_path / name)]
+    done = run_command("predict", *words, "--strategy", "FULL_SHARD,NO_SHARD", *asked)
+    assert done.returncode == 0, done.stderr
+    assert_is_a_slide(tmp_path / "step.png")
+    assert_is_a_slide(tmp_path / "trade.svg", "FULL_SHARD", "NO_SHARD")
+    assert_is_a_slide(tmp_path / "scaling.png")
+
+
+def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
+    alone = ("--model", "gpt2", "--gpu", "A10G", "--world-size", 2)
+    refused = run_command("predict", *alone, "--step-chart", tmp_path / "step.png")
+    assert refused.returncode == 2
+    assert "the step's time is unknown: all_gather (shard)" in refused.stderr
+    one = ("--model", "gpt2", "--server", "p4d.24xlarge")
+    assert (
+        "the time of 1 of 1 setups is known, two are needed"
+        in run_command("predict", *one, "--trade-off", tmp_path / "trade.png").stderr
+    )
+    drawable = (*one, "--strategy", "all", "--trade-off", tmp_path / "trade.png", "--chart", tmp_path / "step.png")
+    alone = (*drawable, "--api", "all", "--scaling", tmp_path / "scaling.png")
+    assert "too many for one picture" in run_command("predict", *alone).stderr
+    without = ("--model", "gpt2", "--gpu", "A10G", "--chart", tmp_path / "step.png", "--scaling", tmp_path / "s.png")
+    assert "no server is named" in run_command("predict", *without).stderr
+    assert not list(tmp_path.iterdir())

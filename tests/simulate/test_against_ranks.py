@@ -1,0 +1,83 @@
+"""Predicted against two and four real gloo ranks, tracked by part 1's worker's own meter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.operators.kernels import CPU_GLOO
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetup
+from fsdp_bench.train.measuring.meters import build_meter
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from tests.train.ranks import run_ranks
+from tests.train.training import ADAMW, CPU, FOUR, SHAPES, TWO, S, attempt, setup_of, wrapped
+
+Cases = dict[str, tuple[Family, TrainSetup]]
+PHASES = ("forward", "loss", "backward", "optimizer")
+
+
+def measured_phases(family: Family, setup: TrainSetup) -> dict[str, int]:
+    """Return this rank's peaks by phase of live tensor bytes, as the worker measures them in its warm-up."""
+    meter = build_meter(CPU, None, compiled=False)
+    model = wrapped(family, setup)
+    training = Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=loss_function(setup.loss),
+        setup=setup,
+        device=CPU,
+        meter=meter,
+        scaler=build_scaler(setup, CPU),
+    )
+    for micro_batches in batches(setup, SHAPES[family].vocab_size, 3, 0, setup.world_size):
+        train_step(training, micro_batches)
+    meter.end_phases()
+    return {phase: meter.reading().phases[phase] for phase in PHASES}
+
+
+def measure_cases(cases: Cases) -> dict[str, dict[str, int] | str]:
+    return {name: attempt(measured_phases, *case) for name, case in cases.items()}
+
+
+def cases_of(world: int) -> Cases:
+    fields = [
+        {"precision": Precision.parse("fp32")},
+        {"precision": Precision.parse("bf16-mixed"), "checkpointing": Checkpointing.FULL},
+        {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False, "max_grad_norm": 1.0},
+        {"checkpointing": Checkpointing.SELECTIVE, "loss": Loss.CHUNKED, "forward_prefetch": True},
+    ]
+    cases: Cases = {}
+    for api, strategy in TWO if world == 2 else FOUR:
+        for index, extra in enumerate(fields):
+            if extra.get("forward_prefetch") and api is Api.FSDP2 and strategy is S.NO_SHARD:
+                continue  # DistributedDataParallel gathers nothing
+            family = list(Family)[index % 2]
+            setup = setup_of(world, api=api, strategy=strategy, **ADAMW, **extra)
+            cases[f"{api.value} {strategy.value} {index}"] = (family, setup)
+    return cases
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_predicted_peaks_are_those_of_real_ranks(world: int, tmp_path: Path) -> None:
+    """Within 1 % in every phase, equal to the byte in nearly all.
+
+    What can differ: gloo's threads hold a finished collective's tensors for a moment. The meter waits for them, but
+    not for ever (train/measuring/meters.py).
+    """
+    cases = cases_of(world)
+    measured = run_ranks(world, tmp_path, measure_cases, cases)[0]
+    equal = 0
+    for name, (family, setup) in cases.items():
+        phases = measured[name]
+        assert not isinstance(phases, str), f"{name}: {phases}"
+        predicted = predict_memory(SHAPES[family], setup, CPU_GLOO).phases
+        for phase in PHASES:
+            assert predicted[phase] == pytest.approx(phases[phase], rel=0.01), f"{name}: {phase}"
+        equal += all(predicted[phase] == phases[phase] for phase in PHASES)
+    assert equal >= 0.8 * len(cases)

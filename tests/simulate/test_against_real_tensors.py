@@ -1,0 +1,147 @@
+"""Predictions and dry runs against real tensors on the CPU, in every phase and while loading, to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.spec.dry_run import DryRunSpec
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.validate.memory import Comparison, compare_with_dry_run
+from fsdp_bench.validate.random_setups import Cell
+
+FP16 = Precision.parse("fp16-mixed")
+
+
+def _cell(rank: int = 0, sizes: dict[str, Any] | None = None, **setup: Any) -> Cell:
+    fields: dict[str, Any] = {"family": Family.LLAMA, "num_hidden_layers": 1, "hidden_size": 16}
+    fields |= {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 31}
+    fields |= {"max_position_embeddings": 16, "tie_word_embeddings": False, **(sizes or {})}
+    model = ModelShape(name="small", **fields)
+    return Cell(model=model, setup=TrainSetup(**{"world_size": 2, "sequence_length": 8, **setup}), rank=rank)
+
+
+CELLS = {
+    "a collective's result is waited for in place": _cell(
+        api=Api.FSDP2, precision=FP16, optimizer=OptimizerKind.ADAMW_FUSED
+    ),
+    "norms of distributed tensors": _cell(api=Api.FSDP2, optimizer=OptimizerKind.SGD, max_grad_norm=1.0),
+    "a root whose parameters are all in units below has no flat parameter": _cell(
+        wrap=Wrap.SIZE, min_num_params=1, use_orig_params=False, max_grad_norm=1.0
+    ),
+    "the gradient scaler's tensors come with the first scaled loss": _cell(
+        sizes={"num_hidden_layers": 3, "hidden_size": 128, "intermediate_size": 512, "num_key_value_heads": 2},
+        sequence_length=1,
+        precision=FP16,
+        use_orig_params=False,
+        checkpointing=Checkpointing.FULL,
+        optimizer=OptimizerKind.SGD,
+    ),
+    "fully_shard's parameters are filled in the model's order": _cell(
+        sizes={
+            "num_hidden_layers": 4,
+            "hidden_size": 280,
+            "num_attention_heads": 7,
+            "intermediate_size": 1,
+            "vocab_size": 97,
+            "tie_word_embeddings": True,
+        },
+        api=Api.FSDP2,
+        wrap=Wrap.SIZE,
+        min_num_params=1,
+        world_size=12,
+    ),
+    "DistributedDataParallel compares shapes over all ranks": _cell(
+        api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, world_size=4096
+    ),
+    "a matrix of one column is no vector": _cell(
+        sizes={
+            "hidden_size": 1,
+            "num_attention_heads": 1,
+            "family": Family.GPT2,
+            "vocab_size": 1,
+            "intermediate_size": 2,
+        },
+        api=Api.FSDP2,
+        world_size=2,
+    ),
+    "another rank's pieces of the parameters": _cell(
+        rank=1, sizes={"hidden_size": 64, "intermediate_size": 512}, optimizer=OptimizerKind.ADAMW_FOR_LOOP
+    ),
+    "the last rank pads its part": _cell(rank=6, world_size=7, use_orig_params=False),
+    "the gradient of a unit of which a rank holds only padding is dropped with every forward": _cell(
+        rank=1,
+        sizes={
+            "family": Family.GPT2,
+            "hidden_size": 3,
+            "num_attention_heads": 1,
+            "intermediate_size": 73,
+            "num_hidden_layers": 2,
+        },
+        world_size=3,
+        precision=Precision.parse("bf16-mixed-bf16-reduce"),
+        wrap=Wrap.SIZE,
+        min_num_params=1,
+        gradient_accumulation_steps=2,
+    ),
+    "another rank of a hybrid group": _cell(rank=7, world_size=8, strategy=ShardingStrategy.HYBRID_SHARD),
+}
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Comparison]:
+    specs = [
+        DryRunSpec(model=cell.model, setup=cell.setup, rank=cell.rank, kernels="cpu", tensors=kind)
+        for cell in CELLS.values()
+        for kind in ("fake", "real")
+    ]
+    answers = dict(dry_runs(specs))
+    return {
+        name: compare_with_dry_run(cell, answers[2 * place], "cpu", answers[2 * place + 1])
+        for place, (name, cell) in enumerate(CELLS.items())
+    }
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_prediction_dry_run_and_real_tensors_are_equal_in_every_phase(
+    name: str, compared: dict[str, Comparison]
+) -> None:
+    found = compared[name]
+    assert found.error is None
+    assert set(found.phases) == set(found.real_tensors) == {"load", "forward", "loss", "backward", "optimizer"}
+    assert found.is_equal, (found.phases, found.real_tensors)
+
+
+def test_a_difference_to_real_tensors_alone_makes_a_cell_unequal(compared: dict[str, Comparison]) -> None:
+    found = compared["the last rank pads its part"]
+    pair = found.real_tensors["loss"]
+    wrong = Comparison(
+        label="",
+        phases=found.phases,
+        real_tensors={"loss": type(pair)(predicted_bytes=pair.predicted_bytes, reference_bytes=1)},
+    )
+    assert found.is_equal
+    assert not wrong.is_equal
+
+
+def test_loading_is_the_same_whether_all_blocks_are_simulated_or_one_stands_for_others() -> None:
+    """Several units in one block repeat together, each filled from a whole parameter while another one is alive."""
+    cell = CELLS["fully_shard's parameters are filled in the model's order"]
+    sizes = {field: getattr(cell.model, field) for field in cell.model.__struct_fields__} | {"name": "deeper"}
+    three, twelve = (ModelShape(**{**sizes, "num_hidden_layers": layers}) for layers in (3, 12))
+    load = [predict_memory(model, cell.setup, CPU).phases["load"] for model in (three, twelve)]
+    per_block = -(-three.num_block_parameters // 12) * 4  # of this world's shards, and padding
+    assert 0 < load[1] - load[0] < 9 * 3 * per_block
+
+
+@pytest.mark.parametrize(("fields", "named"), [({"rank": 2}, "rank"), ({"tensors": "real"}, "tensors")])
+def test_what_a_dry_run_cannot_follow_is_refused(fields: dict[str, Any], named: str) -> None:
+    cell = _cell()
+    with pytest.raises(SpecError, match=named):
+        DryRunSpec(model=cell.model, setup=cell.setup, **fields)

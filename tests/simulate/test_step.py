@@ -1,0 +1,179 @@
+"""One step as events: what must hold for every model and setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.events import Category, Event, Kind
+from fsdp_bench.simulate.live_memory import SIMULATED_BLOCKS, breakdown, replay
+from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.simulate.step import BETWEEN_STEPS, simulate
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.validate.random_setups import Cell, draw_cells
+from tests.conftest import simulating
+
+ON_CPU = draw_cells(400, seed=11, device="cpu")
+ON_CUDA = [cell for cell in draw_cells(200, seed=12, device="cuda") if cell.model.head_dim % 4 == 0]
+"""Heads that every precision has a fused kernel for."""
+
+cases = st.sampled_from(
+    [(cell, CPU) for cell in ON_CPU] + [(cell, kernels) for cell in ON_CUDA for kernels in (CUDA, CUDA_OBSERVED)]
+)
+Grow = Callable[[Cell], Cell]
+
+
+def shape(**sizes: int) -> ModelShape:
+    fields = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    fields |= {"intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 512, **sizes}
+    return ModelShape(name="test", family=Family.LLAMA, **fields)
+
+
+def live_bytes(events: list[Event]) -> int:
+    signs = {Kind.ALLOCATE: 1, Kind.FREE: -1}
+    return sum(signs.get(event.kind, 0) * event.num_bytes for event in events)
+
+
+@simulating
+@given(cases)
+def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) -> None:
+    """The shortened simulation and the whole one have the same peaks, breakdown and end."""
+    cell, kernels = case
+    layers = cell.model.num_hidden_layers
+    short, whole = (simulate(cell.model, cell.setup, kernels, blocks) for blocks in (SIMULATED_BLOCKS, layers))
+    assert whole.extra_blocks == 0
+    a, b = replay(short.events, short.extra_blocks), replay(whole.events)
+    assert {phase: peak.num_bytes for phase, peak in a.phases.items()} == {
+        phase: peak.num_bytes for phase, peak in b.phases.items()
+    }
+    assert a.end_bytes == b.end_bytes
+    peak = a.phases[a.peak_phase]
+    assert breakdown(short.events, peak, short.extra_blocks) == breakdown(whole.events, b.phases[b.peak_phase])
+
+
+@simulating
+@given(cases)
+def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
+    cell, kernels = case
+    events = simulate(cell.model, cell.setup, kernels, cell.model.num_hidden_layers).events
+    alive: dict[int, tuple[int, Category]] = {}
+    begins = [i for i, event in enumerate(events) if event.kind is Kind.MARK and event.label == BETWEEN_STEPS]
+    for event in events:
+        if event.kind is Kind.ALLOCATE:
+            assert event.number not in alive
+            alive[event.number] = (event.num_bytes, event.category)
+        elif event.kind is Kind.FREE:
+            assert alive.pop(event.number) == (event.num_bytes, event.category)
+        elif event.kind is Kind.RECORD_STREAM:
+            assert event.number in alive
+    # After loading, a step starts with what earlier ones left, and leaves as much.
+    forwards = [i for i, event in enumerate(events) if event.kind is Kind.MARK and event.label == "forward"]
+    first_step = next(i for i in forwards if i > begins[-2])  # one before only begins: what the first step does once
+    tokens = 8 * cell.setup.micro_batch_size * (cell.setup.sequence_length + 1)
+    tokens *= cell.setup.gradient_accumulation_steps
+    assert begins, "the step is never left"
+    before, after = live_bytes(events[:first_step]), live_bytes(events)
+    is_moved = cell.setup.offload is Offload.PARAMS and cell.setup.effective_strategy is ShardingStrategy.NO_SHARD
+    if is_moved and not cell.setup.use_orig_params:
+        before = min(before, after + tokens)  # what was loaded is on the device until the forward that is simulated
+    assert 0 <= before - after <= tokens * 3 + 4096
+
+
+@simulating
+@given(cases)
+def test_the_breakdown_adds_up_to_the_byte(case: tuple[Cell, Kernels]) -> None:
+    cell, kernels = case
+    memory = predict_memory(cell.model, cell.setup, kernels)
+    assert sum(memory.breakdown_bytes.values()) == memory.peak_allocated_bytes
+    assert min(memory.breakdown_bytes.values()) >= 0
+    assert set(memory.breakdown_bytes) == {category.value for category in Category}
+    assert max(memory.phases.values()) == memory.peak_allocated_bytes == memory.phases[memory.peak_phase]
+    if memory.peak_block is not None:
+        assert 0 <= memory.peak_block < cell.model.num_hidden_layers
+
+
+def larger_batch(cell: Cell) -> Cell:
+    return Cell(model=cell.model, setup=replace(cell.setup, micro_batch_size=cell.setup.micro_batch_size + 1))
+
+
+def longer_sequence(cell: Cell) -> Cell:
+    length = 2 * cell.setup.sequence_length
+    model = replace(cell.model, max_position_embeddings=max(cell.model.max_position_embeddings, length))
+    return Cell(model=model, setup=replace(cell.setup, sequence_length=length))
+
+
+def one_layer_more(cell: Cell) -> Cell:
+    return Cell(model=replace(cell.model, num_hidden_layers=cell.model.num_hidden_layers + 1), setup=cell.setup)
+
+
+@pytest.mark.parametrize("grow", [larger_batch, longer_sequence, one_layer_more])
+@simulating
+@given(cases)
+def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Kernels]) -> None:
+    cell, kernels = case
+    larger = grow(cell)
+    before, after = (predict_memory(c.model, c.setup, kernels).peak_allocated_bytes for c in (cell, larger))
+    assert after >= before
+
+
+@simulating
+@given(cases)
+def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, Kernels]) -> None:
+    cell, kernels = case
+
+    def peak(precision: str) -> int:
+        setup = replace(cell.setup, precision=Precision.parse(precision))
+        return predict_memory(cell.model, setup, kernels).peak_allocated_bytes
+
+    assert peak("bf16-true") <= peak("fp32")
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("world", [2, 3, 8, 64])
+def test_resident_state_by_strategy(api: Api, world: int) -> None:
+    """FULL_SHARD <= SHARD_GRAD_OP <= NO_SHARD; sharded state is 12 bytes a parameter over the world, and padding."""
+    model = shape()
+    kept = {}
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+        setup = TrainSetup(strategy=strategy, api=api, world_size=world, sequence_length=32, use_orig_params=True)
+        kept[strategy] = live_bytes(simulate(model, setup, CPU).events)
+    full, grad_op, none = kept.values()
+    assert full <= grad_op <= none
+    # Parameters and two Adam states in fp32; FSDP1 also keeps its flat gradient until the next forward (1 x).
+    copies = 4 if api is Api.FSDP1 else 3
+    ideal = copies * 4 * model.num_parameters / world
+    padding = copies * 4 * 64 * 30 + 4 * 40  # at most a row a parameter; the optimizer's step counters
+    assert ideal <= full <= ideal + padding
+
+
+def test_the_logits_of_a_large_vocabulary_are_the_peak_of_a_small_model() -> None:
+    """Plain loss in bf16: fp32 logits, log-softmax and its gradient, 12 bytes a logit, in backward."""
+    model = shape(vocab_size=128256, num_hidden_layers=1)
+    setup = TrainSetup(world_size=64, sequence_length=512, precision=Precision.parse("bf16-mixed"))
+    memory = predict_memory(model, setup, CPU)
+    assert memory.peak_phase == "backward"
+    tokens = setup.sequence_length
+    # log-softmax, its gradient and nll's: three fp32 tensors of tokens x vocabulary.
+    assert memory.breakdown_bytes["logits"] == pytest.approx(12 * tokens * model.vocab_size, abs=100)
+    chunked = predict_memory(model, replace(setup, loss=Loss.CHUNKED), CPU)
+    assert chunked.peak_allocated_bytes < memory.peak_allocated_bytes
+
+
+def test_foreach_costs_one_more_shard_than_fused() -> None:
+    """AdamW foreach keeps sqrt(v) of every parameter at once; NO_SHARD shows it alone."""
+    model = shape(num_hidden_layers=6)
+    foreach, fused = (
+        predict_memory(
+            model,
+            TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=2, sequence_length=8, optimizer=kind),
+            CUDA_OBSERVED,
+        ).phases["optimizer"]
+        for kind in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED)
+    )
+    assert foreach - fused == pytest.approx(4 * model.num_parameters, abs=4 * 200)

@@ -1,0 +1,75 @@
+"""Selective checkpointing of blocks with units inside them: refused where torch fails, by everything that runs it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
+from tests.conftest import run_command
+
+MODEL = ModelShape(
+    name="small",
+    family=Family.LLAMA,
+    num_hidden_layers=2,
+    hidden_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    intermediate_size=24,
+    vocab_size=31,
+    max_position_embeddings=16,
+)
+FAILS: dict[str, Any] = {
+    "api": Api.FSDP2,
+    "wrap": Wrap.SIZE,
+    "min_num_params": 200,
+    "checkpointing": Checkpointing.SELECTIVE,
+    "world_size": 2,
+}
+
+
+def test_a_block_with_units_inside_is_refused_with_what_would_work() -> None:
+    reason = why_impossible(MODEL, TrainSetup(**FAILS), "cuda")
+    assert reason is not None
+    assert "min_num_params" in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wrap": Wrap.BLOCK},
+        {"min_num_params": MODEL.num_block_parameters},
+        {"checkpointing": Checkpointing.FULL},
+        {"strategy": ShardingStrategy.NO_SHARD},
+        {"api": Api.FSDP1},
+    ],
+)
+def test_what_the_refusal_names_is_not_refused(change: dict[str, Any]) -> None:
+    assert why_impossible(MODEL, TrainSetup(**{**FAILS, **change}), "cuda") is None
+
+
+WORDS = ("--world-size", 2, "--gpu", "A100-SXM-80GB", "--api", "fsdp2", "--wrap", "size", "--min-num-params", "10k")
+WORDS = (*WORDS, "--checkpointing", "selective")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("predict", "--params", "10M"), ("dry-run", "--params", "10M")],
+    ids=lambda command: command[0],
+)
+def test_verbs_refuse_it_in_one_line(command: tuple[str, ...]) -> None:
+    done = run_command(*command, *WORDS)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "profiler marks" in done.stderr
+
+
+def test_the_rank_is_in_the_document() -> None:
+    words = ("--world-size", 2, "--gpu", "A100-SXM-80GB", "--seq", 64, "--batch", 1)
+    done = run_command("predict", "--params", "10M", *words, "--json")
+    assert isinstance(json.loads(done.stdout)["memory"]["peak_rank"], int)

@@ -1,0 +1,154 @@
+"""Sweep files that cannot be meant: every number, name and list that is out of bounds is one line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.report.charts.frontier import draw_frontier
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import PROBE
+from fsdp_bench.spec.record import RunPlan, TrialRecord
+from fsdp_bench.sweep.results.store import Store, load_results, read_frontier_of, read_records
+from tests.conftest import run_command
+
+RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
+
+
+@pytest.fixture(scope="module")
+def record() -> TrialRecord:
+    return read_records(RESULTS)[0]
+
+
+def refused(*words: object) -> str:
+    done = run_command("sweep", *words, "--list")
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout
+    assert len(done.stderr) < 500
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("run", "part"),
+    [
+        ("timeout_seconds = nan", "run.timeout_seconds: nan is not allowed; a finite number"),
+        ("timeout_seconds = inf", "run.timeout_seconds: inf is not allowed; a finite number"),
+        ("timeout_seconds = -1.0", "timeout_seconds: -1.0 is not allowed; a positive number"),
+        ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000.0"),
+        ("steps = 9000000000", "steps: 9000000000 is not allowed; up to 1000000"),
+        ("warmup_steps = 9000000000", "up to 1000000"),
+        ("communication_steps = 9000000000", "up to 1000000"),
+        ("steps_without_communication = 9000000000", "up to 1000000"),
+        ("threads_per_rank = 100000", "up to 4096"),
+        ("memory_limit = nan", "a finite number"),
+        ("memory_limit = -5", "memory_limit: -5 is not a positive size"),
+        (f"memory_limit = '{'9' * 400}GiB'", "is too large"),
+        ("name = 'trials'", "[run] name: 'trials' is not allowed"),
+        ("name = 'Trials'", "[run] name: 'Trials' is not allowed"),
+    ],
+)
+def test_a_run_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], run: str, part: str) -> None:
+    assert part in refused(write_sweep("world_size = 1", run))
+
+
+@pytest.mark.parametrize(
+    ("grid", "part"),
+    [
+        ("learning_rate = nan", "grid.learning_rate: nan is not allowed; a finite number"),
+        ("learning_rate = [0.1, inf]", "grid.learning_rate: inf is not allowed; a finite number"),
+        ("learning_rate = -0.1", "learning_rate: -0.1 is not allowed"),
+        ("max_grad_norm = inf", "grid.max_grad_norm: inf is not allowed; a finite number"),
+        ("max_grad_norm = -1.0", "max_grad_norm: -1.0 is not allowed"),
+        (f"seed = {list(range(400))}\nmicro_batch_size = {list(range(1, 400))}", "crosses to 159600 cells; up to"),
+        ("strategy = [{a = 1}]", "strategy: {'a': 1} is not allowed"),
+        ("strategy = [[]]", "strategy: [] is not allowed"),
+    ],
+)
+def test_a_grid_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], grid: str, part: str) -> None:
+    assert part in refused(write_sweep(grid))
+
+
+@pytest.mark.parametrize("model", ["[[]]", "[{a = 1}]", "7"])
+def test_a_model_that_is_no_name_is_one_line(write_sweep: Callable[..., Path], model: str) -> None:
+    path = write_sweep("world_size = 1")
+    path.write_text(path.read_text().replace("model = 'tiny'", f"model = {model}"))
+    assert "is not defined; [models.*] of this file: tiny" in refused(path)
+
+
+def test_include_that_is_no_list_is_one_line_where_ranks_are_emulated_too(write_sweep: Callable[..., Path]) -> None:
+    path = write_sweep("world_size = 1\n[include]\nseed = 1")
+    assert "include: must be a list of tables" in refused(path, "--emulate-world", 8)
+
+
+def test_a_part_of_too_many_digits_is_one_line(write_sweep: Callable[..., Path]) -> None:
+    assert "K/N with" in refused(write_sweep("world_size = 1"), "--part", f"1/{'9' * 5000}")
+
+
+def test_a_run_plan_of_python_is_held_to_the_same_limits() -> None:
+    for words in ({"timeout_seconds": float("nan")}, {"timeout_seconds": 1e300}, {"steps": 10**9}):
+        with pytest.raises(SpecError):
+            RunPlan(**words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "\u202eabc", "x" * 201])
+def test_a_name_of_a_model_is_printable_and_not_long(record: TrialRecord, name: str) -> None:
+    with pytest.raises(SpecError, match="up to 200 printable characters"):
+        replace(record.model, name=name)
+
+
+@pytest.mark.parametrize("name", ["[/red]x", "[link=file:///etc]x", ":smile:", "$\\frac{1$", "org/name"])
+def test_markup_in_the_name_of_a_model_is_printed_as_it_is_written(
+    record: TrialRecord, name: str, tmp_path: Path
+) -> None:
+    store(record, name, tmp_path)
+    done = run_command("report", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(name) >= 2  # in its row, and in the line that describes it
+
+
+def test_escapes_in_what_a_trial_said_are_printed_as_escapes(record: TrialRecord, tmp_path: Path) -> None:
+    store(replace(record, suspect=("a\x1b]0;t\x07\nb",)), "m", tmp_path)
+    done = run_command("report", tmp_path)
+    assert rf"suspect {record.id}: a\x1b]0;t\x07\nb" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["=1+cmd|calc", "+1", "-1", "@SUM(A1)"])
+def test_a_name_that_begins_like_a_formula_is_guarded_in_trials_csv_and_itself_in_python(
+    record: TrialRecord, name: str, tmp_path: Path
+) -> None:
+    made = store(record, name, tmp_path)
+    with open(made.folder / "trials.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["model"] == f"'{name}"
+    assert float(row["learning_rate"]) == record.setup.learning_rate
+    assert list(load_results(tmp_path)["model"]) == [name]
+
+
+def test_pictures_of_models_are_in_the_folder_whatever_the_models_are_called(tmp_path: Path) -> None:
+    frontier = read_frontier_of(RESULTS)
+    assert frontier is not None
+    (cell, *_) = [cell for cell in frontier.cells if cell.status == "found"]
+    names = ("org/a", "org-a", "../" + "n" * 190)
+    models = [replace(PROBE, name=name) for name in names]
+    frontier = replace(frontier, cells=tuple(replace(cell, model=model) for model in models))
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    paths = draw_frontier(frontier, folder)
+    assert len(set(paths)) == len(names)
+    assert sorted(folder.iterdir()) == sorted(paths)
+    assert sorted(tmp_path.rglob("*.png")) == sorted(paths)
+
+
+def store(record: TrialRecord, name: str, folder: Path) -> Store:
+    """Write a record of a model of that name, and its table."""
+    made = Store(folder / "m" / "s")
+    named = replace(record, model=replace(record.model, name=name))
+    made.open()
+    made.write_record(named)
+    made.write_table([named])
+    made.close()
+    return made

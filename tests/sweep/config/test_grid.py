@@ -1,0 +1,206 @@
+"""Sweep files: what they cross, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
+from fsdp_bench.spec.record import RunPlan, read_record
+from fsdp_bench.spec.setup import Precision, ShardingStrategy
+from fsdp_bench.sweep.config.grid import read_sweep
+from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
+from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
+from tests.conftest import TINY_MODEL
+
+RESULTS = Path(__file__).parents[3] / "results"
+GPUS = tuple(GpuDevice(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3) for i in range(8))
+
+
+def machine(gpus: tuple[GpuDevice, ...] = ()) -> Machine:
+    return Machine(
+        cpu_name="test",
+        num_cores=2,
+        memory_bytes=1 << 34,
+        cgroup_limit_bytes=None,
+        gpus=gpus,
+        driver_version=None,
+        gpu_links=(),
+        platform="test",
+        versions={},
+    )
+
+
+def read(tmp_path: Path, text: str, gpus: tuple[GpuDevice, ...] = ()) -> SweepPlan:
+    path = tmp_path / "file.toml"
+    path.write_text(text + TINY_MODEL)
+    return read_sweep(path, machine(gpus))
+
+
+def test_lists_are_crossed_and_the_last_key_varies_fastest(tmp_path: Path) -> None:
+    plan = read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\napi=['fsdp1','fsdp2']\nstrategy=['zero3','ddp']")
+    cells = [(t.spec.setup.api.value, t.spec.setup.strategy.value) for t in plan.trials]
+    assert cells == [("fsdp1", "FULL_SHARD"), ("fsdp1", "NO_SHARD"), ("fsdp2", "FULL_SHARD"), ("fsdp2", "NO_SHARD")]
+
+
+def test_an_include_inherits_what_the_grid_fixes_and_must_say_what_the_grid_lists(tmp_path: Path) -> None:
+    grid = "[grid]\nmodel='tiny'\nsequence_length=32\nworld_size=2\nstrategy=['zero3','ddp']\n"
+    plan = read(tmp_path, grid + "[[include]]\nworld_size=4\nstrategy=['hsdp','hybrid_shard_zero2']")
+    assert [t.spec.setup.world_size for t in plan.trials] == [2, 2, 4, 4]
+    assert {t.spec.setup.sequence_length for t in plan.trials} == {32}
+    with pytest.raises(SweepFileError, match=r"\[\[include\]\] 1 does not say 'strategy'"):
+        read(tmp_path, grid + "[[include]]\nworld_size=4")
+
+
+def test_an_excluded_cell_is_skipped_with_its_reason_and_matched_by_meaning_not_spelling(tmp_path: Path) -> None:
+    grid = "[grid]\nmodel='tiny'\nworld_size=2\nstrategy=['zero3','ddp']\nprecision=['fp32','bf16-mixed']\n"
+    plan = read(tmp_path, grid + "[[exclude]]\nstrategy='NO_SHARD'\nprecision='fp32/bf16/fp32'\nreason='known'")
+    skipped = [t for t in plan.trials if t.skip_reason]
+    assert [(t.spec.setup.strategy, t.spec.setup.precision) for t in skipped] == [
+        (ShardingStrategy.NO_SHARD, Precision.parse("bf16-mixed"))
+    ]
+    assert skipped[0].skip_reason == "excluded: known"
+    with pytest.raises(SweepFileError, match="needs a reason"):
+        read(tmp_path, grid + "[[exclude]]\nstrategy='NO_SHARD'")
+
+
+def test_equal_cells_are_one_trial(tmp_path: Path) -> None:
+    assert len(read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\nstrategy=['zero3','FULL_SHARD','1']").trials) == 1
+
+
+def test_a_cell_that_cannot_work_here_is_skipped_with_what_would_work(tmp_path: Path) -> None:
+    text = "[grid]\nmodel='tiny'\nworld_size=[2,16]\nstrategy=['FULL_SHARD','HYBRID_SHARD']"
+    reasons = [t.skip_reason for t in read(tmp_path, text, GPUS).trials]
+    assert reasons[0] is None
+    assert "use 4 or more ranks" in (reasons[1] or "")
+    assert reasons[2] == reasons[3] == "world size 16 needs as many GPUs, or emulate = true; this machine has 8"
+
+
+def test_the_id_changes_with_what_decides_the_outcome_and_with_nothing_else(tmp_path: Path) -> None:
+    def only_id(text: str) -> str:
+        return read(tmp_path, text).trials[0].spec.id
+
+    grid = "[grid]\nmodel='tiny'\nworld_size=2\n"
+    base = only_id(grid)
+    assert only_id("[run]\nname='other'\ntimeout_seconds=7\n" + grid) == base
+    assert only_id("[run]\nsteps=4\n" + grid) != base
+    assert only_id("[run]\nmemory_limit='1GiB'\n" + grid) != base
+    assert only_id(grid + "seed=1\n") != base
+    assert only_id(grid + "batch=2\n") != base
+
+
+def test_a_plan_that_earlier_versions_knew_has_the_id_that_it_had_then() -> None:
+    """Of a trial that is committed, and was run before steps without communication were."""
+    (path, *_) = sorted((RESULTS / "xeon-2-cores" / "max-size-quick" / "trials").glob("*.json"))
+    record = read_record(path.read_bytes(), path.name)
+    torch = record.ranks[0].environment["torch"]
+    if torch != torch_version():
+        pytest.skip(f"the committed trial ran on torch {torch}, which is part of its ID")
+    assert trial_id(record.model, record.setup, record.run, record.device) == record.id
+
+
+def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -> None:
+    (trial,) = read(tmp_path, "[grid]\nparams='25% of card'\nworld_size='gpus'", GPUS).trials
+    # 80 GiB x 25 % / 16 bytes (fp32 parameter, gradient, two Adam states)
+    assert trial.spec.model.num_parameters <= 80 * 1024**3 // 4 // 16
+    assert trial.spec.model.num_parameters > 0.9 * 80 * 1024**3 // 4 // 16
+    assert trial.spec.setup.world_size == 8
+    with pytest.raises(SweepFileError, match="needs a GPU"):
+        read(tmp_path, "[grid]\nparams='25% of card'")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "[grid]\nmodel='tiny'\nstrategy='FULL_SHRD'",
+            ["[grid]", "strategy", "FULL_SHRD", "did you mean 'FULL_SHARD'"],
+        ),
+        ("[grid]\nmodel='tiny'\nstratgy='zero3'", ["[grid]", "'stratgy'", "did you mean 'strategy'"]),
+        ("[run]\nstep=3\n[grid]\nmodel='tiny'", ["[run]", "'step'", "did you mean 'steps'"]),
+        ("[gird]\nmodel='tiny'", ["'gird'", "did you mean 'grid'"]),
+        ("[grid]\nmodel='tiny'\nprecision='bf17'", ["precision", "'bf17'", "bf16-mixed"]),
+        ("[grid]\nmodel='tiny'\nworld_size='two'", ["world_size", "two"]),
+        ("[grid]\nmodel='tiny'\nworld_size=0", ["world_size", "0", "1 or more"]),
+        ("[grid]\nmodel='tiny'\nworld_size=[]", ["world_size", "empty list"]),
+        ("[grid]\nmodel='tin'", ["model", "'tin'", "tiny"]),
+        ("[grid]\nparams='7Q'", ["params", "'7Q'", "K, M, B, T"]),
+        ("[grid]\nparams='7'", ["params", "10M to 1T"]),
+        ("[grid]\nworld_size=2", ["names no model"]),
+        ("[grid]\nmodel='tiny'\nbatch=1\nmicro_batch_size=2", ["same thing"]),
+        ("[grid]\nmodel='tiny'\nshard_size=2", ["shard_size", "HYBRID_SHARD"]),
+        ("[run]\nwarmup_steps=1\n[grid]\nmodel='tiny'", ["warmup_steps", "2 or more"]),
+        ("[run]\nmemory_limit='2 parsecs'\n[grid]\nmodel='tiny'", ["memory_limit", "GiB"]),
+        ("[run]\ndevice='tpu'\n[grid]\nmodel='tiny'", ["device", "'tpu'", "auto, cpu, cuda"]),
+        ("[run]\nname='../x'\n[grid]\nmodel='tiny'", ["name", "'../x'"]),
+        ("[grid]\nmodel='tiny'\nmodel='tiny'", ["is not TOML", "line"]),
+        ("grid = 3", ["grid", "must be a table"]),
+        ("", ["grid is empty"]),
+    ],
+)
+def test_what_is_wrong_in_a_sweep_file_is_said_in_one_line_with_the_place(
+    tmp_path: Path, text: str, parts: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ["file.toml", *parts]:
+        assert part in message
+
+
+def test_a_gpu_that_is_not_there_is_an_error_that_says_what_would_work(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="no GPU"):
+        read(tmp_path, "[run]\ndevice='cuda'\n[grid]\nmodel='tiny'")
+
+
+def test_when_no_trial_can_run_the_reason_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SweepFileError, match=r"no trial can run here: HYBRID_SHARD needs"):
+        read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\nstrategy='HYBRID_SHARD'")
+
+
+def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
+    plan = read(tmp_path, "[run]\nsteps=7\nmemory_limit='1.5GiB'\n[grid]\nmodel='tiny'")
+    assert plan.trials[0].spec.run == RunPlan(
+        steps=7, steps_without_communication=3, memory_limit_bytes=3 * 512 * 1024**2
+    )
+    assert msgspec.structs.asdict(plan)["device"] == "cpu"
+
+
+@pytest.mark.parametrize("name", ["quick.toml", "cpu.toml", "gpu.toml"])
+def test_the_shipped_sweeps_resolve_on_eight_gpus(name: str) -> None:
+    plan = read_sweep(Path(__file__).parents[3] / "sweeps" / name, machine(GPUS))
+    assert any(trial.skip_reason is None for trial in plan.trials)
+
+
+def test_over_gloo_ranks_share_a_gpu_and_communication_is_not_measured(tmp_path: Path) -> None:
+    """Its messages go through the host. On a CPU gloo is what there is, and naming it changes nothing."""
+    one = GPUS[:1]
+    grid = "[grid]\nmodel='tiny'\nworld_size=4\n"
+    (trial,) = read(tmp_path, "[run]\nbackend='gloo'\n" + grid, one).trials
+    assert trial.skip_reason is None
+    assert trial.spec.num_processes == 4
+    run = trial.spec.run
+    assert (run.backend, run.communication_steps, run.steps_without_communication) == ("gloo", 0, 0)
+    with pytest.raises(SweepFileError, match="communication is not measured"):
+        read(tmp_path, "[run]\nbackend='gloo'\ncommunication_steps=1\n" + grid, one)
+    with pytest.raises(SweepFileError, match=r"backend.*'nccl'"):
+        read(tmp_path, "[run]\nbackend='nccl'\n" + grid, one)
+    with pytest.raises(SweepFileError, match="not allowed with emulate"):
+        read(tmp_path, "[run]\nbackend='gloo'\nemulate=true\n" + grid, one)
+    named, plain = (read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nbackend='gloo'\n", ""))
+    assert named == plain
+
+
+def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> None:
+    """A plan that does not name it has the ID that it had before there was the choice."""
+    grid = "[grid]\nmodel='tiny'\nworld_size=1\n"
+    on_gpu = [read(tmp_path, run + grid, GPUS[:1]).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    assert [spec.run.attention for spec in on_gpu] == ["flash", None]
+    assert on_gpu[0].id != on_gpu[1].id
+    on_cpu = [read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    assert on_cpu[0] == on_cpu[1]
+    with pytest.raises(SweepFileError, match=r"attention.*'cudnn'"):
+        read(tmp_path, "[run]\nattention='cudnn'\n" + grid, GPUS[:1])

@@ -1,0 +1,165 @@
+"""What a cell's records mean for its search: retries, crashes, what is remembered."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.plan.search.dials import Dial, Step
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.record import (
+    SCHEMA_VERSION,
+    Device,
+    Failure,
+    MemoryReading,
+    Outcome,
+    RankReport,
+    RunPlan,
+    TrialRecord,
+)
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.file import Search
+from fsdp_bench.sweep.frontier.forecast import Forecast
+
+SHAPE = ModelShape(
+    name="tiny",
+    family=Family.LLAMA,
+    num_hidden_layers=1,
+    hidden_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    vocab_size=128,
+    max_position_embeddings=1024,
+    tie_word_embeddings=False,
+)
+STEPS = 32
+
+
+def a_search(device: Device = "cuda", skip_reason: str | None = None) -> Search:
+    """Return a search of 1 to 32 layers."""
+    setup = TrainSetup(sequence_length=16)
+    dial = Dial(
+        "num_hidden_layers",
+        range(1, STEPS + 1),
+        lambda layers: Step(replace(SHAPE, num_hidden_layers=layers), setup, None),
+    )
+    return Search("a cell", dial, SHAPE, setup, RunPlan(), device, skip_reason)
+
+
+def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, limit: str = "device") -> TrialRecord:
+    """Return a record as a trial of that step would leave it."""
+    spec = search.trial(index).spec
+    memory = MemoryReading(
+        peak_allocated_bytes=1, peak_phase="backward", phases={"backward": 1}, num_alloc_retries=retries
+    )
+    failure = None if outcome is Outcome.OK else Failure(message="m", phase="optimizer", at=1.0, limit=limit)
+    return TrialRecord(
+        schema_version=SCHEMA_VERSION,
+        id=spec.id,
+        sweep="test",
+        source="measured",
+        device=spec.device,
+        model=spec.model,
+        num_parameters=spec.model.num_parameters,
+        setup=spec.setup,
+        effective_strategy="FULL_SHARD",
+        run=spec.run,
+        outcome=outcome,
+        reason=None if outcome is Outcome.OK else "why",
+        ranks=(RankReport(rank=0, outcome=outcome, memory=memory, failure=failure),),
+        started_at="2026-01-01",
+        wall_seconds=1.0,
+    )
+
+
+def answer(finding: Finding, fits: int, runs: int) -> list[int]:
+    """Search with a card on which ``fits`` and ``runs`` are the truth; return what was tried."""
+    tried = []
+    while (index := finding.next_index) is not None:
+        outcome = Outcome.OK if index <= runs else Outcome.OOM_GPU
+        finding.records[index] = record_of(finding.search, index, outcome, retries=0 if index <= fits else 7)
+        tried.append(index)
+    return tried
+
+
+def test_trials_with_retries_run_but_do_not_fit_and_each_limit_takes_its_prediction_and_the_step_above() -> None:
+    finding = Finding(a_search(), Forecast(10, 14, None), {})
+    assert answer(finding, 10, 14) == [10, 11, 14, 15]
+    cell = finding.cell()
+    assert cell.measured is not None
+    assert (cell.measured.fits, cell.measured.runs, cell.steps_apart) == (11, 15, 0)
+    assert cell.measured.limited_by is not None
+    assert (cell.measured.limited_by.phase, cell.measured.limited_by.ran_out) == ("backward", False)
+    assert cell.measured.num_parameters == finding.search.dial[10].model.num_parameters
+
+
+def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_trials() -> None:
+    finding = Finding(a_search(), Forecast(10, 14, None), {})
+    assert answer(finding, 10, 10) == [10, 11]
+    cell = finding.cell()
+    assert cell.measured is not None
+    assert (cell.measured.fits, cell.measured.runs) == (11, 11)
+    assert cell.measured.limited_by is not None
+    assert (cell.measured.limited_by.place, cell.measured.limited_by.phase) == ("card", "optimizer")
+    assert cell.reason == "20 steps skipped: larger than 12 layers, which ran out of memory"
+
+
+@pytest.mark.parametrize("truth", [(-1, -1), (-1, 3), (0, 0), (31, 31), (5, 31), (20, 22)])
+@pytest.mark.parametrize("predicted", [(None, None), (-1, -1), (3, 9), (31, 31)])
+def test_both_limits_are_found_whatever_was_predicted(
+    truth: tuple[int, int], predicted: tuple[int | None, int | None]
+) -> None:
+    finding = Finding(a_search(), Forecast(*predicted, None), {})
+    tried = answer(finding, *truth)
+    assert (finding.fits, finding.runs) == truth
+    assert len(tried) == len(set(tried))
+    assert finding.status == "found"
+
+
+def test_nothing_above_a_remembered_oom_is_tried_under_another_prediction() -> None:
+    search = a_search()
+    finding = Finding(search, Forecast(25, 25, None), {8: record_of(search, 8, Outcome.OOM_GPU)})
+    assert max(answer(finding, 5, 5)) < 8
+    assert finding.fits == 5
+
+
+def test_what_is_recorded_is_never_tried_again() -> None:
+    first = Finding(a_search(), Forecast(10, 12, None), {})
+    answer(first, 10, 12)
+    again = Finding(a_search(), Forecast(10, 12, None), dict(first.records))
+    assert again.next_index is None
+    assert again.cell() == first.cell()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT])
+def test_a_crash_or_a_hang_is_no_answer_and_stops_the_cell_with_the_reason(outcome: Outcome) -> None:
+    search = a_search()
+    finding = Finding(search, Forecast(10, 10, None), {10: record_of(search, 10, outcome)})
+    assert finding.next_index is None
+    cell = finding.cell()
+    assert (cell.status, cell.measured, cell.trials) == ("unknown", None, ())
+    assert cell.reason == f"11 layers ended {outcome.value}, which is no answer: why"
+
+
+def test_on_a_cpu_the_hosts_own_memory_is_not_the_budget() -> None:
+    search = a_search("cpu")
+    for limit, status in (("budget", "not searched"), ("host", "unknown")):
+        record = record_of(search, 10, Outcome.OOM_HOST, limit=limit)
+        assert Finding(search, Forecast(10, 10, None), {10: record}).status == status
+
+
+def test_on_a_card_the_hosts_memory_that_offload_fills_is_a_limit_and_named() -> None:
+    search = a_search("cuda")
+    records = {10: record_of(search, 10, Outcome.OK), 11: record_of(search, 11, Outcome.OOM_HOST, limit="host")}
+    cell = Finding(search, Forecast(10, 10, None), records).cell()
+    assert cell.measured is not None
+    assert cell.measured.limited_by is not None
+    assert cell.measured.limited_by.place == "host"
+
+
+def test_a_cell_that_cannot_run_is_skipped_with_its_reason() -> None:
+    finding = Finding(a_search(skip_reason="no way"), Forecast(10, 10, None), {})
+    assert finding.next_index is None
+    assert (finding.cell().status, finding.cell().reason) == ("skipped", "no way")

@@ -1,0 +1,197 @@
+"""Results: broken, foreign, newer and unwritable ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.record import Outcome, read_record
+from fsdp_bench.sweep.results.store import Store, load_results
+from tests.conftest import run_command, write_tiny_sweep
+
+TWO_TRIALS = "world_size = 1\nseed = [0, 1]"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two trials that is done: its file, and its results with their charts."""
+    folder = tmp_path_factory.mktemp("swept")
+    done = run_command(*sweep_in(folder, write_tiny_sweep(folder, TWO_TRIALS)))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def copied(swept: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(swept, tmp_path / "copy")
+
+
+def sweep_in(folder: Path, file: Path) -> tuple[object, ...]:
+    """The words that run that sweep, or go on with it."""
+    return ("sweep", file, "--results", folder, "--machine", "m")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return a function that mounts a small file system; skips where that is not allowed."""
+    places: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"mounted-{len(places)}"
+        place.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("mounting a file system needs root")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def one_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_a_read_only_results_folder_is_one_line_and_exit_code_2(
+    write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
+) -> None:
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", mounted("ro,size=1m"))
+    assert done.returncode == 2
+    assert "results cannot be written: Read-only file system" in one_line(done.stderr)
+
+
+def test_a_full_results_folder_is_one_line_and_exit_code_2(
+    write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
+) -> None:
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", mounted("size=32k"))
+    assert done.returncode == 2
+    assert "No space left on device; free space" in one_line(done.stderr)
+
+
+def test_a_folder_that_fills_up_during_the_sweep_loses_nothing_that_was_recorded(
+    write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
+) -> None:
+    results = mounted("size=80k")
+    grid = f"world_size = 1\nseed = {list(range(20))}"
+    done = run_command("sweep", write_sweep(grid), "--results", results, "--no-charts")
+    assert done.returncode == 2
+    assert "No space left on device; free space" in done.stderr.strip().splitlines()[-1]
+    records = list(results.glob("*/tiny/trials/*.json"))
+    assert 1 <= len(records) < 20
+    for path in records:
+        assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
+
+
+def test_a_results_path_that_is_a_file_is_one_line(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", tmp_path / "file")
+    assert done.returncode == 2
+    assert "results cannot be written: Not a directory" in one_line(done.stderr)
+
+
+def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(copied: Path) -> None:
+    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
+    folder = copied / "m" / "tiny"
+    cut, whole = sorted((folder / "trials").glob("*.json"))
+    half = cut.read_bytes()[: cut.stat().st_size // 2]
+    cut.write_bytes(half)
+    untouched = whole.read_bytes()
+    report = run_command("report", folder)
+    assert report.returncode == 0  # the other record is read
+    assert cut.name in one_line(report.stderr)
+    done = run_command(*words)
+    assert done.returncode == 0
+    assert f"{cut.name} is not a whole record" in " ".join(done.stderr.split())
+    assert (folder / "set-aside" / f"{cut.stem}.1.json").read_bytes() == half
+    assert read_record(cut.read_bytes(), cut.name).outcome is Outcome.OK
+    assert whole.read_bytes() == untouched
+
+
+def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(copied: Path) -> None:
+    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
+    path = min((copied / "m" / "tiny" / "trials").glob("*.json"))
+    newer = path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 99')
+    path.write_bytes(newer)
+    done = run_command(*words)
+    assert done.returncode == 2
+    message = one_line(done.stderr)
+    assert path.name in message
+    assert "schema_version 99 was written by a newer fsdp-bench" in message
+    assert path.read_bytes() == newer
+
+
+def test_what_a_killed_run_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    store = Store(tmp_path / "sweep")
+    store.open()
+    store.close()
+    (store.trials / ".abc.json.123.tmp").write_text("{")
+    store.scratch.mkdir()
+    store.open()
+    assert list(store.trials.iterdir()) == []
+    assert not store.scratch.exists()
+    store.close()
+
+
+def test_who_finds_a_folder_taken_leaves_it_alone_and_may_have_it_later(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
+    first.open()
+    first.scratch.mkdir()
+    with pytest.raises(ResultsError, match="another fsdp-bench sweep is writing here"):
+        second.open()
+    second.close()
+    assert first.scratch.exists()
+    first.close()
+    second.open()
+    second.close()
+
+
+def test_results_load_as_a_table_with_units_in_the_names(swept: Path) -> None:
+    table = load_results(swept / "m" / "tiny")
+    assert len(table) == 2
+    assert set(table["source"]) == {"measured"}
+    assert set(table["device"]) == {"cpu"}
+    assert (table["peak_allocated_bytes"] > 0).all()
+    assert (table["requested_strategy"] == "FULL_SHARD").all()
+    assert (table["effective_strategy"] == "NO_SHARD").all()  # FSDP1 in a world of one
+    csv = (swept / "m" / "tiny" / "trials.csv").read_text().splitlines()
+    assert len(csv) == 3
+    assert csv[0].split(",") == list(table.columns)
+    as_json = json.loads(run_command("report", swept, "--json").stdout)
+    assert [row["id"] for row in as_json["trials"]] == list(table["id"])
+
+
+def test_no_results_is_an_error_that_says_how_to_get_some(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="fsdp-bench sweep FILE"):
+        load_results(tmp_path)
+
+
+def test_a_trial_that_timed_out_runs_again_under_a_longer_limit_only(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    def run(limit: float) -> int:
+        file = write_sweep("world_size = 1", f"timeout_seconds = {limit}")
+        return run_command("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts").returncode
+
+    assert run(0.01) == 1
+    folder = tmp_path / "m" / "tiny"
+    (path,) = (folder / "trials").glob("*.json")
+    first = path.read_bytes()
+    assert read_record(first, path.name).outcome is Outcome.TIMEOUT
+    assert run(0.01) == 1
+    assert path.read_bytes() == first
+    assert run(60) == 0
+    assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
+    assert len(list((folder / "set-aside").iterdir())) == 1
+    shutil.rmtree(folder)

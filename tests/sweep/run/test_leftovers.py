@@ -1,0 +1,67 @@
+"""What ends with a trial and what does not, with real launchers; and where a trial listens."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from fsdp_bench.sweep.run.launchers import ForkServer, worker_environment
+from fsdp_bench.sweep.run.processes import MARK, end_marked, mark_of
+from tests.sweep.run.test_resident import ends_of, start
+from tests.sweep.run.test_survival import Sweep, wait_for_ranks
+
+
+def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    server = ForkServer(tmp_path / "server.log", "this sweep", resident=True)
+    try:
+        ends_of(start(server, tmp_path / "trials", 1, may_share=True))
+        left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
+        other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
+        server.end_leftovers()
+        assert left.wait(5) < 0
+        assert other.poll() is None
+        assert server.num_waiting == 1
+        assert ends_of(start(server, tmp_path / "trials", 1, may_share=True)) == [(0, None)]
+    finally:
+        server.close()
+        end_marked("another sweep")
+    assert other.wait(5) < 0
+
+
+def listening(mark: str) -> set[str]:
+    """Return the addresses at which the processes of a sweep listen."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                listens = [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+                found |= {connection.laddr.ip for connection in listens}
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_trial_under_torchrun_listens_on_the_loopback_interface_only(
+    write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    endless = "launcher = 'torchrun'\nsteps = 5000\ntimeout_seconds = 100"
+    sweep = Sweep(write_sweep("world_size = 2", endless), tmp_path / "results")
+    manager = sweep.start()
+    try:
+        wait_for_ranks(manager, 2)
+        found, deadline = set[str](), time.monotonic() + 60
+        while not found and time.monotonic() < deadline:  # gloo's, once the ranks have met
+            found |= listening(mark_of(sweep.folder))
+            time.sleep(0.05)
+        time.sleep(0.5)
+        found |= listening(mark_of(sweep.folder))
+    finally:
+        manager.kill()
+        sweep.end(manager)
+    assert found
+    assert found <= {"127.0.0.1", "::1"}

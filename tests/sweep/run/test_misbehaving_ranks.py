@@ -1,0 +1,202 @@
+"""What ranks leave behind, print or write: bounded, cleaned up, and never the manager's end.
+
+The ranks are small programs without torch, started and watched as torchrun is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.record import Outcome, RunPlan, TrialRecord, TrialSpec
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.machine import probe_machine
+from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run import logs, runner
+from fsdp_bench.sweep.run.launchers import RankExit, Torchrun, TorchrunTrial, worker_environment
+from fsdp_bench.sweep.run.processes import mark_of
+from fsdp_bench.sweep.run.runner import TrialRun, Watch
+from tests.sweep.frontier.test_cell import SHAPE as MODEL
+
+OK = '{"rank": 0, "outcome": "ok"}'
+
+
+class Program(Torchrun):
+    """Runs a program as the trial's one rank."""
+
+    def __init__(self, mark: str, code: str) -> None:
+        super().__init__(mark)
+        self._code = code
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
+        with open(scratch / "rank-0.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", self._code],
+                stdout=log,
+                stderr=log,
+                cwd=scratch,
+                env=worker_environment(self._mark),
+                start_new_session=True,
+            )
+        return TorchrunTrial(process)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "results")
+    store.open()
+    yield store
+    store.close()
+
+
+def run(store: Store, code: str, seconds: float = 30.0) -> TrialRecord:
+    plan = RunPlan(timeout_seconds=seconds, communication_steps=0)
+    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=plan, device="cpu")
+    return TrialRun(spec, "s", store, probe_machine()).run(Program(mark_of(store.folder), code))
+
+
+def writing(report: str, then: str = "") -> str:
+    return f"open('rank-0.json', 'w').write({report})\n{then}"
+
+
+LEAVE = {
+    "in its group": "subprocess.Popen(['sleep', '1000'])",
+    "in a session of its own": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    "after its parent's death": "subprocess.Popen('setsid sleep 1000 & exit', shell=True).wait()",
+}
+
+
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
+def test_what_a_rank_that_ended_well_leaves_running_is_ended(store: Store, tmp_path: Path, leave: str) -> None:
+    record = run(store, f"import subprocess\n{leave}\n" + writing(repr(OK)))
+    assert record.outcome is Outcome.OK
+    mark = mark_of(store.folder)
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]]
+    assert not [process for process in left if process.environ().get("FSDP_BENCH_SWEEP") == mark]
+
+
+def test_what_a_rank_prints_is_bounded_in_memory_and_in_the_record(store: Store) -> None:
+    record = run(store, "import sys\nfor _ in range(50): sys.stderr.write('x' * 1_000_000)\nsys.exit(3)")
+    assert record.outcome is Outcome.CRASHED
+    assert record.stderr_tail is not None
+    assert 0 < len(record.stderr_tail) < 1000
+    many = run(store, "for number in range(100_000): print(number, 'y' * 200)\nraise SystemExit(3)")
+    assert many.stderr_tail is not None
+    assert many.stderr_tail.splitlines()[-1].startswith("99999 ")
+    assert len(many.stderr_tail) < 30 * 600
+    assert not store.scratch.exists() or not list(store.scratch.iterdir())  # its log went with it
+
+
+def test_a_log_that_grows_is_cut_down_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 100_000)
+    with open(tmp_path / "rank-0.log", "ab") as log:
+        for number in range(20_000):
+            log.write(b"line %d\n" % number)
+        log.flush()
+        logs.cut_down(tmp_path)
+        log.write(b"after\n")
+    assert (tmp_path / "rank-0.log").stat().st_size < 100_000
+    assert logs.last_lines(tmp_path / "rank-0.log", 2) == ["line 19999", "after"]
+
+
+ODD = {
+    "a report nested too deeply": ("'[' * 200_000", "", Outcome.CRASHED),
+    "a report that is not UTF-8": ("'x'", "open('rank-0.json', 'wb').write(b'\\xff')", Outcome.CRASHED),
+    "a report that is too large": ("' ' * 70_000_000", "", Outcome.CRASHED),
+    "a stage that is not UTF-8": (repr(OK), "open('rank-0.phase', 'wb').write(b'\\xff\\xfe' * 1000)", Outcome.OK),
+}
+
+
+@pytest.mark.parametrize(("report", "then", "outcome"), ODD.values(), ids=ODD)
+def test_odd_files_of_a_rank_are_its_outcome(store: Store, report: str, then: str, outcome: Outcome) -> None:
+    assert run(store, writing(report, then)).outcome is outcome
+
+
+def test_a_scratch_folder_that_cannot_be_written_ends_the_sweep_and_records_nothing(store: Store) -> None:
+    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=RunPlan(), device="cpu")
+    trial = TrialRun(spec, "s", store, probe_machine())
+    store.remove_scratch(store.scratch)  # as a disk without inodes does, writing fails
+    with pytest.raises(ResultsError, match="results cannot be written"):
+        trial.run(Program("none", ""))
+
+
+def test_the_time_limit_does_not_count_the_time_in_which_the_manager_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now)
+    watch = Watch(10.0)
+    now = 1000.0  # stopped
+    assert not watch.has_run_out()
+    for _ in range(100):
+        now += 0.2
+        if watch.has_run_out():
+            break
+    assert now == pytest.approx(1000 + 10 - runner.MOST_SECONDS_BETWEEN_LOOKS, abs=0.5)
+
+
+def test_a_report_that_was_there_when_the_limit_passed_counts(store: Store) -> None:
+    assert run(store, writing(repr(OK), "import time; time.sleep(60)"), seconds=0.5).outcome is Outcome.OK
+
+
+def test_a_process_dies_with_its_manager_from_its_first_moment(tmp_path: Path) -> None:
+    """Even where it is stopped before its own program has begun."""
+    code = (
+        "import os, subprocess, time\nfrom fsdp_bench.sweep.run.processes import dying_with_this_process\n"
+        "child = subprocess.Popen(['sleep', '1000'], preexec_fn=dying_with_this_process())\n"
+        "print(child.pid, flush=True)\ntime.sleep(1000)"
+    )
+    manager = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert manager.stdout is not None
+    child = psutil.Process(int(manager.stdout.readline()))
+    child.suspend()
+    manager.kill()
+    manager.communicate()
+    deadline = time.monotonic() + 10
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "datetime.py").write_text("open('imported', 'w')")
+    subprocess.run([sys.executable, "-m", "calendar"], env=worker_environment(), cwd=tmp_path, check=True, stdout=-3)
+    assert not (tmp_path / "imported").exists()
+
+
+class TwoRanks(Program):
+    """Of two ranks the first ends without a report; its peer waits for it."""
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TwoRanksRunning:  # type: ignore[override]
+        return TwoRanksRunning(super().start(trial, scratch, world_size, may_share))
+
+
+class TwoRanksRunning:
+    def __init__(self, peer: TorchrunTrial) -> None:
+        self._peer, self._ends = peer, [RankExit(rank=0, exit_code=0)]
+        self.kill = peer.kill
+
+    @property
+    def finished(self) -> bool:
+        return self._peer.finished
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        return [self._ends.pop()] if self._ends else self._peer.wait(seconds)
+
+
+def test_a_rank_that_ends_early_ends_the_trial_and_is_its_cause(store: Store) -> None:
+    plan = RunPlan(timeout_seconds=100.0, communication_steps=0)
+    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(world_size=2), run=plan, device="cpu")
+    launcher = TwoRanks(mark_of(store.folder), "import time; time.sleep(100)")
+    begin = time.monotonic()
+    record = TrialRun(spec, "s", store, probe_machine()).run(launcher)
+    assert time.monotonic() - begin < 30
+    assert record.outcome is Outcome.CRASHED
+    assert record.reason == "rank 0 ended with exit code 0 in start and left no report"

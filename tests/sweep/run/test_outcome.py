@@ -1,0 +1,81 @@
+"""The first cause of a trial's end, from what its ranks left."""
+
+from __future__ import annotations
+
+import signal
+
+from fsdp_bench.spec.record import Failure, Outcome, RankReport
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+
+
+def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> Verdict:
+    return decide_outcome(ends, timed_out=timed_out, oom_killed=oom_killed, timeout_seconds=60)
+
+
+def ok(rank: int) -> RankEnd:
+    return RankEnd(rank=rank, report=RankReport(rank=rank, outcome=Outcome.OK), exit_code=0)
+
+
+def failed(rank: int, at: float, outcome: Outcome = Outcome.CRASHED, limit: str | None = None) -> RankEnd:
+    failure = Failure(message=f"message of {rank}", phase="backward", at=at, limit=limit)
+    return RankEnd(rank=rank, report=RankReport(rank=rank, outcome=outcome, failure=failure), exit_code=1)
+
+
+def test_all_ranks_ok_is_ok() -> None:
+    assert decide([ok(0), ok(1)]).outcome is Outcome.OK
+
+
+def test_memory_that_ran_out_on_one_rank_wins_over_its_echo_on_the_others() -> None:
+    verdict = decide([failed(0, at=1.0), failed(1, at=2.0, outcome=Outcome.OOM_GPU, limit="device")])
+    assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
+
+
+def test_a_trial_that_only_lacked_its_steps_without_communication_was_measured() -> None:
+    def silent(rank: int) -> RankEnd:
+        return RankEnd(rank=rank, report=ok(rank).report, stage="without communication")
+
+    assert decide([silent(0), silent(1)], timed_out=True).outcome is Outcome.OK
+    assert decide([ok(0), RankEnd(rank=1, report=ok(1).report, signal=signal.SIGKILL)]).outcome is Outcome.OK
+    assert decide([silent(0), RankEnd(rank=1, stage="steps")], timed_out=True).outcome is Outcome.TIMEOUT
+
+
+def test_a_budget_is_labelled_as_one() -> None:
+    verdict = decide([failed(0, at=1.0, outcome=Outcome.OOM_HOST, limit="budget")])
+    assert verdict.outcome is Outcome.OOM_HOST
+    assert "a budget, not a card" in (verdict.reason or "")
+
+
+def test_the_earliest_failure_is_the_cause() -> None:
+    assert decide([failed(0, at=2.0), failed(1, at=1.0)]).rank == 1
+
+
+def test_a_killed_rank_is_the_cause_of_its_peers_broken_connections() -> None:
+    verdict = decide([failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="steps")])
+    assert (verdict.outcome, verdict.rank) == (Outcome.CRASHED, 1)
+    assert verdict.reason == "rank 1 was ended by SIGKILL in steps"
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_out_of_host_memory() -> None:
+    ends = [failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="load")]
+    assert decide(ends, oom_killed="yes").outcome is Outcome.OOM_HOST
+
+
+def test_another_signal_is_no_lack_of_memory_even_when_something_was_killed_for_it() -> None:
+    assert decide([RankEnd(rank=0, signal=signal.SIGSEGV)], oom_killed="yes").outcome is Outcome.CRASHED
+
+
+def test_ranks_that_are_still_running_at_the_limit_are_a_timeout_that_names_where_one_was() -> None:
+    verdict = decide([ok(0), RankEnd(rank=1, stage="warmup")], timed_out=True)
+    assert verdict.outcome is Outcome.TIMEOUT
+    assert verdict.reason == "not done after 60 s; rank 1 was in warmup"
+
+
+def test_a_failure_that_was_reported_before_the_limit_is_no_timeout() -> None:
+    assert decide([failed(0, at=1.0), RankEnd(rank=1)], timed_out=True).outcome is Outcome.CRASHED
+
+
+def test_a_rank_that_ended_without_a_word_crashed() -> None:
+    verdict = decide([RankEnd(rank=0, exit_code=3, stage="load"), ok(1)])
+    assert verdict.outcome is Outcome.CRASHED
+    assert "exit code 3 in load" in (verdict.reason or "")
+    assert decide([RankEnd(rank=0, exit_code=0), ok(1)]).outcome is Outcome.CRASHED

@@ -1,0 +1,70 @@
+"""Calibrating on real ranks, with small grids: every table is filled, by all ranks together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdp_bench.spec.profile import Measured, read_profile
+from fsdp_bench.spec.setup import OptimizerKind
+from fsdp_bench.train.calibrating import calibrator, collective_times, operator_times
+from tests.conftest import run_command
+from tests.train.ranks import run_ranks
+
+
+def measure_little() -> Measured:
+    """Measure everything on grids of two sizes."""
+    operator_times.SIDES = {"cpu": (8, 64)}  # type: ignore[assignment]
+    operator_times.LENGTHS = {"cpu": (16,)}  # type: ignore[assignment]
+    operator_times.NUMELS = {"cpu": (2**9, 2**11)}  # type: ignore[assignment]
+    operator_times.TENSORS = {"cpu": ((2, 2**10),)}  # type: ignore[assignment]
+    collective_times.MESSAGES = {"cpu": (2**8, 2**12)}  # type: ignore[assignment]
+    calibrator.ROUND_SECONDS = {"cpu": 1e-4}
+    return calibrator.measure(torch.device("cpu"), lambda part: None)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_table_is_filled_and_all_ranks_agree(world_size: int, tmp_path: Path) -> None:
+    found = run_ranks(world_size, tmp_path, measure_little)
+    measured = found[0]
+    assert (measured.num_ranks, measured.versions["backend"]) == (world_size, "gloo")
+    assert {(one.layout, one.dtype) for one in measured.matmul} == {
+        (layout, dtype) for layout in ("nt", "nn", "tn") for dtype in ("fp32", "bf16")
+    }
+    assert len(measured.matmul) == 3 * 2 * 2**3
+    assert {one.backward for one in measured.attention} == {True, False}
+    assert {one.kind for one in measured.optimizer} == {kind.value for kind in OptimizerKind}
+    assert {one.group_size for one in measured.collective} == ({2} if world_size == 2 else {2, 4})
+    assert {one.kind for one in measured.collective} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert set(measured.probe_step_seconds) == {"none", "fsdp1", "fsdp2"}
+    assert measured.probe_step_seconds["fsdp1"] > measured.probe_step_seconds["none"]
+    assert all(one.collective == measured.collective for one in found)  # means over ranks
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_file_that_predict_reads(tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    done = run_command("calibrate", "--ranks", 2, "--out", path)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks: " in done.stdout
+    profile = read_profile(path)
+    assert [one.num_ranks for one in profile.ranks] == [2]
+    words = ("--params", "10M", "--seq", 128, "--world-size", 2, "--kernels", "cpu", "--calibration", path)
+    assert "tokens/s per GPU" in run_command("predict", *words).stdout
+
+
+@pytest.mark.parametrize("out", ["/proc/none/here.toml", "/proc/here.toml"])
+def test_what_cannot_be_written_is_refused_before_measuring(out: str) -> None:
+    done = run_command("calibrate", "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fsdp-bench: out: {out} cannot be written: ")
+
+
+@pytest.mark.parametrize("words", [("--ranks", "two"), ("--ranks", "0"), ("--ranks", "2,,4")])
+def test_ranks_that_are_no_numbers_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
+    done = run_command("calibrate", *words, "--out", tmp_path / "here.toml")
+    assert done.returncode == 2
+    assert "numbers from 1 to" in done.stderr
+    assert not list(tmp_path.iterdir())

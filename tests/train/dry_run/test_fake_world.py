@@ -1,0 +1,301 @@
+"""The dry run against real ranks: the same phases, to the byte, and a refusal where it could not be exact."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, UserModule
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import (
+    Api,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+)
+from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.train.dry_run.workarounds import applied
+from fsdp_bench.train.measuring.meters import CpuMeter
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.step import train_step
+from tests.train.ranks import run_ranks
+from tests.train.training import GPT2, LLAMA, SHAPES, training_of
+
+S = ShardingStrategy
+MIXED = Precision.parse("bf16-mixed")
+FP16 = Precision.parse("fp16-mixed")
+TRUE = Precision.parse("bf16-true")
+MESH_BYTES = 4
+"""A device mesh keeps one int32 a rank; a dry run makes it of real tensors, which it does not count."""
+
+Cells = dict[str, tuple[Family, TrainSetup]]
+
+
+def _setup(world_size: int, **fields: Any) -> TrainSetup:
+    return TrainSetup(world_size=world_size, micro_batch_size=2, sequence_length=12, **fields)
+
+
+TWO_RANKS: Cells = {
+    "fsdp1 FULL_SHARD": (Family.LLAMA, _setup(2, precision=MIXED)),
+    "fsdp1 FULL_SHARD flat": (Family.LLAMA, _setup(2, use_orig_params=False, optimizer=OptimizerKind.ADAMW_FOR_LOOP)),
+    "fsdp1 FULL_SHARD fp16": (Family.GPT2, _setup(2, precision=FP16, max_grad_norm=1.0)),
+    "fsdp1 SHARD_GRAD_OP": (Family.GPT2, _setup(2, strategy=S.SHARD_GRAD_OP, precision=MIXED, forward_prefetch=True)),
+    "fsdp1 SHARD_GRAD_OP no_sync": (
+        Family.LLAMA,
+        _setup(2, strategy=S.SHARD_GRAD_OP, gradient_accumulation_steps=2, sync_every_micro_batch=False),
+    ),
+    "fsdp1 NO_SHARD": (Family.LLAMA, _setup(2, strategy=S.NO_SHARD, precision=TRUE, checkpointing=Checkpointing.FULL)),
+    "fsdp2 FULL_SHARD": (Family.LLAMA, _setup(2, api=Api.FSDP2, precision=MIXED, optimizer=OptimizerKind.ADAMW_FUSED)),
+    "fsdp2 FULL_SHARD fp16": (Family.LLAMA, _setup(2, api=Api.FSDP2, precision=FP16, max_grad_norm=1.0)),
+    "fsdp2 FULL_SHARD offload": (Family.GPT2, _setup(2, api=Api.FSDP2, offload=Offload.PARAMS)),
+    "fsdp2 SHARD_GRAD_OP": (
+        Family.GPT2,
+        _setup(2, api=Api.FSDP2, strategy=S.SHARD_GRAD_OP, checkpointing=Checkpointing.SELECTIVE, loss=Loss.CHUNKED),
+    ),
+    "fsdp2 wrapped by size": (Family.LLAMA, _setup(2, api=Api.FSDP2, wrap=Wrap.SIZE, min_num_params=5000)),
+    "ddp": (Family.LLAMA, _setup(2, api=Api.FSDP2, strategy=S.NO_SHARD)),
+    "ddp fp16 reduction": (
+        Family.LLAMA,
+        _setup(2, api=Api.FSDP2, strategy=S.NO_SHARD, precision=Precision("fp32", "bf16", "fp16")),
+    ),
+}
+FOUR_RANKS: Cells = {
+    "fsdp1 HYBRID_SHARD": (Family.LLAMA, _setup(4, strategy=S.HYBRID_SHARD)),
+    "fsdp2 _HYBRID_SHARD_ZERO2": (Family.LLAMA, _setup(4, api=Api.FSDP2, strategy=S.HYBRID_SHARD_ZERO2)),
+}
+
+
+def _uncounted(collective: Any) -> Any:
+    """Keep what gloo allocates for itself out of the count: it reduces and scatters on a copy of its input."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return collective(*args, **kwargs)
+
+    return call
+
+
+def measure_phases(cells: Cells) -> dict[str, dict[str, int]]:
+    """Return, on a real rank, the phases' peaks of a warm step in each cell."""
+    for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce"):
+        if hasattr(dist, name):
+            setattr(dist, name, _uncounted(getattr(dist, name)))
+    return {name: _measure(*cell) for name, cell in cells.items()}
+
+
+def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
+    """Return the least peak of three warm steps: gloo's threads and garbage hold tensors for a moment."""
+    meter = CpuMeter(None, compiled=False)
+    training = training_of(family, setup)
+    training.meter = meter
+    steps = []
+    for tokens in batches(setup, SHAPES[family].vocab_size, 5, dist.get_rank(), setup.world_size):
+        gc.collect()
+        meter.phase("between steps")
+        meter._phases.peaks.clear()
+        train_step(training, tokens)
+        del tokens
+        meter.phase("between steps")
+        steps.append(dict(meter._phases.peaks))
+    meter.close()
+    phases = [phase for phase in steps[-1] if phase != "between steps"]
+    return {phase: min(step[phase] for step in steps[2:]) for phase in phases}
+
+
+@pytest.fixture(scope="module")
+def dry() -> Iterator[dict[str, DryRunAnswer]]:
+    cells = TWO_RANKS | FOUR_RANKS
+    specs = [DryRunSpec(model=SHAPES[family], setup=setup, kernels="cpu") for family, setup in cells.values()]
+    names = list(cells)
+    return {names[index]: answer for index, answer in dry_runs(specs)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    return run_ranks(2, tmp_path_factory.mktemp("two"), measure_phases, TWO_RANKS)[0]
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    return run_ranks(4, tmp_path_factory.mktemp("four"), measure_phases, FOUR_RANKS)[0]
+
+
+def _expect_equal(answer: DryRunAnswer, measured: dict[str, int], setup: TrainSetup) -> None:
+    assert answer.reading is not None, answer.error
+    has_mesh = setup.strategy.is_hybrid or (setup.api is Api.FSDP2 and setup.strategy is not S.NO_SHARD)
+    mesh = MESH_BYTES * setup.world_size if has_mesh else 0
+    assert {phase: peak + mesh for phase, peak in answer.reading.phases.items()} == measured
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_phases_equal_those_of_real_ranks(
+    name: str, dry: dict[str, DryRunAnswer], two_ranks: dict[str, dict[str, int]]
+) -> None:
+    _expect_equal(dry[name], two_ranks[name], TWO_RANKS[name][1])
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_phases_of_hybrid_strategies_equal_those_of_real_ranks(
+    name: str, dry: dict[str, DryRunAnswer], four_ranks: dict[str, dict[str, int]]
+) -> None:
+    _expect_equal(dry[name], four_ranks[name], FOUR_RANKS[name][1])
+
+
+def test_the_breakdown_adds_up_to_the_peak(dry: dict[str, DryRunAnswer]) -> None:
+    for name, answer in dry.items():
+        assert answer.reading is not None, name
+        assert sum(answer.reading.breakdown_bytes.values()) == answer.reading.peak_allocated_bytes, name
+        assert answer.reading.peak_allocated_bytes == max(answer.reading.phases.values()), name
+
+
+def _answers(*specs: DryRunSpec) -> list[DryRunAnswer]:
+    return [answer for _index, answer in sorted(dry_runs(list(specs), 2), key=lambda pair: pair[0])]
+
+
+def test_a_gpus_rank_holds_its_shards_and_with_offload_nothing() -> None:
+    setup = TrainSetup(world_size=8, sequence_length=16)
+    offloaded = TrainSetup(world_size=8, sequence_length=16, offload=Offload.PARAMS)
+    on_device, on_host = _answers(
+        DryRunSpec(model=LLAMA, setup=setup, kernels="cuda"), DryRunSpec(model=LLAMA, setup=offloaded, kernels="cuda")
+    )
+    assert on_device.reading is not None, on_device.error
+    assert on_host.reading is not None, on_host.error
+    # By hand: each unit's flat parameter is cut into eight fp32 shards; all are multiples of eight but the root's.
+    block, root = LLAMA.num_block_parameters, LLAMA.num_root_parameters
+    shard = 2 * -(-block // 8) + -(-root // 8)
+    assert on_device.reading.resident.optimizer_state_bytes == 2 * on_device.reading.resident.parameters_bytes
+    # FSDP1 also pads each parameter to 16 bytes: at most three elements for each of 9 + 9 + 3 parameters.
+    assert 4 * shard <= on_device.reading.resident.parameters_bytes <= 4 * (shard + 3 * 21)
+    assert on_host.reading.resident.parameters_bytes == 0
+    assert on_host.reading.resident.optimizer_state_bytes == 0
+
+
+def test_every_strategy_runs_on_the_fake_accelerator() -> None:
+    precisions = itertools.cycle((MIXED, FP16))
+    setups = [
+        TrainSetup(world_size=8, sequence_length=16, api=api, strategy=strategy, precision=next(precisions))
+        for strategy in S
+        for api in Api
+    ]
+    answers = _answers(*(DryRunSpec(model=GPT2, setup=setup) for setup in setups))
+    for setup, answer in zip(setups, answers, strict=True):
+        assert answer.reading is not None, (setup, answer.error)
+
+
+def test_what_cannot_be_run_dry_is_refused_and_the_next_spec_is_answered() -> None:
+    good = TrainSetup(world_size=2, sequence_length=16)
+    compiled, offloaded, answered = _answers(
+        DryRunSpec(model=LLAMA, setup=TrainSetup(world_size=2, compile=True)),
+        DryRunSpec(model=LLAMA, setup=TrainSetup(world_size=2, offload=Offload.PARAMS), kernels="cpu"),
+        DryRunSpec(model=LLAMA, setup=good),
+    )
+    assert "torch.compile falls back to eager" in str(compiled.error)
+    assert "needs an accelerator" in str(offloaded.error)
+    assert compiled.users_mistake
+    assert answered.reading is not None
+
+
+def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_with_it(tmp_path: Path) -> None:
+    (tmp_path / "users.py").write_text(
+        "import os\n"
+        "def number():\n    return 3\n"
+        "def broken():\n    raise ValueError('no weights here')\n"
+        "def fatal():\n    os._exit(7)\n"
+    )
+    setup = TrainSetup(world_size=2, sequence_length=16, wrap=Wrap.NONE)
+    functions = ("users", "users:nope", "users:number", "users:broken", "users:fatal")
+    modules = [UserModule(function=function, folder=str(tmp_path)) for function in functions]
+    *mistakes, dead, alive = _answers(
+        *(DryRunSpec(module=module, setup=setup) for module in modules), DryRunSpec(model=LLAMA, setup=setup)
+    )
+    expected = ("write it like 'package.module:name'", "users has no 'nope'", "not int", "ValueError: no weights here")
+    for mistake, part in zip(mistakes, expected, strict=True):
+        assert part in str(mistake.error)
+        assert mistake.users_mistake
+    assert "ended with code 7" in str(dead.error)
+    assert not dead.users_mistake
+    assert alive.reading is not None
+
+
+def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input(tmp_path: Path) -> None:
+    (tmp_path / "one_linear.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(100, 100, bias=False), torch.zeros(10, 100)\n"
+    )
+    module = UserModule(function="one_linear:make", folder=str(tmp_path))
+    fields: dict[str, Any] = {"api": Api.FSDP2, "strategy": S.NO_SHARD, "wrap": Wrap.NONE, "precision": MIXED}
+    setup = TrainSetup(world_size=2, optimizer=OptimizerKind.SGD, **fields)
+    on_cuda, on_cpu = _answers(
+        DryRunSpec(module=module, setup=setup), DryRunSpec(module=module, setup=setup, kernels="cpu")
+    )
+    # By hand, elements: 100 x 100 parameters and DDP's bucket and 10 x 100 inputs in fp32; in bf16 the weight, the
+    # input and the output. On a CPU moving the batch to the device copies nothing.
+    expected = 4 * (10_000 + 10_000 + 1_000) + 2 * (10_000 + 1_000 + 1_000)
+    assert on_cuda.reading is not None, on_cuda.error
+    assert on_cpu.reading is not None, on_cpu.error
+    assert on_cuda.reading.phases["forward"] == expected
+    assert on_cpu.reading.phases["forward"] == expected
+
+
+def test_a_torch_whose_symbol_has_changed_is_refused_before_anything_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch.nn.parallel.distributed as parallel
+
+    untouched = torch.UntypedStorage.data_ptr
+    monkeypatch.setattr(parallel, "_verify_param_shape_across_processes", lambda *_: None)
+    with pytest.raises(MachineError, match=r"torch .*_verify_param_shape_across_processes has changed") as caught:
+        applied(accelerator=False).__enter__()
+    assert "\n" not in str(caught.value)
+    monkeypatch.delattr(parallel, "_verify_param_shape_across_processes")
+    with pytest.raises(MachineError, match="_verify_param_shape_across_processes is not there"):
+        applied(accelerator=False).__enter__()
+    assert torch.UntypedStorage.data_ptr is untouched
+
+
+def test_every_workaround_is_taken_back() -> None:
+    before = torch.distributed.all_reduce, torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass
+    with applied(accelerator=True):
+        assert torch.distributed.all_reduce is not before[0]
+    assert (torch.distributed.all_reduce, torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass) == before
+
+
+def _alive_while_memory_is_replaced() -> list[int]:
+    """Do with a parameter what FlatParamHandle does under NO_SHARD with offload and use_orig_params; count storages."""
+    flat = torch.nn.Parameter(torch.zeros(8))
+    views = [part.view(-1) for part in torch.split(flat, [4, 4])]
+    made, alive = [weakref.ref(flat.untyped_storage())], []
+    for _ in range(2):
+        flat.data = torch.zeros(8)
+        made.append(weakref.ref(flat.untyped_storage()))
+        alive.append(sum(storage() is not None for storage in made))
+        for view, part in zip(views, torch.split(flat, [4, 4]), strict=True):
+            view.data = part
+        del view, part
+        alive.append(sum(storage() is not None for storage in made))
+    return alive
+
+
+def test_memory_that_views_are_given_takes_the_place_of_what_they_had() -> None:
+    real = _alive_while_memory_is_replaced()
+    with FakeTensorMode():
+        without = _alive_while_memory_is_replaced()
+    with applied(accelerator=True), FakeTensorMode():
+        fake = _alive_while_memory_is_replaced()
+    assert fake == real == [2, 1, 2, 1]
+    assert without != real  # else torch needs no working around any more

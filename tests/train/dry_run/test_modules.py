@@ -1,0 +1,162 @@
+"""The modules have the parameters and the FLOPs that spec/model.py says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.train.models.transformer import build, initialize
+from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
+from tests.conftest import simulating
+from tests.spec.test_model import gpt2, llama
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> ModelShape:
+    family = draw(st.sampled_from(list(Family)))
+    kv_heads = draw(st.integers(1, 4))
+    heads = kv_heads * draw(st.integers(1, 3)) if family is Family.LLAMA else kv_heads
+    return ModelShape(
+        name="drawn",
+        family=family,
+        num_hidden_layers=draw(st.integers(1, 3)),
+        hidden_size=heads * 2 * draw(st.integers(1, 9)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=draw(st.integers(1, 300)),
+        vocab_size=draw(st.integers(2, 999)),
+        max_position_embeddings=draw(st.integers(8, 99)),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+
+
+@given(shapes())
+@simulating
+def test_counts_equal_those_of_the_modules_on_the_meta_device(shape: ModelShape) -> None:
+    model = build(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters
+    assert sum(p.numel() for p in model.blocks[0].parameters()) == shape.num_block_parameters
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize(
+    ("family", "count"), [(Family.LLAMA, 7 * 10**9), (Family.GPT2, 1_500_000_000), (Family.LLAMA, 405 * 10**9)]
+)
+def test_large_rungs_are_what_they_say_too(family: Family, count: int) -> None:
+    shape = rung(family, count)
+    assert sum(parameter.numel() for parameter in build(shape).parameters()) == shape.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("shape", "published"),
+    [
+        (gpt2(12, 768, 12), 124_439_808),
+        (gpt2(48, 1600, 25), 1_557_611_200),
+        (llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
+        (llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320),
+        (llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
+        (llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
+        (llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
+        (llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800),
+    ],
+    ids=["GPT-2", "GPT-2 XL", "Llama-2-7B", "13B", "70B", "Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B"],
+)
+def test_the_modules_have_the_published_counts(shape: ModelShape, published: int) -> None:
+    """Sources: the sizes of the checkpoints on Hugging Face, by config.json and safetensors' parameter counts."""
+    assert sum(parameter.numel() for parameter in build(shape).parameters()) == published
+
+
+@given(shapes(), st.integers(1, 8), st.integers(1, 3))
+@simulating
+def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, batch: int) -> None:
+    """FlopCounterMode counts attention without the causal mask, and every matrix product."""
+    tokens = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
+    counter = FlopCounterMode(display=False)
+    with counter:
+        build(shape)(tokens)
+    assert counter.get_total_flops() == pytest.approx(
+        batch * sequence * shape.forward_flops_per_token(sequence, causal=False)
+    )
+
+
+SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
+
+
+def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing) -> int:
+    """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
+
+    Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
+    the CPU's fused kernel. It counts the products whole, 4 x sequence x hidden_size a token and layer: the causal
+    half, which spec/model.py takes by default, is what fused kernels skip.
+    """
+    model = build(shape).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, seed=0)
+    checkpoint_blocks(model, list(model.blocks), checkpointing)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        model(torch.zeros(3, 10, dtype=torch.long)).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("checkpointing", list(Checkpointing))
+@pytest.mark.parametrize("family", list(Family))
+def test_flops_of_a_whole_step_equal_torchs_own_count(family: Family, checkpointing: Checkpointing) -> None:
+    """Forward, backward, and what checkpointing recomputes: full, all of a block but its last product."""
+    shape = SMALL[family]
+    expected = shape.hardware_flops_per_token(10, checkpointing, causal=False)
+    assert flops_of_a_step(shape, checkpointing) == 3 * 10 * expected
+    if checkpointing is not Checkpointing.FULL:
+        assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
+
+
+def test_a_causal_token_sees_half_of_the_keys() -> None:
+    # Sequence 10: 1 to 10 keys, 5.5 on average; two products, multiply and add, 32 wide, in 2 blocks.
+    shape = SMALL[Family.LLAMA]
+    whole, causal = (shape.forward_flops_per_token(10, causal=causal) for causal in (False, True))
+    assert whole - causal == 2 * 4 * (10 - 5.5) * 32
+
+
+@given(shapes())
+@simulating
+def test_a_parameters_values_depend_on_its_name_and_the_seed_alone(shape: ModelShape) -> None:
+    model = build(shape).to_empty(device="cpu")
+    for name, parameter in reversed(list(model.named_parameters())):
+        initialize(parameter, name, seed=3)
+        again, other = torch.empty_like(parameter), torch.empty_like(parameter)
+        initialize(again, name, seed=3)
+        initialize(other, name, seed=4)
+        assert torch.equal(parameter, again)
+        assert parameter.ndim == 1 or not torch.equal(parameter, other)
+
+
+def test_a_llama_is_causal_and_knows_positions() -> None:
+    shape = ModelShape(
+        name="x",
+        family=Family.LLAMA,
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        vocab_size=50,
+        max_position_embeddings=16,
+    )
+    model = build(shape).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, seed=0)
+    tokens = torch.randint(50, (1, 8), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 50
+    torch.testing.assert_close(model(tokens)[:, :-1], model(changed)[:, :-1])
+    swapped = tokens[:, [1, 0, *range(2, 8)]]
+    assert not torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1])

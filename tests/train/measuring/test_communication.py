@@ -1,0 +1,273 @@
+"""Communication: intervals, kinds, bytes. Expected figures are computed by hand in each test."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
+from fsdp_bench.train.measuring.communication import (
+    Interval,
+    Span,
+    build_reading,
+    copies_of,
+    length,
+    measure_communication,
+    split_spans,
+    union,
+)
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.step import train_step
+from tests.train.ranks import run_ranks
+from tests.train.training import CPU, LLAMA, S, setup_of, training_of
+
+intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda p: (float(p[0]), float(p[0] + p[1]))))
+
+
+@given(intervals)
+def test_a_union_is_disjoint_ordered_and_covers_the_same_instants(given_intervals: list[Interval]) -> None:
+    merged = union(given_intervals)
+    assert all(first[1] < second[0] for first, second in pairwise(merged))
+    for instant in [i + 0.5 for i in range(71)]:
+        assert any(a <= instant <= b for a, b in merged) == any(a <= instant <= b for a, b in given_intervals)
+
+
+@given(intervals, intervals)
+def test_exposed_is_the_time_that_no_compute_covers(collectives: list[Interval], compute: list[Interval]) -> None:
+    reading = build_reading(1.0, {"all_gather": collectives}, compute)
+    half_units = [i / 2 + 0.25 for i in range(142)]  # all ends are integers, so sampling is exact
+    running = [t for t in half_units if any(a <= t <= b for a, b in collectives)]
+    exposed = [t for t in running if not any(a <= t <= b for a, b in compute)]
+    assert reading.total_seconds == pytest.approx(len(running) / 2)
+    assert reading.exposed_seconds == pytest.approx(len(exposed) / 2)
+    assert reading.exposed_seconds <= reading.total_seconds
+
+
+def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
+    def kernel(name: str, start: float, end: float) -> Span:
+        return Span(name, start, end, thread=7, on_device=True)
+
+    collectives, compute = split_spans(
+        [
+            kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0, 1),
+            kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 2, 4),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 5, 6),
+            kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 6, 7),
+            kernel("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 0.5, 3),
+            kernel("Memcpy DtoH (Device -> Pageable)", 8, 9),
+            kernel("nccl:_all_gather_base", 0, 1),
+            Span("c10d::_allgather_base_", 0, 9, thread=1, on_device=False),
+        ],
+        cuda=True,
+    )
+    assert dict(collectives) == {
+        "all_gather": [(0, 1)],
+        "reduce_scatter": [(2, 4)],
+        "all_reduce": [(5, 6)],
+        "other": [(6, 7)],
+    }
+    assert compute == [(0.5, 3)]
+    copies = copies_of(
+        [
+            kernel("Memcpy HtoD (Pinned -> Device)", 1, 3),
+            kernel("Memcpy HtoD (Pageable -> Device)", 2, 4),
+            kernel("Memcpy DtoH (Device -> Pageable)", 8, 9),
+            kernel("Memcpy DtoD (Device -> Device)", 9, 10),
+            Span("Memcpy HtoD", 0, 1, thread=1, on_device=False),
+        ]
+    )
+    assert dict(copies) == {"copy_to_device": [(1, 3), (2, 4)], "copy_to_host": [(8, 9)]}
+    with_copies = build_reading(9.0, collectives, compute, copies=copies)
+    seconds = {kind.kind: kind.seconds for kind in with_copies.collectives}
+    assert (seconds["copy_to_device"], seconds["copy_to_host"]) == (3, 1)
+    reading = build_reading(9.0, collectives, compute)
+    assert (with_copies.total_seconds, with_copies.exposed_seconds) == (reading.total_seconds, reading.exposed_seconds)
+    assert reading.total_seconds == 5
+    assert reading.exposed_seconds == 0.5 + 1 + 1 + 1
+    assert length(union(compute)) == 2.5
+
+
+def test_a_gloo_operation_belongs_to_the_collective_that_was_issued_first() -> None:
+    def issue(name: str, start: float) -> Span:
+        return Span(name, start, start + 0.1, thread=1, on_device=False)
+
+    def runs(name: str, start: float, end: float) -> Span:
+        return Span(name, start, end, thread=2, on_device=False)
+
+    collectives, compute = split_spans(
+        [
+            issue("c10d::_reduce_scatter_base_", 0),
+            issue("c10d::allreduce_", 1),
+            runs("gloo:all_reduce", 0.5, 2),
+            runs("gloo:all_reduce", 2, 3),
+            Span("aten::mm", 1.5, 2.5, thread=1, on_device=False),
+            Span("aten::add_", 0.6, 0.7, thread=2, on_device=False),  # gloo's own sum
+        ],
+        cuda=False,
+    )
+    assert dict(collectives) == {"reduce_scatter": [(0.5, 2)], "all_reduce": [(2, 3)]}
+    assert compute == [(1.5, 2.5)]
+
+
+BLOCK = LLAMA.num_block_parameters
+ROOT = LLAMA.num_root_parameters
+TOTAL = LLAMA.num_parameters
+BLOCKS = LLAMA.num_hidden_layers
+PADDED_ROWS = 2 * LLAMA.hidden_size
+"""Elements by which FSDP2 pads the root on two or four ranks: the 67 rows of embedding and head become 68."""
+
+BF16 = Precision.parse("bf16-mixed")
+FULL = Checkpointing.FULL
+COUNTED: dict[int, dict[str, TrainSetup]] = {
+    2: {
+        f"{api.value} {name}": setup_of(2, api=api, **fields)
+        for api in Api
+        for name, fields in {
+            "FULL_SHARD": {},
+            "FULL_SHARD full": {"checkpointing": FULL},
+            "SHARD_GRAD_OP": {"strategy": S.SHARD_GRAD_OP},
+            "SHARD_GRAD_OP full": {"strategy": S.SHARD_GRAD_OP, "checkpointing": FULL},
+            "NO_SHARD": {"strategy": S.NO_SHARD},
+            "bf16": {"precision": BF16},
+            "accumulated": {"gradient_accumulation_steps": 2},
+            "no_sync": {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
+        }.items()
+    },
+    4: {
+        f"{api.value} {strategy.value}": setup_of(4, api=api, strategy=strategy)
+        for api in Api
+        for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)
+    },
+}
+
+Counts = dict[str, tuple[int, int]]
+GroupSizes = dict[str, set[int]]
+
+
+def count_cases(cases: dict[str, TrainSetup]) -> dict[str, Counts]:
+    """Return calls and bytes by kind of one step, for each case."""
+    counted = {}
+    for name, setup in cases.items():
+        training = training_of(Family.LLAMA, setup)
+        *first, last = batches(setup, LLAMA.vocab_size, 3, dist.get_rank(), setup.world_size)
+        for micro_batches in first:  # DDP agrees on its buckets in the second step
+            train_step(training, micro_batches)
+        with CollectiveCounter() as counter:
+            train_step(training, last)
+        counted[name] = {kind: (counter.calls[kind], counter.message_bytes[kind]) for kind in counter.calls}
+    return counted
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counts]:
+    counts: dict[str, Counts] = {}
+    for world, cases in COUNTED.items():
+        first, *others = run_ranks(world, tmp_path_factory.mktemp("ranks"), count_cases, cases)
+        assert all(other == first for other in others)
+        counts |= first
+    return counts
+
+
+def padding(api: str) -> int:
+    """Return the elements that sharding adds to the root.
+
+    FSDP1 pads each unit's flat parameter to a multiple of the ranks, and each parameter in it to 16 bytes: every
+    parameter here has a multiple of 4 elements, so nothing is added. FSDP2 pads each parameter's rows to a multiple
+    of the ranks: 36, 12 and 50 are multiples of 2, and 67 is not.
+    """
+    return PADDED_ROWS if api == "fsdp2" else 0
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("checkpointing", ["", " full"])
+def test_full_shard_gathers_blocks_twice_the_root_once_and_reduces_everything_once(
+    api: str, checkpointing: str, counted: dict[str, Counts]
+) -> None:
+    """With full checkpointing too: checkpoint(FSDP(block)) would gather each block once more, to recompute it."""
+    root = ROOT + padding(api)
+    assert counted[f"{api} FULL_SHARD{checkpointing}"] == {
+        "all_gather": (2 * BLOCKS + 1, 4 * (2 * BLOCKS * BLOCK + root)),
+        "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root)),
+    }
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("checkpointing", ["", " full"])
+def test_shard_grad_op_gathers_and_reduces_everything_once(
+    api: str, checkpointing: str, counted: dict[str, Counts]
+) -> None:
+    once = (BLOCKS + 1, 4 * (TOTAL + padding(api)))
+    assert counted[f"{api} SHARD_GRAD_OP{checkpointing}"] == {"all_gather": once, "reduce_scatter": once}
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_no_shard_only_reduces_gradients(api: str, counted: dict[str, Counts]) -> None:
+    """FSDP1 once a unit; DDP in buckets of 1 and 25 MiB (torch's defaults), which this model fills once."""
+    calls = BLOCKS + 1 if api == "fsdp1" else 1
+    assert counted[f"{api} NO_SHARD"] == {"all_reduce": (calls, 4 * TOTAL)}
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_bf16_mixed_gathers_two_bytes_and_reduces_four(api: str, counted: dict[str, Counts]) -> None:
+    """FSDP1 starts each parameter of a unit at 16 bytes of the compute dtype: at 8 elements of bf16.
+
+    After each of a block's norms (36 elements) 4 are skipped, and in the root after the embedding (2412) and the norm.
+    """
+    skipped = 8 if api == "fsdp1" else 0
+    block, root = BLOCK + skipped, ROOT + padding(api) + skipped
+    assert counted[f"{api} bf16"] == {
+        "all_gather": (2 * BLOCKS + 1, 2 * (2 * BLOCKS * block + root)),
+        "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * block + root)),
+    }
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_accumulation_reduces_in_every_micro_batch_and_without_synchronisation_in_the_last(
+    api: str, counted: dict[str, Counts]
+) -> None:
+    once = (BLOCKS + 1, 4 * (TOTAL + padding(api)))
+    assert counted[f"{api} accumulated"]["reduce_scatter"] == (2 * once[0], 2 * once[1])
+    assert counted[f"{api} no_sync"]["reduce_scatter"] == once
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize(("strategy", "gathers"), [("HYBRID_SHARD", 2), ("_HYBRID_SHARD_ZERO2", 1)])
+def test_hybrid_strategies_reduce_their_shard_over_the_groups(
+    api: str, strategy: str, gathers: int, counted: dict[str, Counts]
+) -> None:
+    """Groups of two gather and reduce as two ranks do; then the shard, a half, is reduced between the groups."""
+    root = ROOT + padding(api)
+    assert counted[f"{api} {strategy}"] == {
+        "all_gather": (gathers * BLOCKS + 1, 4 * (gathers * BLOCKS * BLOCK + root)),
+        "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root)),
+        "all_reduce": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root) // 2),
+    }
+
+
+def measure_cases(cases: dict[str, TrainSetup]) -> dict[str, object]:
+    readings = {}
+    for name, setup in cases.items():
+        training = training_of(Family.LLAMA, setup)
+        data = batches(setup, LLAMA.vocab_size, 6, dist.get_rank(), setup.world_size)
+        for _ in range(2):
+            train_step(training, next(data))
+        readings[name] = measure_communication(lambda t=training, d=data: train_step(t, next(d)), CPU, 2)
+    return readings
+
+
+def test_a_profiled_step_finds_every_collective_that_was_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cases = {name: COUNTED[2][name] for name in ("fsdp1 FULL_SHARD", "fsdp2 FULL_SHARD", "fsdp2 NO_SHARD")}
+    for rank in run_ranks(2, tmp_path_factory.mktemp("ranks"), measure_cases, cases):
+        for name, readings in rank.items():
+            assert len(readings) == 2
+            for reading in readings:
+                assert 0 < reading.exposed_seconds <= reading.total_seconds <= reading.step_seconds
+                kinds = {found.kind for found in reading.collectives}
+                assert kinds == ({"all_reduce"} if "NO_SHARD" in name else {"all_gather", "reduce_scatter"})
+                assert all((found.seconds or 0) > 0 and found.calls > 0 for found in reading.collectives)

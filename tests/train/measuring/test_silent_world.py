@@ -1,0 +1,115 @@
+"""Steps in a world whose collectives end at once: what is the same as with real peers, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
+from fsdp_bench.train.measuring.silent_world import enter_silent_world, silence
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.step import train_step
+from tests.train.ranks import run_ranks
+from tests.train.training import LLAMA, S, setup_of, training_of
+
+CASES: dict[int, list[TrainSetup]] = {
+    2: [
+        setup_of(2, api=api, strategy=strategy, precision=Precision.parse(precision), **fields)
+        for api in Api
+        for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)
+        for precision, fields in (
+            ("fp32", {"checkpointing": Checkpointing.FULL, "max_grad_norm": 1.0}),
+            ("bf16-mixed", {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False}),
+            ("fp16-mixed", {}),
+        )
+    ],
+    4: [setup_of(4, api=api, strategy=strategy) for api in Api for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)],
+}
+
+
+class OperatorCounter(TorchDispatchMode):
+    """Counts the operators that compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.utils._python_dispatch.is_traceable_wrapper_subclass(next(iter(args), None)):
+            self.calls[str(func)] = self.calls.get(str(func), 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def counts(
+    setup: TrainSetup, rank: int, has_peers: bool = True
+) -> tuple[dict[str, tuple[int, int, tuple[int, ...]]], int]:
+    """What is sent in the third step, with the sizes of groups; and how many matrix products it has."""
+    training = training_of(Family.LLAMA, setup)
+    if not has_peers:
+        silence(training.model, setup)
+    *first, fourth, fifth = batches(setup, LLAMA.vocab_size, 4, rank, setup.world_size)
+    for micro_batches in first:
+        train_step(training, micro_batches)
+    with CollectiveCounter() as sent:
+        train_step(training, fourth)
+    with OperatorCounter() as operators:
+        train_step(training, fifth)
+    products = sum(count for name, count in operators.calls.items() if name.startswith(("aten.mm", "aten.addmm")))
+    kinds = {
+        kind: (sent.calls[kind], sent.message_bytes[kind], tuple(sorted(sent.group_sizes[kind]))) for kind in sent.calls
+    }
+    return kinds, products
+
+
+def count_with_peers(setups: list[TrainSetup]) -> list[tuple[Any, int]]:
+    return [counts(setup, dist.get_rank()) for setup in setups]
+
+
+def count_in_both_worlds(setups: list[TrainSetup]) -> list[tuple[Any, Any]]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    real = count_with_peers(setups)
+    enter_silent_world(rank, world_size)
+    silent = [counts(setup, rank, has_peers=False) for setup in setups]
+    return list(zip(real, silent, strict=True))
+
+
+@pytest.mark.parametrize("world_size", list(CASES))
+def test_the_same_is_issued_and_computed_as_with_peers(world_size: int, tmp_path: Path) -> None:
+    for pairs in run_ranks(world_size, tmp_path, count_in_both_worlds, CASES[world_size]):
+        for setup, ((sent, products), (silent, silent_products)) in zip(CASES[world_size], pairs, strict=True):
+            assert sent == silent, setup
+            assert sent, setup
+            assert products == silent_products > 0, setup
+
+
+def test_hybrid_groups_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
+    """Four ranks as two groups of two: parameters within a group, gradients also between them."""
+    ((kinds, _),) = run_ranks(4, tmp_path, count_with_peers, CASES[4][:1])[0]
+    assert {kind: sizes for kind, (_, _, sizes) in kinds.items()} == {
+        "all_gather": (2,),
+        "reduce_scatter": (2,),
+        "all_reduce": (2,),
+    }
+
+
+def exchange() -> tuple[list[float], list[float], float]:
+    rank = dist.get_rank()
+    enter_silent_world(rank, dist.get_world_size())
+    gathered, own = torch.full((6,), -1.0), torch.tensor([rank + 0.5, rank + 0.25])
+    dist.group.WORLD._allgather_base(gathered, torch.cat([own, own])[:3]).wait()
+    reduced = own.clone()
+    dist.all_reduce(reduced)
+    return gathered.tolist(), reduced.tolist(), float(rank)
+
+
+def test_nothing_is_sent_and_gathered_buffers_hold_copies_of_the_own_shard(tmp_path: Path) -> None:
+    for gathered, reduced, rank in run_ranks(2, tmp_path, exchange):
+        assert gathered == 2 * [rank + 0.5, rank + 0.25, rank + 0.5]
+        assert reduced == [rank + 0.5, rank + 0.25]

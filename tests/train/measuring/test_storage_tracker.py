@@ -1,0 +1,246 @@
+"""Live tensor bytes: every expected number is counted by hand, four bytes an fp32 element."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.record import Outcome
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded, StorageTracker
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.processes.worker import classify
+from fsdp_bench.train.step import train_step
+from fsdp_bench.train.wrapping.fsdp1 import release
+from tests.train.ranks import run_ranks
+from tests.train.training import LLAMA, STEPS, TWO, setup_of, train_alone, training_of
+
+
+def test_a_storage_counts_from_its_creation_to_its_last_reference() -> None:
+    with StorageTracker() as tracker:
+        first = torch.empty(100)
+        assert tracker.live_bytes == 400
+        view = first.view(10, 10)[2:]
+        assert tracker.live_bytes == 400
+        del first
+        assert tracker.live_bytes == 400  # the view keeps the storage
+        second = torch.ones(50)
+        assert tracker.live_bytes == 600
+        del view
+        assert tracker.live_bytes == 200
+        del second
+    assert tracker.live_bytes == 0
+    assert tracker.peak_bytes == 600
+
+
+def test_resizing_a_storage_counts_although_it_is_no_operator() -> None:
+    with StorageTracker() as tracker:
+        tensor = torch.empty(100)
+        tensor.untyped_storage().resize_(0)
+        assert tracker.live_bytes == 0
+        tensor.untyped_storage().resize_(800)
+        assert tracker.live_bytes == 800
+    resized = torch.empty(1).untyped_storage()
+    resized.resize_(8)  # the original is back
+    assert resized.nbytes() == 8
+
+
+def test_an_operator_that_resizes_its_output_counts() -> None:
+    with StorageTracker() as tracker:
+        tensor = torch.empty(0)
+        tensor.resize_(25)
+        assert tracker.live_bytes == 100
+
+
+def test_what_existed_before_is_not_counted_and_fake_tensors_never_are() -> None:
+    before = torch.empty(100)
+    with StorageTracker() as tracker:
+        assert tracker.live_bytes == 0
+        view = before[1:]
+        assert tracker.live_bytes == 400  # but an operator that returns a view of an old storage makes it known
+        with FakeTensorMode():
+            fake = torch.empty(10**9)
+        meta = torch.empty(10**9, device="meta")
+        assert tracker.live_bytes == 400
+        del view, fake, meta
+
+
+def test_a_linear_layers_step_has_the_peak_that_arithmetic_says() -> None:
+    """y = x W; loss = sum(y): by hand, with W 20 x 30, x 10 x 20.
+
+    Backward: W 2400, x 800, y's gradient is an expanded scalar; at the product for W's gradient (2400) are live
+    W, x, the loss (4), its gradient (4) and that product. x needs no gradient.
+    """
+    with StorageTracker() as tracker:
+        weight = torch.zeros(20, 30, requires_grad=True)
+        data = torch.zeros(10, 20)
+        assert tracker.live_bytes == 2400 + 800
+        out = data @ weight
+        assert tracker.live_bytes == 3200 + 1200
+        loss = out.sum()
+        del out
+        assert tracker.live_bytes == 3200 + 4  # the sum saves no values of its input
+        tracker.reset_peak()
+        loss.backward()
+        assert weight.grad is not None
+        assert tracker.live_bytes == 3204 + 2400
+        assert tracker.peak_bytes == 2400 + 800 + 4 + 4 + 2400
+
+
+def test_an_mlps_step_has_the_peaks_that_arithmetic_says_in_every_phase() -> None:
+    """8 -> 32 -> 4 without biases, 16 rows, SGD with momentum; the second step, when the momentum exists.
+
+    Kept: weights 4 x (8 x 32 + 32 x 4) = 1536, as much momentum, inputs 4 x 16 x 8 = 512. One activation of the
+    hidden layer is 4 x 16 x 32 = 2048.
+    """
+    hidden, kept = 2048, 1536 + 1536 + 512
+    with StorageTracker() as tracker:
+        up, down = nn.Linear(8, 32, bias=False), nn.Linear(32, 4, bias=False)
+        optimizer = torch.optim.SGD([up.weight, down.weight], lr=0.1, momentum=0.9, foreach=False)
+        inputs = torch.zeros(16, 8)
+        for _ in range(2):
+            tracker.reset_peak()
+            loss = down(torch.relu(up(inputs))).square().sum()
+            forward = tracker.peak_bytes
+            tracker.reset_peak()
+            loss.backward()
+            del loss
+            backward = tracker.peak_bytes
+            tracker.reset_peak()
+            optimizer.step()
+            optimizer_peak = tracker.peak_bytes
+            optimizer.zero_grad()
+        assert forward == kept + 2 * hidden  # before and after the relu
+        # In the relu's backward: its saved output, the gradient that comes and the one that goes; down's gradient
+        # (512); the loss and its gradient (4 each).
+        assert backward == kept + 3 * hidden + 512 + 8
+        assert optimizer_peak == kept + 1536  # the gradients
+        assert tracker.live_bytes == kept
+
+
+def test_a_budget_ends_with_an_error_that_a_worker_reads_as_out_of_memory() -> None:
+    with StorageTracker(3 * 2**19):
+        kept = torch.empty(2**18)
+        with pytest.raises(BudgetExceeded, match=r"1.0 MiB.* of the budget of 1.5 MiB"):
+            torch.empty(2**18)
+        del kept
+    outcome, failure = classify(BudgetExceeded("full"), "backward")
+    assert outcome is Outcome.OOM_HOST
+    assert (failure.limit, failure.phase) == ("budget", "backward")
+
+
+def test_a_budget_holds_in_backward() -> None:
+    with StorageTracker(10_000) as tracker:
+        weight = torch.zeros(40, 40, requires_grad=True)
+        out = torch.zeros(1, 40) @ weight
+        assert tracker.live_bytes < 10_000
+        with pytest.raises(BudgetExceeded):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "limit"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Outcome.OOM_GPU, "device"),
+        (RuntimeError("CUDA error: out of memory"), Outcome.OOM_GPU, "device"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            Outcome.OOM_GPU,
+            "device",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Outcome.OOM_GPU, "device"),
+        (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), Outcome.OOM_GPU, "device"),
+        (MemoryError(), Outcome.OOM_HOST, "host"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Outcome.OOM_HOST, "host"),
+        (RuntimeError("Connection closed by peer"), Outcome.CRASHED, None),
+        (KeyboardInterrupt(), Outcome.CRASHED, None),
+    ],
+)
+def test_errors_are_told_apart_by_which_memory_ran_out(
+    error: BaseException, outcome: Outcome, limit: str | None
+) -> None:
+    got, failure = classify(error, "forward")
+    assert (got, failure.limit) == (outcome, limit)
+    assert "\n" not in failure.message
+
+
+def resident_bytes(cases: dict[str, TrainSetup]) -> dict[str, tuple[int, float]]:
+    """Return what is live after each case's last step, and that step's loss."""
+    found = {}
+    for name, setup in cases.items():
+        with StorageTracker() as tracker:
+            training = training_of(Family.LLAMA, setup)
+            for tokens in batches(setup, LLAMA.vocab_size, STEPS, dist.get_rank(), 2):
+                loss = float(train_step(training, tokens))
+            del tokens
+            time.sleep(0.2)  # gloo's threads hold the last collective's tensors for a moment
+            found[name] = (tracker.live_bytes, loss)
+            del training
+            gc.collect()
+    return found
+
+
+def test_what_fsdp_frees_by_resizing_is_seen_on_real_ranks(tmp_path: Path) -> None:
+    """Between steps, under SGD, a rank keeps its parameters: half of them where they are sharded on two.
+
+    FSDP1 keeps the gradients of its flat parameters too, although zero_grad took them from the original ones, until
+    the next forward (_runtime_utils._root_pre_forward, _reset_flat_param_grad_info_if_needed). FSDP2 pads 67 rows of
+    embedding and head to 68, and its mesh holds the ranks' two int32 numbers. DDP keeps its buckets, in which
+    gradients are reduced.
+    """
+    whole, half = 4 * LLAMA.num_parameters, 2 * LLAMA.num_parameters
+    half_padded = half + 2 * 2 * LLAMA.hidden_size
+    expected = {
+        "fsdp1 FULL_SHARD": half + half,
+        "fsdp1 SHARD_GRAD_OP": half + half,
+        "fsdp1 NO_SHARD": whole + whole,
+        "fsdp2 FULL_SHARD": half_padded + 2 * 4,
+        "fsdp2 SHARD_GRAD_OP": half_padded + 2 * 4,
+        "fsdp2 NO_SHARD": whole + whole,
+    }
+    cases = {f"{api.value} {strategy.value}": setup_of(2, api=api, strategy=strategy) for api, strategy in TWO}
+    ranks = run_ranks(2, tmp_path, resident_bytes, cases)
+    for rank in ranks:
+        assert {name: live for name, (live, _) in rank.items()} == expected
+    # Following storages does not change what is trained.
+    (*_, last_loss), _ = train_alone(Family.LLAMA, setup_of(2))
+    for name in cases:
+        assert (ranks[0][name][1] + ranks[1][name][1]) / 2 == pytest.approx(last_loss, abs=1e-5)
+
+
+def left_after_a_trial(setups: list[TrainSetup]) -> list[int]:
+    """Return the bytes that each setup's trial leaves in a process that goes on."""
+    found = []
+    for setup in setups:
+        with StorageTracker() as tracker:
+            training = training_of(Family.LLAMA, setup)
+            for tokens in batches(setup, LLAMA.vocab_size, 2, dist.get_rank(), setup.world_size):
+                train_step(training, tokens)
+            release(training.model)
+            del training, tokens
+            time.sleep(0.2)  # gloo's threads hold the last collective's tensors for a moment
+            gc.collect()
+            found.append(tracker.live_bytes)
+    return found
+
+
+def test_a_trial_leaves_nothing_in_its_process(tmp_path: Path) -> None:
+    """FSDP1's NO_SHARD would: its views and the graph that accumulates into them hold each other.
+
+    The ranks' two int32 numbers of fully_shard's mesh stay with the process group, in host memory.
+    """
+    setups = [
+        setup_of(2, api=api, strategy=strategy)
+        for api in Api
+        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
+    ]
+    for left in run_ranks(2, tmp_path, left_after_a_trial, setups):
+        assert left == [0, 0, 2 * 4, 0]

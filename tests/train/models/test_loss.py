@@ -1,0 +1,64 @@
+"""Three ways to one loss."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fsdp_bench.spec.setup import Loss
+from fsdp_bench.train.measuring.storage_tracker import StorageTracker
+from fsdp_bench.train.models import loss
+from fsdp_bench.train.models.loss import loss_function
+
+
+# inductor itself imports torch.utils.mkldnn, which is written in TorchScript.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "kind", [Loss.PLAIN, Loss.CHUNKED, pytest.param(Loss.COMPILED, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("tokens", [16, 21])  # 21: chunks of unequal length
+def test_value_and_gradient_are_those_of_float64(kind: Loss, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, tokens, 33, generator=generator, requires_grad=True)
+    targets = torch.randint(33, (1, tokens), generator=generator)
+    exact = logits.detach().double().requires_grad_()
+    expected = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
+    expected.backward()
+    value = loss_function(kind)(logits, targets)
+    value.backward()
+    torch.testing.assert_close(value.double(), expected)
+    assert logits.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(logits.grad.double(), exact.grad)
+
+
+def test_the_chunked_loss_has_eight_chunks_none_of_which_keeps_fp32_logits() -> None:
+    """Of bf16 logits 24 x 100 a chunk is 3 rows, and its fp32 copy 1200 bytes; the whole copy would be 9600."""
+    logits = torch.randn(2, 12, 100).bfloat16().requires_grad_()
+    targets = torch.randint(100, (2, 12))
+    with StorageTracker() as tracker, patch.object(loss, "_chunk_sum", wraps=loss._chunk_sum) as chunk_sum:
+        value = loss.chunked(logits, targets)
+        forward = tracker.live_bytes
+        assert chunk_sum.call_count == 8
+        assert [call.args[0].shape for call in chunk_sum.call_args_list] == [(3, 100)] * 8
+        value.backward()
+        assert chunk_sum.call_count == 16  # recomputed
+    assert forward < 2 * 24 * 100 + 1200  # the bf16 logits, known by their views, and less than one chunk
+
+
+def test_the_chunked_loss_works_for_fewer_tokens_than_chunks() -> None:
+    logits = torch.randn(1, 3, 5)
+    targets = torch.tensor([[0, 1, 4]])
+    torch.testing.assert_close(
+        loss_function(Loss.CHUNKED)(logits, targets), F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    )
+
+
+def test_bf16_logits_are_lost_in_fp32() -> None:
+    logits = torch.randn(2, 8, 33, dtype=torch.bfloat16)
+    targets = torch.randint(33, (2, 8))
+    for kind in (Loss.PLAIN, Loss.CHUNKED):
+        assert loss_function(kind)(logits, targets).dtype is torch.float32

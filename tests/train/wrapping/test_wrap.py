@@ -1,0 +1,364 @@
+"""fsdp(), called directly as users of such helpers know it, and beyond."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from fsdp_bench import fsdp
+from fsdp_bench.spec.errors import SpecError, WrapError
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.wrapping.readback import effective_setup
+from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
+from tests.train.ranks import run_ranks
+from tests.train.training import whole_parameters
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def users_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), Block(), Block(), nn.Linear(16, 4))
+
+
+Facts = dict[str, Any]
+
+
+def facts(model: nn.Module) -> Facts:
+    """Train one step; return what the wrapped model says of itself."""
+    optimizer = build_optimizer(model.parameters(), TrainSetup().optimizer, 1e-3)
+    seen: list[torch.dtype] = []
+    inner = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    inner.register_forward_pre_hook(lambda module, _: seen.append(module.weight.dtype))
+    output = model(torch.randn(2, 8))
+    output.float().square().mean().backward()
+    gradient_dtypes = tuple({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
+    optimizer.step()
+    effective = effective_setup(model, optimizer, gradient_dtypes, TrainSetup())
+    return {
+        "type": type(model).__name__,
+        "strategy": effective.strategy,
+        "units": effective.num_units,
+        "group": effective.shard_group_size,
+        "compute": str(seen[0]),
+        "output": str(output.dtype),
+        "parameters": effective.parameter_dtypes,
+        "states": effective.optimizer_state_dtypes,
+        "reduce": str(getattr(getattr(model, "mixed_precision", None), "reduce_dtype", None)),  # FSDP1 tells it
+    }
+
+
+def call(*args: Any, **kwargs: Any) -> tuple[Facts, list[str]]:
+    """Wrap, train one step; return the facts and the warnings of ours."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = fsdp(users_model(), *args, **kwargs)
+    ours = [str(w.message) for w in caught if issubclass(w.category, ShardsNothingWarning)]
+    return facts(model), ours
+
+
+def refusal(function: Callable[[], object]) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            function()
+        except (WrapError, SpecError) as error:
+            return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def direct_calls() -> dict[str, tuple[Facts, list[str]]]:
+    """Everything that two ranks can show."""
+    with_blocks: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": Block}
+    return {
+        "default": call(),
+        "bf16": call(mp="bf16", shard_strat="FULL_SHARD"),
+        "fp16": call(mp="fp16", shard_strat="FULL_SHARD"),
+        "bf16-mixed": call(mp="bf16-mixed", shard_strat="FULL_SHARD", **with_blocks),
+        "positional": call(True, "fp32", "SHARD_GRAD", Block),
+        "full": call(shard_strat="FULL_SHARD", **with_blocks),
+        "fsdp2": call(shard_strat="FULL_SHARD", api="fsdp2", **with_blocks),
+        "fsdp2 zero2": call(shard_strat="zero2", api="fsdp2", **with_blocks),
+        "fsdp2 no shard": call(api="fsdp2"),
+        "fsdp2 bf16": call(shard_strat="FULL_SHARD", api="fsdp2", mp="bf16", **with_blocks),
+        "by size": call(True, shard_strat="FULL_SHARD", min_num_params=2000),
+        "by size fsdp2": call(True, shard_strat="FULL_SHARD", min_num_params=2000, api="fsdp2"),
+        "by size default": call(True, shard_strat="FULL_SHARD"),
+        "by callable": call(shard_strat="FULL_SHARD", auto_wrap_policy=wrap_linear),
+        "by callable fsdp2": call(shard_strat="FULL_SHARD", auto_wrap_policy=wrap_linear, api="fsdp2"),
+        "group": call(shard_strat="FULL_SHARD", process_group=dist.group.WORLD, **with_blocks),
+        "group fsdp2": call(shard_strat="FULL_SHARD", process_group=dist.group.WORLD, api="fsdp2", **with_blocks),
+        "mesh": call(shard_strat="FULL_SHARD", device_mesh=init_device_mesh("cpu", (2,)), **with_blocks),
+        "mesh fsdp2": call(
+            shard_strat="FULL_SHARD", device_mesh=init_device_mesh("cpu", (2,)), api="fsdp2", **with_blocks
+        ),
+        "offload fsdp2": call(shard_strat="FULL_SHARD", cpu_offload=True, api="fsdp2", **with_blocks),
+    }
+
+
+def wrap_linear(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+    return recurse or isinstance(module, nn.Linear)
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Facts, list[str]]]:
+    return run_ranks(2, tmp_path_factory.mktemp("ranks"), direct_calls)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("default", {"type": "FullyShardedDataParallel", "strategy": "NO_SHARD", "units": 1, "group": 1}),
+        ("bf16", {"strategy": "FULL_SHARD", "units": 1, "compute": "torch.bfloat16", "parameters": ("fp32",)}),
+        ("bf16", {"reduce": "torch.float32"}),  # as in accelerate and Lightning: bf16-mixed
+        ("fp16", {"strategy": "FULL_SHARD", "compute": "torch.float16", "parameters": ("fp32",)}),
+        ("bf16-mixed", {"units": 3, "compute": "torch.bfloat16", "parameters": ("fp32",), "states": ("fp32",)}),
+        ("positional", {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2}),
+        ("full", {"strategy": "FULL_SHARD", "units": 3, "group": 2, "compute": "torch.float32"}),
+        ("fsdp2", {"strategy": "FULL_SHARD", "units": 3, "group": 2}),
+        ("fsdp2 zero2", {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2}),
+        ("fsdp2 no shard", {"type": "DistributedDataParallel", "strategy": "NO_SHARD", "group": 1}),
+        ("fsdp2 bf16", {"compute": "torch.bfloat16", "parameters": ("fp32",)}),
+        ("by size", {"units": 3}),  # a block has 2 x 16 x 64 + 80 = 2128 parameters
+        ("by size fsdp2", {"units": 3}),
+        ("by size default", {"units": 1}),
+        ("by callable", {"units": 7}),  # six linears and the root
+        ("by callable fsdp2", {"units": 7}),
+        ("group", {"units": 3, "group": 2}),
+        ("group fsdp2", {"units": 3, "group": 2}),
+        ("mesh", {"units": 3, "group": 2}),
+        ("mesh fsdp2", {"units": 3, "group": 2}),
+        ("offload fsdp2", {"strategy": "FULL_SHARD", "units": 3}),
+    ],
+)
+def test_the_call_gives_what_it_says(name: str, expected: Facts, direct: dict[str, tuple[Facts, list[str]]]) -> None:
+    got, _ = direct[name]
+    assert {key: got[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("default", "NO_SHARD keeps every parameter"),
+        ("fsdp2 no shard", "NO_SHARD keeps every parameter"),
+        ("bf16", "one unit gathers the whole model"),
+        ("by size default", "one unit gathers the whole model"),
+    ],
+)
+def test_a_call_that_shards_nothing_warns_why(name: str, part: str, direct: dict[str, tuple[Facts, list[str]]]) -> None:
+    (message,) = direct[name][1]
+    assert part in message
+
+
+def test_a_call_that_shards_does_not_warn(direct: dict[str, tuple[Facts, list[str]]]) -> None:
+    assert direct["full"][1] == direct["fsdp2"][1] == direct["by size"][1] == []
+
+
+def refuse_with_optimizer() -> object:
+    model = users_model()
+    optimizer = torch.optim.SGD(model[1].parameters())  # over a part of it
+    return fsdp(model, api="fsdp2", shard_strat="FULL_SHARD"), optimizer
+
+
+def refusals() -> dict[str, str]:
+    model = users_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = {"optimizer": refusal(lambda: fsdp(model, shard_strat="FULL_SHARD"))}
+    del optimizer
+    with torch.device("meta"):
+        meta = users_model()
+    mesh2 = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    return found | {
+        "same model without it": refusal(lambda: fsdp(model, shard_strat="FULL_SHARD")),
+        "offload": refusal(lambda: fsdp(users_model(), cpu_offload=True)),
+        "meta": refusal(lambda: fsdp(meta)),
+        "block": refusal(lambda: fsdp(users_model(), True, TransformerBlock=nn.Conv2d, shard_strat="FULL_SHARD")),
+        "mesh": refusal(lambda: fsdp(users_model(), shard_strat="FULL_SHARD", device_mesh=mesh2)),
+        "hybrid": refusal(lambda: fsdp(users_model(), shard_strat="HYBRID_SHARD")),
+        "strategy": refusal(lambda: fsdp(users_model(), shard_strat="SHARD_GRADS")),
+        "mp": refusal(lambda: fsdp(users_model(), mp="bf17")),
+        "nothing to checkpoint": refusal(lambda: fsdp(users_model(), activation_checkpointing="full")),
+        "mesh fsdp2": refusal(lambda: fsdp(users_model(), api="fsdp2", shard_strat="FULL_SHARD", device_mesh=mesh2)),
+        "mesh DDP": refusal(lambda: fsdp(users_model(), api="fsdp2", device_mesh=mesh2)),
+        "DDP bf16": refusal(lambda: fsdp(users_model(), api="fsdp2", mp="bf16-mixed-bf16-reduce")),
+        "DDP offload": refusal(lambda: fsdp(users_model(), api="fsdp2", cpu_offload=True)),
+        "fsdp2 optimizer": refusal(refuse_with_optimizer),
+        "world": refusal(lambda: fsdp(users_model(), setup=TrainSetup(world_size=8))),
+    }
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_ranks(2, tmp_path_factory.mktemp("ranks"), refusals)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("optimizer", "WrapError: a AdamW was made over this model's parameters before wrapping"),
+        ("same model without it", "not refused"),
+        ("offload", "FSDP1's CPUOffload needs an accelerator"),
+        ("meta", "give initialize"),
+        ("block", "its modules are Block, Linear, Sequential"),
+        ("mesh", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
+        ("hybrid", "use 4 or more ranks"),
+        ("strategy", "did you mean 'shard-grad'"),
+        ("mp", "SpecError: precision: 'bf17'"),
+        ("nothing to checkpoint", "give TransformerBlock"),
+        ("mesh fsdp2", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
+        ("mesh DDP", "device_mesh has 2 dimensions; NO_SHARD needs 1"),
+        ("DDP bf16", "compression hook needs NCCL"),
+        ("DDP offload", "has no CPU offload; api fsdp1 has"),
+        ("fsdp2 optimizer", "WrapError: a SGD was made over this model's parameters before wrapping"),
+        ("world", "the setup is for world_size 8; here are 2"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(name: str, part: str, refused: dict[str, str]) -> None:
+    assert part in refused[name]
+
+
+def test_without_a_process_group_the_reason_is_said() -> None:
+    with pytest.raises(WrapError, match="init_process_group"):
+        fsdp(users_model())
+
+
+def order_of_wrapping() -> dict[str, bool]:
+    """Tell whether FSDP wraps the checkpointed block, under both apis."""
+    options: dict[str, Any] = {
+        "auto_wrap": True,
+        "TransformerBlock": Block,
+        "shard_strat": "FULL_SHARD",
+        "activation_checkpointing": "full",
+    }
+    one = fsdp(users_model(), **options)
+    two = fsdp(users_model(), api="fsdp2", **options)
+    units = FullyShardedDataParallel.fsdp_modules(one)[1:]
+    return {
+        "fsdp1": all(isinstance(unit._fsdp_wrapped_module, CheckpointWrapper) for unit in units) and len(units) == 2,
+        "fsdp2": all(isinstance(m, FSDPModule) for m in two.modules() if isinstance(m, CheckpointWrapper)),
+        "nothing inside": not any(
+            isinstance(m, FSDPModule) for w in two.modules() if isinstance(w, CheckpointWrapper) for m in w.children()
+        ),
+    }
+
+
+def test_fsdp_wraps_the_checkpointed_block_not_the_other_way_round(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path, order_of_wrapping)[0] == {"fsdp1": True, "fsdp2": True, "nothing inside": True}
+
+
+def hybrid_on_a_mesh_of_ones_own() -> list[tuple[str, str, int]]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    options: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": Block}
+    found = []
+    for api in Api:
+        for strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2):
+            model = fsdp(users_model(), shard_strat=strategy.value, api=api.value, device_mesh=mesh, **options)
+            said = facts(model)
+            found.append((strategy.value, said["strategy"], said["group"]))
+    return found
+
+
+def test_hybrid_strategies_read_back_as_themselves_on_a_users_mesh(tmp_path: Path) -> None:
+    for asked, ran, group in run_ranks(4, tmp_path, hybrid_on_a_mesh_of_ones_own)[0]:
+        assert (ran, group) == (asked, 2)
+
+
+def alone() -> list[str]:
+    found = []
+    for api in Api:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = fsdp(users_model(), True, "fp32", "FULL_SHARD", Block, api=api.value)
+            found.append(facts(model)["strategy"])
+    return found
+
+
+def test_in_a_world_of_one_fsdp1_runs_no_shard_and_says_so(tmp_path: Path) -> None:
+    assert run_ranks(1, tmp_path, alone)[0] == ["NO_SHARD", "FULL_SHARD"]
+
+
+def grid_of_calls() -> dict[tuple[str, str, str], Facts]:
+    """The documented words, every one with every other, on two ranks."""
+    return {
+        (api, mp, strategy): call(True, mp, strategy, Block, api=api)[0]
+        for api in ("fsdp1", "fsdp2")
+        for mp in ("fp32", "bf16", "fp16")
+        for strategy in ("FULL_SHARD", "SHARD_GRAD", "NO_SHARD")
+    }
+
+
+def test_every_documented_word_is_what_runs(tmp_path: Path) -> None:
+    """Parameters and the optimizer's states stay in fp32, whatever is computed in; DDP computes under autocast."""
+    names = {"FULL_SHARD": "FULL_SHARD", "SHARD_GRAD": "SHARD_GRAD_OP", "NO_SHARD": "NO_SHARD"}
+    compute = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    for (api, mp, strategy), got in run_ranks(2, tmp_path, grid_of_calls)[0].items():
+        is_ddp = (api, strategy) == ("fsdp2", "NO_SHARD")
+        assert got["strategy"] == names[strategy]
+        assert got["parameters"] == got["states"] == ("fp32",)
+        assert got["compute"] == ("torch.float32" if is_ddp else compute[mp])  # of the weights, which autocast keeps
+        assert got["output"] == compute[mp]
+        assert got["group"] == (1 if strategy == "NO_SHARD" else 2)
+        assert got["units"] == (1 if is_ddp else 3)
+
+
+def hybrid_by_shard_size() -> list[Facts]:
+    options: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": (Block,), "shard_size": 2}
+    return [call(shard_strat="HYBRID_SHARD", api=api, **options)[0] for api in ("fsdp1", "fsdp2")]
+
+
+def test_a_shard_size_makes_the_groups_of_a_hybrid_strategy(tmp_path: Path) -> None:
+    for rank in run_ranks(4, tmp_path, hybrid_by_shard_size):
+        assert [(got["strategy"], got["group"], got["units"]) for got in rank] == [("HYBRID_SHARD", 2, 3)] * 2
+
+
+PARTS_OF_THE_WORLD: dict[str, dict[str, Any]] = {
+    "fsdp1": {"shard_strat": "FULL_SHARD"},
+    "fsdp1 NO_SHARD": {},
+    "fsdp2": {"shard_strat": "FULL_SHARD", "api": "fsdp2"},
+    "DDP": {"api": "fsdp2"},
+    "DDP fp16": {"api": "fsdp2", "mp": "fp16"},
+}
+
+
+def steps_in_parts_of_the_world() -> dict[str, float]:
+    """On each half of four ranks, step by the gradient of ``rank * sum(output)``; return the last bias's step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))["shard"]
+    parts: dict[str, dict[str, Any]] = {"mesh": {"device_mesh": mesh}, "group": {"process_group": mesh.get_group()}}
+    steps = {}
+    for name, options in PARTS_OF_THE_WORLD.items():
+        for key, part in parts.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ShardsNothingWarning)
+                model = fsdp(users_model(), **part, **options)
+            start = whole_parameters(model)["3.bias"]
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            (dist.get_rank() * model(torch.ones(1, 8)).float().sum()).backward()
+            optimizer.step()
+            steps[f"{name} {key}"] = float((start - whole_parameters(model)["3.bias"]).mean())
+    return steps
+
+
+def test_a_part_of_the_world_averages_gradients_over_itself_alone(tmp_path: Path) -> None:
+    """d(rank * sum)/d(bias) is the rank: ranks 0 and 1 average to 0.5, ranks 2 and 3 to 2.5; all four would to 1.5."""
+    for rank, steps in enumerate(run_ranks(4, tmp_path, steps_in_parts_of_the_world)):
+        assert steps == {name: pytest.approx(0.5 if rank < 2 else 2.5) for name in steps}
+        assert len(steps) == 2 * len(PARTS_OF_THE_WORLD)
