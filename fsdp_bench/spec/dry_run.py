@@ -78,7 +78,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
 
-class Resident(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are on the device when a step begins; the micro-batches of the step are in ``other``."""
 
     parameters_bytes: int
@@ -104,7 +104,7 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes: int
     """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways. A
     benchmark model is loaded as a trial's worker loads it, from the meta device, part by part."""
-    resident: Resident
+    resident: MemoryAtStart
     breakdown_bytes: dict[str, int]
     """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""
     num_parameters: int

@@ -108,7 +108,7 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
     message_bytes: Count
 
 
-class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the ranks report: everything but what a prediction of the probe has to be taken from."""
 
     num_ranks: Count
@@ -138,7 +138,7 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     hook_seconds: dict[str, Seconds]
     """By api: what one of a wrapper's hooks takes."""
     context_bytes: Annotated[int, Meta(ge=0)] | None = None
-    """What the CUDA context takes of a GPU, as in Measured."""
+    """What the CUDA context takes of a GPU, as in RankMeasurements."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()

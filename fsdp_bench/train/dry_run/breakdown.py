@@ -22,8 +22,8 @@ from collections.abc import Iterable
 
 import torch
 
-from fsdp_bench.spec.dry_run import CATEGORIES, Resident
-from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, Step
+from fsdp_bench.spec.dry_run import CATEGORIES, MemoryAtStart
+from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RecordedStep
 from fsdp_bench.train.step import Training
 from fsdp_bench.train.wrapping.readback import local, optimizer_states
 
@@ -49,13 +49,13 @@ class Owners:
         self._logits.update(self._numbers([logits]))
         self._width = logits.shape[-1]
 
-    def resident(self, step: Step) -> Resident:
+    def resident(self, step: RecordedStep) -> MemoryAtStart:
         """Return what was live before a step."""
         held = self._sum(step.start)
         known = {name: held.pop(name) for name in ("parameters", "optimizer_state", "gradients")}
-        return Resident(**{f"{name}_bytes": size for name, size in known.items()}, other_bytes=sum(held.values()))
+        return MemoryAtStart(**{f"{name}_bytes": size for name, size in known.items()}, other_bytes=sum(held.values()))
 
-    def breakdown(self, step: Step) -> dict[str, int]:
+    def breakdown(self, step: RecordedStep) -> dict[str, int]:
         """Return what was live at a step's peak."""
         return self._sum(step.live_at_peak())
 

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.dry_run import KernelSet
@@ -29,8 +28,8 @@ from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
-from fsdp_bench.train.measuring.finished_hook import finished_hook
-from fsdp_bench.train.measuring.replaced_collectives import alone
+from fsdp_bench.train.measuring.fake_group import add_finished_hook
+from fsdp_bench.train.measuring.replaced_collectives import fake_collectives
 from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
@@ -63,8 +62,7 @@ class FakeWorld:
             device_mesh=self.mesh,
             initialize=initialize,
         )
-        if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
-            wrapped.register_comm_hook(None, finished_hook)
+        add_finished_hook(wrapped, setup)
         return wrapped
 
 
@@ -108,7 +106,7 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
     Collectives are finished at once; a gather fills every place with this rank's own shard.
     """
     with ExitStack() as stack:
-        stack.enter_context(alone())
+        stack.enter_context(fake_collectives())
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         device = torch.device("cpu")

@@ -25,22 +25,22 @@ Call = Callable[[inspect.BoundArguments], Any]
 """Torch's own collective with such arguments; returns the work."""
 
 
-def be_alone() -> None:
+def replace_collectives() -> None:
     """Complete the fake process group: a gather fills every place with the own shard, a scatter keeps the own part.
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
     What it should scatter it leaves as it is.
     """
-    _replace(_GATHERS, _fill_every_place)
-    _replace(_SCATTERS, _keep_the_own_part)
+    _replace(_GATHERS, _gather_own_shard)
+    _replace(_SCATTERS, _keep_own_part)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def fake_collectives() -> Iterator[None]:
     """Do the same for a while."""
     before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
-    be_alone()
+    replace_collectives()
     try:
         yield
     finally:
@@ -48,13 +48,13 @@ def alone() -> Iterator[None]:
             setattr(dist, name, found)
 
 
-def go_through_the_host(device_type: str = "cuda") -> None:
+def reduce_on_host(device_type: str = "cuda") -> None:
     """Reduce such a device's tensors in host memory.
 
     Gloo takes them too, but clones the whole input on the device to do so
     (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which no job over NCCL has to hold.
     """
-    _replace(_SCATTERS, functools.partial(_through_the_host, device_type))
+    _replace(_SCATTERS, functools.partial(_reduce_on_host, device_type))
 
 
 def _replace(names: Iterable[str], instead: Callable[[Call, inspect.BoundArguments], Any]) -> None:
@@ -78,7 +78,7 @@ def _replacement(
     return collective
 
 
-def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
+def _gather_own_shard(gather: Call, bound: inspect.BoundArguments) -> Any:
     """Gather into one row that holds every place: the group cuts the output by rows, so that it copies once."""
     (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
     if not shard.numel():
@@ -88,7 +88,7 @@ def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
     return gather(bound)
 
 
-def _keep_the_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
+def _keep_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
     work = reduce(bound)
     output, whole = list(bound.arguments.values())[:2]
     group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
@@ -97,7 +97,7 @@ def _keep_the_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
     return work
 
 
-def _through_the_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
+def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
     (output_name, output), (input_name, whole) = list(bound.arguments.items())[:2]
     if output.device.type != device_type:
         return reduce(bound)

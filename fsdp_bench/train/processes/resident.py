@@ -35,7 +35,7 @@ Run = Callable[[dict[str, Any]], int]
 """Runs the trial of a command in this process; returns its status."""
 
 
-class Resident:
+class ResidentProcess:
     """The resident process as the fork server sees it; forked when it is needed and not there."""
 
     def __init__(self, run: Run) -> None:
