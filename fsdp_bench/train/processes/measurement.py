@@ -1,4 +1,4 @@
-"""The measurement of one trial on one rank: load, warm up, time steps, profile communication; all goes into the report."""
+"""Measures one trial on one rank, into its report: load, warm up, time steps, profile communication."""
 
 from __future__ import annotations
 

@@ -81,22 +81,23 @@ def fsdp(
         model: the bare model, on the CPU, on its device, or on the meta device (then ``initialize`` is needed).
         auto_wrap: make several FSDP units: each ``TransformerBlock``, or what ``auto_wrap_policy`` chooses, or
             each subtree of at least ``min_num_params``. False makes the whole model one unit.
-        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed: parameters stored in fp32, computed in bf16, gradients
-            reduced in fp32), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``, ``bf16-true``, or a triple
-            STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``.
+        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``,
+            ``bf16-true``, or STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``.
         shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
             ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
         TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
         setup: take all of this from a TrainSetup instead; the keywords that it holds are then not read.
         api: ``fsdp1`` or ``fsdp2``.
         cpu_offload: keep parameters, gradients and optimizer states in host memory.
-        min_num_params, auto_wrap_policy: see ``auto_wrap``; a policy has torch's signature
-            ``(module, recurse, nonwrapped_numel) -> bool``.
+        min_num_params: see ``auto_wrap``.
+        auto_wrap_policy: torch's policy signature ``(module, recurse, nonwrapped_numel) -> bool``.
         process_group: ranks to shard over; by default all. For hybrid strategies give ``device_mesh``.
         device_mesh: 1-D, or 2-D (replicate, shard) for hybrid strategies.
         shard_size: hybrid strategies without a mesh: ranks that share one copy; by default half of them.
         backward_prefetch: ``BACKWARD_PRE``, ``BACKWARD_POST`` or None.
-        forward_prefetch, limit_all_gathers, use_orig_params: as in FullyShardedDataParallel.
+        forward_prefetch: as in FullyShardedDataParallel.
+        limit_all_gathers: as there.
+        use_orig_params: as there.
         activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
         compile: torch.compile each block.
         device: where to compute; by default this rank's accelerator if the process group is NCCL, else the CPU.
