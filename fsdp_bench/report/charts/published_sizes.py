@@ -13,8 +13,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.max_size import Assumptions, Cell, Sizes, document_of, largest
-from fsdp_bench.plan.search.dials import depth_dial
+from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
+from fsdp_bench.plan.search.quantity import layer_counts
 from fsdp_bench.report.charts.canvas import EDGE, WIDTH, wrap
 from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, MaxSizePicture, Panel
 from fsdp_bench.report.text.max_size_words import WORDS
@@ -87,9 +87,9 @@ class Comparison:
     """A published bar and what is predicted to reserve as much, by precision."""
 
     published: PublishedSize
-    predicted: Sizes
+    predicted: HardwareResult
 
-    def cells(self) -> list[tuple[str, Cell]]:
+    def cells(self) -> list[tuple[str, SettingResult]]:
         """Return the predicted cells with their precision."""
         return [(str(cell.setup.precision), cell) for cell in self.predicted.cells]
 
@@ -118,8 +118,8 @@ def compare_published_sizes() -> list[Comparison]:
     for bar in bars:
         cluster = _cluster(bar)
         setups = [_setup(bar, precision, cluster.world_size) for precision in PRECISIONS]
-        places.append((cluster, [depth_dial(BLOCKS, setup, cluster) for setup in setups]))
-    return [Comparison(*pair) for pair in zip(bars, largest(places, Assumptions(headroom_bytes=0)), strict=True)]
+        places.append((cluster, [layer_counts(BLOCKS, setup, cluster) for setup in setups]))
+    return [Comparison(*pair) for pair in zip(bars, max_sizes(places, Assumptions(headroom_bytes=0)), strict=True)]
 
 
 def _cluster(bar: PublishedSize) -> Cluster:
@@ -165,7 +165,7 @@ def published_text(found: list[Comparison]) -> str:
     ])  # fmt: skip
 
 
-def _size(cell: Cell) -> str:
+def _size(cell: SettingResult) -> str:
     return format_count(cell.at.question.model.num_parameters) if cell.at else NONE_FITS
 
 
