@@ -1,4 +1,4 @@
-"""What Python users call: gpu(), server() and model() by name, size or file; and where a run takes place.
+"""gpu(), server() and model() by name, size or file; and on which hardware a run takes place.
 
 A name, a size or an object is taken wherever one of them is asked for, so that ``estimate("Llama-3.1-8B", ...)`` and
 ``estimate(model("Llama-3.1-8B"), ...)`` are the same.
@@ -100,7 +100,7 @@ def _text(field: str, name: object) -> str:
 
 
 class Placement(NamedTuple):
-    """Where a run takes place; the number of nodes is None when only the world size is known."""
+    """The hardware of a run and its ranks; the number of nodes is None when only the world size is known."""
 
     hardware: Hardware
     num_nodes: int | None
@@ -125,7 +125,7 @@ def find_placement(
     world_size: int | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> Placement:
-    """Return where a run takes place, from a server or a GPU and how many there are.
+    """Return the hardware of a run from the name of a server or a GPU, and how many there are.
 
     Raises:
         SpecError: for names that are not there, for both names or both counts, and for counts that do not divide.

@@ -12,7 +12,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
-"""Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
+"""Which kernels are assumed: the CPU's, or CUDA's on a fake accelerator with stand-ins for the fused ones."""
 
 TensorKind = Literal["fake", "real"]
 """Tensors without data, or real tensors in CPU memory: slower and only as large as this machine's memory, but without
@@ -93,7 +93,7 @@ class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes of one warm training step of one rank, tracked by storage."""
+    """Live bytes of one training step of one rank after warm-up, tracked by storage."""
 
     peak_allocated_bytes: int
     """The largest of the step's phases."""

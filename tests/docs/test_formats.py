@@ -13,19 +13,18 @@ import msgspec
 import pytest
 
 from fsdp_bench.spec.codec import from_stored
-from fsdp_bench.spec.frontier import DialRange, FirstFailure, FrontierCell, FrontierRecord, Reached
+from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, FrontierRecord, LargestValues, QuantityRange
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.record import (
+from fsdp_bench.spec.rank_report import (
     CollectiveReading,
     CommunicationReading,
     EffectiveSetup,
     Failure,
     MemoryReading,
     RankReport,
-    RunPlan,
     Telemetry,
-    TrialRecord,
 )
+from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup, Word
 from fsdp_bench.sweep.config import sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
@@ -50,8 +49,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "A GPU of the machine": GpuDevice,
     "The frontier's record": FrontierRecord,
     "A frontier's cell": FrontierCell,
-    "What is raised": DialRange,
-    "A limit": Reached,
+    "What is raised": QuantityRange,
+    "A limit": LargestValues,
     "What the next value is short of": FirstFailure,
 }
 TYPES = {"integer": int, "string": str, "number": float, "boolean": bool, "list": tuple, "table": object}

@@ -16,7 +16,8 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.record import Outcome, RankReport, RunPlan, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.run.launchers import ForkServer
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.tables import disagrees
-from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.config.trial import distinct_labels
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_bench.report import terminal
-from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, Reached
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
 from fsdp_bench.spec.units import format_gib
 
 COLUMNS = ("cell", "predicted", "measured", "steps apart", "trials", "full in")
@@ -47,7 +47,7 @@ def _row(cell: FrontierCell) -> list[str]:
     return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
-def _value(cell: FrontierCell, reached: Reached | None) -> str:
+def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
     if reached is None:
         return "unknown"
     text = cell.dial.print(reached.fits)

@@ -84,7 +84,7 @@ def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurement
 
 
 def _context_bytes(device: torch.device) -> int | None:
-    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None where NVML is silent."""
+    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None if NVML is missing."""
     if device.type != "cuda":
         return None
     _bare_step(device)()

@@ -1,4 +1,4 @@
-"""What the live storages at a peak hold, in the categories of spec/dry_run.py.
+"""Sorts the storages that are live at a peak into the categories of spec/dry_run.py.
 
 The rule, first match wins:
 
@@ -29,7 +29,7 @@ from fsdp_bench.train.wrapping.readback import local, optimizer_states
 
 
 class Owners:
-    """Notes while steps run which storages belong to whom."""
+    """Records, while steps run, what each storage belongs to."""
 
     def __init__(self, tracker: FakeTracker, training: Training, *, loss_makes_logits: bool = True) -> None:
         self._tracker = tracker

@@ -1,4 +1,4 @@
-"""An accelerator that does not exist, so that a CPU's torch runs what FSDP does on a GPU: streams, events, offload.
+"""A fake accelerator, so that a CPU build of torch runs what FSDP does on a GPU: streams, events, offload.
 
 PyTorch's slot for other vendors' devices (PrivateUse1) is given a device module in Python. Its tensors are fake, so
 that no kernel ever runs; streams only have an identity.

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from fsdp_bench.spec.record import MemoryReading
+from fsdp_bench.spec.rank_report import MemoryReading
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 
@@ -28,7 +28,7 @@ class Birth(NamedTuple):
 
 
 class SizeChange(NamedTuple):
-    """A storage's size changed by so many bytes; 0 bytes left means that it was freed."""
+    """A change of a storage's size in bytes; a storage of 0 bytes is freed."""
 
     number: int
     grown_bytes: int
@@ -81,7 +81,7 @@ def _index_of_peak(live: int, changes: list[SizeChange]) -> int:
 
 
 class FakeTracker(StorageTracker):
-    """Counts fake tensors on one fake device. Also a MemoryMeter, so that train_step tells it the phases."""
+    """Counts fake tensors on one fake device. Also a MemoryMeter: train_step reports phases to it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

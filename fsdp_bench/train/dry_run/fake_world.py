@@ -1,11 +1,11 @@
-"""A world of N ranks of which only one exists, and whose tensors have no data: what a dry run runs in.
+"""Makes this process one rank of N, with tensors without data and no peers: the environment of a dry run.
 
 The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
 have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
 frees, and when, is real. Not covered: workspaces inside kernels, the process group's buffers, the caching allocator.
 
-Two devices. ``cpu`` gives what a gloo rank on a CPU shows. The fake accelerator (fake_gpu.py) gives what a GPU's rank
-shows: its kernels' allocations, host memory apart from device memory, streams.
+There are two devices. ``cpu`` behaves as a gloo rank on a CPU. The fake accelerator (fake_gpu.py) behaves as a GPU: its
+kernels' allocations, host memory apart from device memory, streams.
 """
 
 from __future__ import annotations

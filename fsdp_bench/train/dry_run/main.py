@@ -136,7 +136,7 @@ def _fill_without_generator(parameter: torch.Tensor, name: str) -> None:
 def _refuse(spec: DryRunSpec) -> None:
     if spec.setup.compiles:
         raise SpecError(
-            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would tell the "
+            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
     reason = impossible(spec.setup, spec.kernels)

@@ -18,7 +18,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from fsdp_bench.spec.record import CollectiveReading, CommunicationReading
+from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading
 from fsdp_bench.train.measuring.collective_counter import KIND_OF_OPERATOR, CollectiveCounter
 from fsdp_bench.train.measuring.meters import GLOO_RELEASE_SECONDS
 

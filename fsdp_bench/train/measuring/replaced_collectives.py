@@ -1,4 +1,4 @@
-"""Torch's all-gather and reduce-scatter replaced, where nobody is at the other end and where ranks share a GPU.
+"""Replaces torch's all-gather and reduce-scatter, for ranks without peers and for ranks that share a GPU.
 
 Every caller in torch looks it up in torch.distributed, so that replacing it there is enough.
 """
@@ -26,11 +26,11 @@ Call = Callable[[inspect.BoundArguments], Any]
 
 
 def replace_collectives() -> None:
-    """Complete the fake process group: a gather fills every place with the own shard, a scatter keeps the own part.
+    """Complete the fake process group: an all-gather repeats the own shard, a reduce-scatter keeps the own part.
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    What it should scatter it leaves as it is.
+    It does nothing for a reduce-scatter.
     """
     _replace(_GATHERS, _gather_own_shard)
     _replace(_SCATTERS, _keep_own_part)
@@ -38,7 +38,7 @@ def replace_collectives() -> None:
 
 @contextmanager
 def fake_collectives() -> Iterator[None]:
-    """Do the same for a while."""
+    """Replace collectives inside a ``with`` block."""
     before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
     replace_collectives()
     try:
@@ -49,7 +49,7 @@ def fake_collectives() -> Iterator[None]:
 
 
 def reduce_on_host(device_type: str = "cuda") -> None:
-    """Reduce such a device's tensors in host memory.
+    """Make reduce-scatters of a device's tensors go through host memory.
 
     Gloo takes them too, but clones the whole input on the device to do so
     (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which no job over NCCL has to hold.
@@ -79,7 +79,7 @@ def _replacement(
 
 
 def _gather_own_shard(gather: Call, bound: inspect.BoundArguments) -> Any:
-    """Gather into one row that holds every place: the group cuts the output by rows, so that it copies once."""
+    """Gather copies of the own shard: the output is one row, so that the group copies once and not once a rank."""
     (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
     if not shard.numel():
         return gather(bound)

@@ -11,7 +11,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, MemoryReading, Outcome
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import (
     WARMUP_STEPS,

@@ -11,7 +11,8 @@ import msgspec
 import torch
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.record import Failure, MemoryReading, Outcome, RankReport, TrialSpec
+from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded
 

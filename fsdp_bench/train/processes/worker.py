@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fsdp_bench.spec.record import Outcome, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.measuring.fake_group import join_fake_group
 from fsdp_bench.train.measuring.replaced_collectives import reduce_on_host
