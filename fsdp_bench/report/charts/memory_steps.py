@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.question import Question
+from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS, simulate
+from fsdp_bench.simulate.step import BETWEEN_STEPS, steady_step
 
 CATEGORIES = (
     Category.PARAMETERS,
@@ -92,8 +93,9 @@ def timeline(question: Question, num_columns: int, narrowest: float = 0.08) -> T
         num_columns: about how many columns are kept; of each, its highest moment, so that no peak is lost.
         narrowest: part of the axis that a phase takes at least, as long as there are few phases.
     """
-    step = simulate(question.model, question.setup, question.kernel_set, question.model.num_hidden_layers)
-    found = _shown(phases(step.events))
+    asked = question.model, question.setup, question.kernel_set
+    rank = worst_rank(*asked)[0].rank
+    found = _shown(phases(steady_step(*asked, rank, num_blocks=question.model.num_hidden_layers).events))
     spans = _spans(found, narrowest)
     columns: list[Column] = []
     for phase, span in zip(found, spans, strict=True):
