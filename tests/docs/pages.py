@@ -164,15 +164,26 @@ def matches(expected: str, output: str) -> bool:
 def shortened_as(expected: str, output: str) -> str:
     """Return an output with as many lines at its beginning and end as the expected one has around its ``...``.
 
-    Lines of which ``...`` is a part stay as they are where they match.
+    Where ``...`` has an empty line above or below, as many paragraphs. Lines of which ``...`` is a part stay as they
+    are where they match.
     """
     old, new = expected.splitlines(keepends=True), output.splitlines(keepends=True)
     if "...\n" in old:
-        head, tail = old.index("...\n"), len(old) - old.index("...\n") - 1
+        place = old.index("...\n")
+        head = _num_lines(old[:place], new)
+        tail = _num_lines(old[place + 1 :][::-1], new[::-1])
         if head + tail < len(new):
             new = [*new[:head], "...\n", *new[len(new) - tail :]]
     partly = [line for line in old if "..." in line and line != "...\n"]
     return "".join(next((was for was in partly if matches(was, now)), now) for now in new)
+
+
+def _num_lines(old: list[str], new: list[str]) -> int:
+    """Return how many lines of the new output are as many lines, or paragraphs, as the old ones."""
+    if not old or old[-1] != "\n":
+        return len(old)
+    ends = [index for index, line in enumerate(new, 1) if line == "\n"]
+    return [*ends, len(new)][min(old.count("\n"), len(ends) + 1) - 1]
 
 
 class _Runner(doctest.DocTestRunner):

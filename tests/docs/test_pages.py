@@ -74,6 +74,8 @@ def test_dots_stand_for_what_is_left_out(expected: str, output: str, same: bool)
         ("a\n...\nd\n", "A\nD\n", "A\nD\n"),
         ("took ... s\nb\n", "c\ntook 2 s\nd\n", "c\ntook ... s\nd\n"),
         ("", "a\n", "a\n"),
+        ("a\n\n...\n", "A\nb\n\nC\n\nD\n", "A\nb\n\n...\n"),
+        ("a\n...\n\nd\n", "A\nb\n\nD\ne\n", "A\n...\n\nD\ne\n"),
     ],
 )
 def test_an_updated_output_is_shortened_as_before(expected: str, output: str, written: str) -> None:
