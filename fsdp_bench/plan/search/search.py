@@ -25,6 +25,7 @@ from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Quantity, size_ladder
 from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
@@ -115,6 +116,7 @@ def _find_shared(index: int) -> _Answer:
 
 
 def _find(quantity: Quantity, check: FitCheck) -> _Answer:
+    compile_allocator()
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
     candidates = _Candidates(quantity, check)
