@@ -80,3 +80,14 @@ def test_dots_stand_for_what_is_left_out(expected: str, output: str, same: bool)
 )
 def test_an_updated_output_is_shortened_as_before(expected: str, output: str, written: str) -> None:
     assert shortened_as(expected, output) == written
+
+
+def test_what_architecture_names_is_there() -> None:
+    """``path.py:name`` is a file of the package and something defined in it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    found = re.findall(r"`([\w/]+\.py)(?::(\w+))?`", text)
+    assert len(found) > 40
+    for path, name in found:
+        file = ROOT / "fsdp_bench" / path
+        assert file.exists() or path == "__init__.py", path
+        assert not name or re.search(rf"^(def|class) {name}\b", file.read_text(), re.MULTILINE), f"{path}:{name}"
