@@ -167,28 +167,6 @@ def _rebuild_with_real_indices(original: Any) -> Any:
     return rebuild
 
 
-class _Finished:
-    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._future.set_result([tensor])
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
-
-
-def _all_reduce_with_future(original: Any) -> Any:
-    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        work = original(tensor, op, group, False)
-        return _Finished(tensor) if async_op else work
-
-    return all_reduce
-
-
 def _view_that_knows(original: Any) -> Any:
     def view(tensor: Any, *shape: Any) -> Any:
         found = original(tensor, *shape)
@@ -294,12 +272,6 @@ WORKAROUNDS = (
         marker="_rebuild_buckets",
         why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
         replace=_rebuild_with_real_indices,
-    ),
-    Workaround(
-        symbol="torch.distributed:all_reduce",
-        marker="async_op",
-        why="DDP's compression hooks take the reduced tensor from a future that the fake process group leaves empty",
-        replace=_all_reduce_with_future,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.data",

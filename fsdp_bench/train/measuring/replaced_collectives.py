@@ -18,6 +18,8 @@ _GATHERS = ("all_gather_into_tensor", "all_gather_single")
 _SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
 """2.13 has a new name beside the old one, 2.11 the old one alone."""
 
+_REDUCES = ("all_reduce",)
+
 _ORIGINAL = "replaced_original"
 """The attribute of a replacement that holds torch's own function."""
 
@@ -30,17 +32,33 @@ def be_alone() -> None:
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    What it should scatter it leaves as it is.
+    What it should scatter it leaves as it is. The future of its work holds nothing, of which DDP's compression hooks
+    take the reduced tensor.
     """
     _replace(_GATHERS, _fill_every_place)
     _replace(_SCATTERS, _keep_the_own_part)
+    _replace(_REDUCES, _with_a_future)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Do the same for a while."""
-    before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
-    be_alone()
+    with _restored((*_GATHERS, *_SCATTERS, *_REDUCES)):
+        be_alone()
+        yield
+
+
+@contextmanager
+def futures_of_all_reduces() -> Iterator[None]:
+    """Replace all-reduces alone for a while."""
+    with _restored(_REDUCES):
+        _replace(_REDUCES, _with_a_future)
+        yield
+
+
+@contextmanager
+def _restored(names: Iterable[str]) -> Iterator[None]:
+    before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
     try:
         yield
     finally:
@@ -107,3 +125,26 @@ def _through_the_host(device_type: str, reduce: Call, bound: inspect.BoundArgume
     reduce(bound)
     output.copy_(part)
     return None
+
+
+class _Finished:
+    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return what a hook chains to."""
+        return self._future
+
+    def wait(self) -> bool:
+        """Return at once."""
+        return True
+
+
+def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    is_asynchronous = bound.arguments.get("async_op")
+    bound.arguments["async_op"] = False
+    work = reduce(bound)
+    return _Finished(bound.arguments["tensor"]) if is_asynchronous else work
