@@ -29,7 +29,7 @@ from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.fake_group import add_finished_hook
-from fsdp_bench.train.measuring.replaced_collectives import fake_collectives
+from fsdp_bench.train.measuring.replaced_collectives import fake_collectives, futures_of_all_reduces
 from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
@@ -86,6 +86,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
     mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
+        stack.enter_context(futures_of_all_reduces())
         device = _device(kernels)
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)

@@ -93,30 +93,6 @@ def rebuild_with_real_indices(original: Any) -> Any:
     return rebuild
 
 
-class _FinishedWork:
-    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._future.set_result([tensor])
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
-
-
-def all_reduce_with_future(original: Any) -> Any:
-    """Return finished work whose future holds the tensor."""
-
-    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        work = original(tensor, op, group, False)
-        return _FinishedWork(tensor) if async_op else work
-
-    return all_reduce
-
-
 def view_that_knows(original: Any) -> Any:
     """Let a view refer to the tensor that it is a view of."""
 

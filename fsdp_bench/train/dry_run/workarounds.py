@@ -140,12 +140,6 @@ WORKAROUNDS = (
         replace=replacements.rebuild_with_real_indices,
     ),
     Workaround(
-        symbol="torch.distributed:all_reduce",
-        marker="async_op",
-        why="DDP's compression hooks take the reduced tensor from a future that the fake process group leaves empty",
-        replace=replacements.all_reduce_with_future,
-    ),
-    Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.data",
         marker="data",
         why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",

@@ -18,6 +18,8 @@ _GATHERS = ("all_gather_into_tensor", "all_gather_single")
 _SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
 """2.13 has a new name beside the old one, 2.11 the old one alone."""
 
+_REDUCES = ("all_reduce",)
+
 _ORIGINAL = "replaced_original"
 """The attribute of a replacement that holds torch's own function."""
 
@@ -30,17 +32,33 @@ def replace_collectives() -> None:
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    It does nothing for a reduce-scatter.
+    It does nothing for a reduce-scatter. The futures of its work hold nothing, where DDP's compression hooks expect the
+    reduced tensor.
     """
     _replace(_GATHERS, _gather_own_shard)
     _replace(_SCATTERS, _keep_own_part)
+    _replace(_REDUCES, _with_a_future)
 
 
 @contextmanager
 def fake_collectives() -> Iterator[None]:
     """Replace collectives inside a ``with`` block."""
-    before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
-    replace_collectives()
+    with _restored((*_GATHERS, *_SCATTERS, *_REDUCES)):
+        replace_collectives()
+        yield
+
+
+@contextmanager
+def futures_of_all_reduces() -> Iterator[None]:
+    """Replace all-reduces alone inside a ``with`` block."""
+    with _restored(_REDUCES):
+        _replace(_REDUCES, _with_a_future)
+        yield
+
+
+@contextmanager
+def _restored(names: Iterable[str]) -> Iterator[None]:
+    before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
     try:
         yield
     finally:
@@ -107,3 +125,26 @@ def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArgument
     reduce(bound)
     output.copy_(part)
     return None
+
+
+class _FinishedWork:
+    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return what a hook chains to."""
+        return self._future
+
+    def wait(self) -> bool:
+        """Return at once."""
+        return True
+
+
+def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    is_asynchronous = bound.arguments.get("async_op")
+    bound.arguments["async_op"] = False
+    work = reduce(bound)
+    return _FinishedWork(bound.arguments["tensor"]) if is_asynchronous else work
