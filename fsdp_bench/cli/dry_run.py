@@ -106,7 +106,9 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
         found = [document(run) for run in runs]
         sys.stdout.write(to_json({"dry_runs": found} if are_several else found[0]).decode())
     elif are_several:
-        print_lines("\n".join([side_by_side(runs), *refused]))
+        first, *lines = side_by_side(runs).split("\n")
+        print_answer(first, None)
+        print_lines("\n".join([*lines, *refused]))
     else:
         answer_line, *lines = report(runs[0]).split("\n")
         print_answer(answer_line, {True: "green", False: "red", None: "yellow"}[runs[0].fits])

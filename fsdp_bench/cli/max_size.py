@@ -39,12 +39,8 @@ from fsdp_bench.spec.setup import TrainSetup
 if TYPE_CHECKING:
     from fsdp_bench.report.charts.max_size_bars import Arrangement
 
-SEQUENCE = 2048
-"""Tokens, as sweeps/gpu.toml has; a model with fewer learned positions gets as many as it has."""
-
 DEFAULTS = {
     "strategy": "all",
-    "precision": "bf16-mixed",
     "offload": "none",
     "checkpointing": "none,full",
     "api": "fsdp1",
@@ -69,7 +65,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 
 
 @click.command("max-size", cls=SetupCommand)
-@setup_options(lists=LISTS, defaults=DEFAULTS, told={"seq": str(SEQUENCE)}, repeatable=("server", "gpu"))
+@setup_options(lists=LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
 @click.option(
     "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
 )
@@ -106,7 +102,7 @@ def command(
     """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
 
     With --dial it finds the deepest model, the largest batch, the longest sequence or the fewest GPUs instead.
-    --server and --gpu may be given several times. --seq is 2048 and --batch 1 where they are not given.
+    --server and --gpu may be given several times.
 
     \b
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
@@ -181,7 +177,7 @@ def _places(words: SetupWords, servers: Sequence[str], gpus: Sequence[str], dial
     _check_dial(words, dial)
     named = [replace(words, server=name) for name in dict.fromkeys(servers)]
     named += [replace(words, gpu=name) for name in dict.fromkeys(gpus)]
-    return [_place(_with_sequence(one, dial), dial, known) for one in named]
+    return [_place(one, dial, known) for one in named]
 
 
 def _check_dial(words: SetupWords, dial: str) -> None:
@@ -191,16 +187,6 @@ def _check_dial(words: SetupWords, dial: str) -> None:
         raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to turn: --dial {allowed}")
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')} is what --dial {dial} turns; leave one out")
-
-
-def _with_sequence(words: SetupWords, dial: str) -> SetupWords:
-    """Return the words with this verb's own sequence length where none is given, as far as the model has positions."""
-    if words.seq is not None or dial == "sequence_length":
-        return words
-    model = None if dial == "params" else read_model(replace(words, seq=1))
-    if model is None or model.family is not Family.GPT2 or words.params is not None:
-        return replace(words, seq=SEQUENCE)
-    return replace(words, seq=min(SEQUENCE, model.max_position_embeddings))
 
 
 def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
@@ -213,8 +199,9 @@ def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
     if dial == "params":
         family = Family(words.family or Family.LLAMA)
         return known, [size_ladder(family, setup, known) for setup in setups]
-    model = read_model(replace(words, seq=words.seq or 1))
-    warn_of_sliding_window(words, LONGEST_SEQUENCE if dial == "sequence_length" else words.seq or SEQUENCE)
+    is_sequence = dial == "sequence_length"
+    model = read_model(replace(words, seq=1) if is_sequence else words)
+    warn_of_sliding_window(words, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
     return known, [_dial(dial, model, setup, known) for setup in setups]
 
 
@@ -253,5 +240,8 @@ def _published(chart: Path | None, as_json: bool) -> int:
         from fsdp_bench.report.charts.max_size import draw
 
         save_picture(lambda path: draw(published_picture(found), path), chart)
-    sys.stdout.write(to_json(published_document(found)).decode() if as_json else published_text(found) + "\n")
+    if as_json:
+        sys.stdout.write(to_json(published_document(found)).decode())
+    else:
+        print_lines(published_text(found))
     return 0

@@ -10,8 +10,9 @@ import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.cli.common.facts import UNKNOWN, Fact, columns, known, print_facts, source_facts
+from fsdp_bench.cli.common.facts import Fact, known, print_facts, source_facts
 from fsdp_bench.report.terminal import print_lines
+from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.units import format_count
 
@@ -28,8 +29,12 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
         document = [_document(entry) for entry in entries]
         sys.stdout.write(to_json({"models": document} if name is None else document[0]).decode())
     elif name is None:
-        header = ("model", "family", "parameters", "layers", "hidden", "heads / kv", "positions", "can be planned")
-        print_lines(columns(header, [_row(entry) for entry in entries]))
+        from fsdp_bench.report.table import table_columns, table_lines
+
+        header = ("model", "family", "parameters", "layers", "hidden", "heads / kv", "positions", "predicted")
+        numbers = ("parameters", "layers", "hidden", "heads / kv", "positions")
+        table = table_columns(header, [_row(entry) for entry in entries], numbers, ("heads / kv", "hidden", "layers"))
+        print_lines("\n".join(table_lines(table)))
     else:
         print_facts(_facts(entries[0]))
     return 0

@@ -110,7 +110,10 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
         print_answer(answer_line, colour)
         print_lines("\n".join(lines))
     else:
-        print_lines(side_by_side(predictions, [question for question in questions if question.impossible]))
+        refused = [question for question in questions if question.impossible]
+        first, *lines = side_by_side(predictions, refused).split("\n")
+        print_answer(first, None)
+        print_lines("\n".join(lines))
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:

@@ -9,15 +9,17 @@ import click
 
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.user_file import names_of
-from fsdp_bench.cli.common.facts import UNKNOWN, Fact, columns, known, print_facts, rate, source_facts
-from fsdp_bench.report.terminal import print_line, print_lines
+from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_facts
+from fsdp_bench.report.terminal import print_lines
+from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
-_SERVER_HEADER = ("server", "provider", "GPUs", "inside, per GPU", "between nodes, per node", "host memory", "CPUs")
-_GPU_HEADER = ("GPU", "usable memory", "bf16 dense peak", "memory bandwidth", "native bf16")
+_SERVER_HEADER = ("server", "provider", "GPUs", "GPU to GPU", "between nodes", "host\nmemory", "CPUs")
+_SERVER_LEAVING = ("CPUs", "provider", "host\nmemory")
+_GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth", "native\nbf16")
 
 
 @click.command("servers")
@@ -52,9 +54,11 @@ def _list(catalog: Catalog, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_json({"servers": catalog.servers(), "gpus": catalog.gpus()}).decode())
         return
-    print_lines(columns(_SERVER_HEADER, [_server_row(entry) for entry in catalog.servers()]))
-    print_line("")
-    print_lines(columns(_GPU_HEADER, [_gpu_row(entry) for entry in catalog.gpus()]))
+    from fsdp_bench.report.table import table_columns, table_lines
+
+    servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_LEAVING)
+    gpus = table_columns(_GPU_HEADER, map(_gpu_row, catalog.gpus()), _GPU_HEADER[1:4], _GPU_HEADER[4:])
+    print_lines("\n".join([*table_lines(servers), "", *table_lines(gpus)]))
 
 
 def _server_row(entry: Server) -> tuple[str, ...]:

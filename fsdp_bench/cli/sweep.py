@@ -14,8 +14,9 @@ from fsdp_bench.cli.common.options import Count
 from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
 from fsdp_bench.report.charts.meanwhile import ChartsMeanwhile
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.report.terminal import describe, new_console, print_line
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.session import (
     MOST_EMULATED_RANKS,
@@ -147,11 +148,11 @@ def _list(session: TrialSession) -> int:
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
-        print_line(f"{number:4d}  {trial.spec.id}  {label}  {status}")
+        print_lines(f"{number:<4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print_line(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    print_lines(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
-        print_line(needing_gpu_line(plan.needing_gpu))
+        print_lines(needing_gpu_line(plan.needing_gpu))
     return 0
 
 

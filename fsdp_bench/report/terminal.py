@@ -5,7 +5,9 @@ Nothing in a text is obeyed: rich's markup and emoji codes are plain text, and c
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,25 +18,40 @@ from fsdp_bench.spec.text import printable, printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
+
+
+def terminal_width() -> int:
+    """Return how many columns to print in: the terminal's, or COLUMNS where that is set; 80 where neither is known."""
+    return max(shutil.get_terminal_size((80, 24)).columns, 40)
+
+
+def wrapped(line: str, width: int | None = None) -> list[str]:
+    """Break a line at blanks where it is wider than the terminal; names, paths and other words are never cut."""
+    room = width or terminal_width()
+    if len(line) <= room:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
 
 
 def print_line(text: object, error: bool = False) -> None:
-    """Print one line, on standard error if asked for."""
+    """Print one line as it is, however long; on standard error if asked for."""
     _print(printable(str(text)), sys.stderr if error else sys.stdout)
 
 
 def print_answer(text: str, colour: str | None) -> None:
-    """Print the line that everything else explains: bold, and in colour where the output is a terminal."""
-    line = printable(text)
-    if sys.stdout is not None and sys.stdout.isatty():
-        line = click.style(line, fg=colour, bold=True)
-    _print(line, sys.stdout)
+    """Print the sentence that everything else explains: bold, and in colour where the output is a terminal."""
+    for line in wrapped(printable(text)):
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        _print(click.style(line, fg=colour, bold=True) if is_terminal else line, sys.stdout)
 
 
 def print_lines(text: str, error: bool = False) -> None:
-    """Print a text of several lines."""
-    _print(printable_lines(text), sys.stderr if error else sys.stdout)
+    """Print a text of several lines, those that are too long for the terminal broken at blanks."""
+    lines = [part for line in printable_lines(text).split("\n") for part in wrapped(line)]
+    _print("\n".join(lines), sys.stderr if error else sys.stdout)
 
 
 def _print(text: str, stream: TextIO | None) -> None:
@@ -42,39 +59,23 @@ def _print(text: str, stream: TextIO | None) -> None:
         print(text, file=stream)
 
 
-def new_console(error: bool = False, width: int | None = None) -> Console:
+def new_console(error: bool = False) -> Console:
     """Return rich's console for standard output, or for standard error if asked for, to which markup is plain text."""
     from rich.console import Console
 
-    return Console(stderr=error, width=width, markup=False, emoji=False, highlight=False)
-
-
-WIDE = 150
-"""Columns of a terminal that a table is fitted into."""
-
-
-def print_table(table: Table, console: Console, width: int) -> None:
-    """Print a table; into a file or a terminal that is not wide, in at least ``width`` columns."""
-    from rich.console import Console
-
-    if not console.is_terminal or console.width < WIDE:
-        console = Console(
-            file=console.file, width=max(console.width, width), no_color=not console.is_terminal,
-            markup=False, emoji=False,
-        )  # fmt: skip
-    console.print(table)
-
-
-def add_row(table: Table, cells: Iterable[str]) -> None:
-    """Add a row to a table."""
-    from rich.text import Text
-
-    table.add_row(*(Text(printable(cell)) for cell in cells))
+    return Console(stderr=error, width=None if error else terminal_width(), markup=False, emoji=False, highlight=False)
 
 
 def note(console: Console, text: str, style: str | None = None) -> None:
-    """Print one line, which the terminal may break, beside a table or above a progress bar."""
+    """Print one line, which the terminal may break, above a progress bar or beside a table."""
     console.print(printable(text), style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def note_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines, those that are wider than the console broken at blanks."""
+    for line in lines:
+        for part in wrapped(printable(line), console.width):
+            note(console, part)
 
 
 def describe(progress: Progress, task: int, text: str) -> None:

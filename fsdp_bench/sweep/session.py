@@ -15,7 +15,8 @@ from msgspec import Meta
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import MachineError, SpecError, not_allowed, shown
 from fsdp_bench.spec.frontier import FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.grid import trials_of
 from fsdp_bench.sweep.config.selection import check_words, select, select_part, select_searches

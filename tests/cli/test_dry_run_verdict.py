@@ -10,7 +10,7 @@ import pytest
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.report.text.dry_run import DryRun, document, side_by_side, verdict_line
-from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
+from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, MemoryAtStart, UserModule
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from tests.conftest import run_command
@@ -53,7 +53,7 @@ def reading(peak_bytes: int, **more: object) -> DryRunReading:
         peak_phase="backward",
         phases={"backward": peak_bytes},
         load_bytes=0,
-        resident=Resident(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
+        resident=MemoryAtStart(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
         breakdown_bytes=dict.fromkeys(CATEGORIES, 0) | {"temporary": peak_bytes},
         num_parameters=1,
         kernels="cuda",
@@ -94,17 +94,19 @@ def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> 
     assert without["memory"]["peak_reserved_bytes"] is without["fits"] is None
 
 
-def test_a_table_ends_in_its_conclusion() -> None:
+def test_a_table_begins_with_its_conclusion() -> None:
     gpu = BUILT_IN.gpu("A100-SXM-80GB")
     shape = rung(Family.LLAMA, 100_000_000)
     setups = [TrainSetup(world_size=8, sequence_length=512, api=api) for api in Api]
     specs = [DryRunSpec(model=shape, setup=setup) for setup in setups]
     fitting = [DryRun(spec, reading(size * GIB), gpu) for spec, size in zip(specs, (3, 2), strict=True)]
-    *_, row, _other, _empty, last = side_by_side(fitting).splitlines()
+    first, *lines = side_by_side(fitting).splitlines()
+    row = next(line for line in lines if "fsdp2" in line)
     assert row.split()[:4] == ["FULL_SHARD", "fsdp2", "2.0", "GiB"]
-    assert last.startswith("conclusion: of the 2 that fit, FULL_SHARD, fsdp2 has the lowest peak: 2.0 GiB allocated")
-    none = side_by_side([DryRun(spec, reading(90 * GIB), gpu) for spec in specs]).splitlines()[-1]
-    assert none == "conclusion: none of 2 fits; FULL_SHARD, fsdp1 is nearest: 90.0 GiB allocated (dry run)"
+    assert lines.index(row) < next(place for place, line in enumerate(lines) if "fsdp1" in line)
+    assert first.startswith("of the 2 that fit, FULL_SHARD, fsdp2 has the lowest peak: 2.0 GiB allocated")
+    none = side_by_side([DryRun(spec, reading(90 * GIB), gpu) for spec in specs]).splitlines()[0]
+    assert none == "none of 2 fits; FULL_SHARD, fsdp1 is nearest: 90.0 GiB allocated (dry run)"
 
 
 def test_several_strategies_run_at_once_and_none_that_fits_is_exit_code_3() -> None:

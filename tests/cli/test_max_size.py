@@ -48,7 +48,7 @@ def test_the_largest_model_fits_under_predict_and_the_next_rung_does_not() -> No
     (cell,) = found["cells"]
     assert cell.keys() >= SETUP | ANSWER
     assert cell["precision"] == "bf16-mixed"
-    same = (*G5, *ONE_CELL, "--precision", "bf16-mixed", "--seq", 2048, "--batch", 1)
+    same = (*G5, *ONE_CELL, "--precision", "bf16-mixed", "--seq", 4096, "--batch", 1)
     at = predicted("--params", cell["max_parameters"], *same, code=0)
     assert at["memory"] == cell["memory"]
     assert at["model"]["num_parameters"] == cell["max_parameters"]
@@ -66,15 +66,14 @@ def test_by_default_it_compares_all_strategies_with_and_without_checkpointing() 
     done = run_command("max-size", *G5)
     assert done.returncode == 0
     answer, _, table = done.stdout.partition("\n\n")
+    answer = " ".join(answer.split())
     assert answer.startswith("g5.48xlarge: largest model that fits (predicted): llama-")
     rows = table.split("\n\n")[1].splitlines()
-    assert "fits, predicted" in rows[0]
-    assert len(rows) == 1 + 5 * 2
-    assert {row.split()[0] for row in rows[1:]} == {
-        *("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
-    }
-    assert all(" on the card" in row and " of 22.1" in row for row in rows[1:])
-    assert "batch 1 x 2048 tokens" in table
+    names = ("FULL_SHARD ", "SHARD_GRAD_OP ", "NO_SHARD ", "HYBRID_SHARD ", "_HYBRID_SHARD_ZERO2 ")
+    assert [sum(row.startswith(name) for row in rows) for name in names] == [2] * 5
+    assert "limited by" in table
+    assert "activations in backward" in table
+    assert "batch 1 x 4096 tokens" in table
     assert "22.1 GiB usable" in table
 
 
@@ -97,7 +96,7 @@ def test_the_largest_batch_agrees_with_predict() -> None:
 def test_the_fewest_gpus_agree_with_predict() -> None:
     model = ("--model", "Llama-3.1-8B", "--server", "p4d.24xlarge", *ONE_CELL)
     (cell,) = document(*model, "--dial", "gpus")["cells"]
-    same = (*model, "--precision", "bf16-mixed", "--seq", 2048)
+    same = (*model, "--precision", "bf16-mixed", "--seq", 4096)
     assert predicted(*same, "--world-size", cell["fits_value"], code=0)["memory"] == cell["memory"]
     predicted(*same, "--world-size", cell["next"]["value"], code=3)
     assert cell["next"]["value"] < cell["fits_value"]
@@ -111,7 +110,7 @@ def test_what_is_needed_is_what_makes_it_fit() -> None:
     needed = cell["next"]["needed_bytes"]
     assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - needed < 0
     assert small["nothing_fits"]["needed_bytes"] == needed
-    model = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", 2048)
+    model = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed")
     kept = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["required_headroom_bytes"]
     assert kept > 2**30
     for memory, code in ((needed + kept, 0), (needed + kept - 2 * 2**20, 3)):
@@ -168,7 +167,7 @@ def test_a_batch_that_alone_does_not_fit_says_what_it_needs_and_what_would_help(
     words = (*G5, *ONE_CELL, "--batch", 64, "--seq", 8192)
     done = run_command("max-size", *words)
     assert done.returncode == 3
-    first, *rest = done.stdout.splitlines()
+    first, *rest = re.sub(r"\n +(?! *(--|more))", " ", done.stdout).splitlines()
     # 64 x 8192 tokens x 32000 words: 12 bytes for each of the logits in backward are 187.5 GiB.
     sentence = r"nothing fits: the smallest model, llama-\S+M, needs (\d+\.\d) GiB of 22\.1 GiB in phase backward, "
     found = re.fullmatch(sentence + r"mostly logits \(predicted\)", first)
@@ -220,7 +219,8 @@ def test_what_a_reader_must_know_is_noted() -> None:
 def test_a_setting_that_cannot_run_has_its_reason() -> None:
     done = run_command("max-size", *G5, "--gpus-per-node", "2", "--strategy", "full_shard,hsdp")
     assert done.returncode == 0
-    assert "impossible        2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in done.stdout
+    text = " ".join(done.stdout.split())
+    assert "impossible 2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in text
 
 
 def test_gpu_memory_stands_in_for_what_nobody_documents() -> None:
@@ -267,7 +267,7 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
 
 
 def test_it_loads_nothing_heavy() -> None:
-    heavy = ["torch", "pandas", "rich", "matplotlib"]
+    heavy = ["torch", "pandas", "matplotlib"]
     code = (
         "import sys; from fsdp_bench.cli.main import cli;"
         f"cli.main(['max-size', *{[*G5, *ONE_CELL]!r}], standalone_mode=False);"

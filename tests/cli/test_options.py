@@ -45,9 +45,9 @@ def parse(*arguments: str, **options: Any) -> SetupWords:
     return given[0]
 
 
-def test_without_options_a_setup_is_train_setups_own() -> None:
+def test_without_options_a_setup_has_the_defaults_of_all_verbs() -> None:
     model, setup, hardware = read_setup(parse("--params", "7B"))
-    assert setup == TrainSetup()
+    assert setup == TrainSetup(precision=Precision.parse("bf16-mixed"), sequence_length=4096)
     assert hardware is None
     # The ladder's nearest to 7B: 33 layers of 4096 (tests/spec/test_model.py holds the ladder).
     assert model.hidden_size == 4096
@@ -208,15 +208,17 @@ def test_numbers_are_checked_by_their_option() -> None:
 
 def test_the_help_tells_the_setups_defaults() -> None:
     @click.command(cls=SetupCommand)
-    @setup_options(defaults={"precision": "bf16-mixed"}, told={"batch": "as many as fit"})
+    @setup_options(defaults={"offload": "params"})
     def command(words: SetupWords) -> int:
         return 0
 
     text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split())
     setup = TrainSetup()
-    for told in (f"Default: {setup.strategy.value}.", f"Default: {setup.sequence_length}.", "Default: adamw-foreach.",
-                 "Default: bf16-mixed.", "Default: as many as fit.", "size. Default: 100M."):  # fmt: skip
-        assert text.count(told) == 1, told
+    strategy = f"Default: {setup.strategy.value}."
+    sequence = "Default: 4096, or all positions of a model that has fewer."
+    others = ("Default: adamw-foreach.", "Default: bf16-mixed.", "Default: params.", "size. Default: 100M.")
+    for default in (strategy, sequence, *others):
+        assert text.count(default) == 1, default
 
 
 LISTS = ("strategy", "precision", "offload", "checkpointing")

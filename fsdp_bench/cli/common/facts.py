@@ -1,29 +1,26 @@
-"""Prints facts of the catalogue: aligned columns, and ``unknown`` where nobody documents a value."""
+"""Facts of the catalogue: one a line, and ``unknown`` where nobody documents a value."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fsdp_bench.report.terminal import print_line
+from fsdp_bench.report.terminal import print_lines
+from fsdp_bench.report.text.words import UNKNOWN, fact
 from fsdp_bench.spec.hardware import Source
 
 T = TypeVar("T")
 Fact = tuple[str, str]
-
-UNKNOWN = "unknown"
-_WIDTH = 120
 _INDENT = 26
 
 
 def known(value: T | None, text: Callable[[T], str]) -> str:
-    """Print a value, or ``unknown`` when it is absent."""
+    """Return a value as text, or ``unknown`` when it is absent."""
     return UNKNOWN if value is None else text(value)
 
 
 def rate(bytes_per_second: float | None) -> str:
-    """Print a bandwidth in decimal GB/s, as vendors do."""
+    """Return a bandwidth in decimal GB/s, as vendors print it."""
     return known(bytes_per_second, lambda value: f"{value / 1e9:g} GB/s")
 
 
@@ -35,15 +32,4 @@ def source_facts(source: Source) -> list[Fact]:
 
 def print_facts(facts: Sequence[Fact]) -> None:
     """Print one fact a line, long ones wrapped under themselves."""
-    for name, value in facts:
-        lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-        print_line(f"{name:<{_INDENT}}{lines[0]}")
-        for line in lines[1:]:
-            print_line(" " * _INDENT + line)
-
-
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align rows under a header, without trailing blanks."""
-    table = [header, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+    print_lines("\n".join(fact(name, value, _INDENT) for name, value in facts))

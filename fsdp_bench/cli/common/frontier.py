@@ -9,9 +9,10 @@ from rich.progress import Progress
 
 from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
-from fsdp_bench.report.terminal import describe, new_console, print_line
+from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
 from fsdp_bench.spec.frontier import FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.frontier.cell import Finding
 from fsdp_bench.sweep.frontier.search import recall
@@ -24,15 +25,15 @@ def list_searches(session: SearchSession) -> int:
     findings = recall(plan, session.store.peek_all())
     for number, finding in enumerate(findings, 1):
         emulated = " emulated" if plan.run.emulate else ""
-        print_line(f"{number:4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
+        print_lines(f"{number:<4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
-    print_line(
+    print_lines(
         f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
         f" {len(findings) - len(searched)} skipped"
     )
     if plan.needing_gpu:
-        print_line(needing_gpu_line(plan.needing_gpu))
+        print_lines(needing_gpu_line(plan.needing_gpu))
     return 0
 
 

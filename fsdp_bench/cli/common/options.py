@@ -17,6 +17,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count
@@ -166,6 +167,12 @@ _WRAPPING = {
     "--limit-all-gathers/--no-limit-all-gathers": "FSDP1's rate limiter; on by default.",
     "--use-orig-params/--no-use-orig-params": "FSDP1's original parameters; on by default.",
 }
+_DEFAULTS = {
+    "precision": DEFAULT_PRECISION,
+    "seq": f"{DEFAULT_SEQUENCE_LENGTH}, or all positions of a model that has fewer",
+}
+"""Defaults that differ from TrainSetup's; cli/common/setups.py applies them."""
+
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"), _COUNT),
     **dict.fromkeys(("hf_config", "catalog"), _FILE),
@@ -178,7 +185,6 @@ def setup_options(
     model: bool = True,
     lists: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
-    told: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the options that describe a setup; the command gets what was written as its argument ``words``.
@@ -187,8 +193,7 @@ def setup_options(
         model: whether the command takes a model; else only the ladder's ``--family``.
         lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
             checkpointing and optimizer.
-        defaults: what an option is when it is not given, where that is not TrainSetup's own default.
-        told: defaults that the command chooses itself, by the model or a dial; here they are only said in the help.
+        defaults: what an option is when it is not given, where the verb differs from the others.
         repeatable: the options that may be given several times; the command gets each as an argument of its own, a
             tuple, and ``words`` has None there.
     """
@@ -210,7 +215,7 @@ def setup_options(
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
             for form, text in reversed(texts.items()):
-                decorated = _option(form, text, group, lists, defaults or {}, told or {}, repeatable)(decorated)
+                decorated = _option(form, text, group, lists, defaults or {}, repeatable)(decorated)
         return decorated
 
     return decorate
@@ -239,7 +244,6 @@ def _option(
     group: str,
     lists: Collection[str],
     defaults: Mapping[str, str],
-    told: Mapping[str, str],
     repeatable: Collection[str],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from how it is written: ``--seq N``, ``--compile``, ``--this/--that``."""
@@ -249,7 +253,7 @@ def _option(
         text += " Several by comma, or all."
     if name in repeatable:
         text += " May be given several times."
-    if (default := defaults.get(name) or told.get(name) or (_own_default(name) if metavar else None)) is not None:
+    if (default := defaults.get(name) or (_common_default(name) if metavar else None)) is not None:
         text += f" Default: {default}."
     attributes: dict[str, Any] = {"group": group, "help": text, "default": defaults.get(name)}
     if metavar:
@@ -259,8 +263,10 @@ def _option(
     return click.option(declaration, name, cls=_Option, **attributes)
 
 
-def _own_default(name: str) -> str | None:
-    """Return what TrainSetup has where nothing is given, in the words of the option."""
+def _common_default(name: str) -> str | None:
+    """Return the default that all verbs have in common, as it is written on the command line."""
+    if name in _DEFAULTS:
+        return _DEFAULTS[name]
     value = getattr(TrainSetup(), SETUP_FIELDS[name]) if name in SETUP_FIELDS else None
     if value is None:
         return None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
+from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupWords
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import from_words
@@ -84,7 +86,21 @@ def read_model(words: SetupWords) -> ModelShape:
     Raises:
         SpecError: when the words name none, several, or one that does not exist or cannot be expressed.
     """
-    return _model(words, load_user_catalog(words.catalog), words.seq or TrainSetup().sequence_length)
+    catalog = load_user_catalog(words.catalog)
+    return _model(words, catalog, _with_defaults(words, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+
+
+def _with_defaults(words: SetupWords, catalog: Catalog) -> SetupWords:
+    """Return the words with the precision and the sequence length that all verbs use where none is given.
+
+    The sequence length is that of DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
+    """
+    precision = words.precision or DEFAULT_PRECISION
+    if words.seq is not None:
+        return replace(words, precision=precision)
+    is_named = words.params is None and (words.model is not None or words.hf_config is not None)
+    positions = _model(words, catalog, 1).max_position_embeddings if is_named else DEFAULT_SEQUENCE_LENGTH
+    return replace(words, precision=precision, seq=min(DEFAULT_SEQUENCE_LENGTH, positions))
 
 
 def sliding_window_of(words: SetupWords) -> int | None:
@@ -125,6 +141,7 @@ def _model(words: SetupWords, catalog: Catalog, sequence_length: int) -> ModelSh
 
 
 def _setups(words: SetupWords, catalog: Catalog) -> tuple[tuple[TrainSetup, ...], Hardware]:
+    words = _with_defaults(words, catalog)
     place = _place(words, catalog)
     common = {field: getattr(words, name) for name, field in _FIELDS.items() if getattr(words, name) is not None}
     if words.min_num_params is not None:
@@ -155,15 +172,15 @@ def _values(name: str, text: str | None) -> list[str]:
     return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
 
 
-def _sharding(words: SetupWords, cell: dict[str, Any], place: Place) -> dict[str, int]:
+def _sharding(words: SetupWords, cell: dict[str, Any], place: Placement) -> dict[str, int]:
     """Return the world size, and the shard size of hybrid strategies."""
     strategy = ShardingStrategy(cell.get("strategy", TrainSetup().strategy))
     return place.sizes(strategy, words.shard_size if strategy.is_hybrid else None)
 
 
-def _place(words: SetupWords, catalog: Catalog) -> Place:
+def _place(words: SetupWords, catalog: Catalog) -> Placement:
     each = words.gpus_per_node
     if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
         each = USUAL_GPUS_PER_NODE
         print_line(f"note: {each} GPUs on each node are assumed; --gpus-per-node says how many", error=True)
-    return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)
+    return find_placement(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

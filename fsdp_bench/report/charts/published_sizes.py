@@ -17,8 +17,8 @@ from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult,
 from fsdp_bench.plan.search.quantity import layer_counts
 from fsdp_bench.report.charts.canvas import EDGE, WIDTH, wrap
 from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, MaxSizePicture, Panel
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.max_size_words import WORDS
-from fsdp_bench.report.text.prediction import aligned
 from fsdp_bench.report.text.words import fact
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Cluster, Source
@@ -142,7 +142,7 @@ def _setup(bar: PublishedSize, precision: str, world_size: int) -> TrainSetup:
 
 def published_text(found: list[Comparison]) -> str:
     """Return the chart as a table, with what is not known under it."""
-    header = ["strategy", "batch", "reserved of the GPU", "published", *(f"predicted, {name}" for name in PRECISIONS)]
+    header = ["strategy", "batch", "reserved of the GPU", "published", *(f"predicted,\n{name}" for name in PRECISIONS)]
     rows = [
         [
             c.published.strategy.value,
@@ -156,7 +156,7 @@ def published_text(found: list[Comparison]) -> str:
     return "\n".join([
         f"largest model on 8 x A10G ({SERVER}): published beside predicted; {CLAIM}",
         "",
-        *aligned([header, *rows], {"batch", *header[2:]}),
+        *table_lines(table_columns(header, rows, {"batch", *header[2:]}, ["reserved of the GPU"])),
         "",
         fact("source", f"{found[0].published.source} ({found[0].published.date})"),
         fact("not stated", "; ".join(NOT_STATED)),

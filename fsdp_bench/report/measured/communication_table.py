@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.tables import disagrees
-from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.config.trial import distinct_labels
 
-TRIAL_COLUMNS = ("trial", "step", "without comm.", "total", "exposed: profiler", "by difference")
-KIND_COLUMNS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+KIND_HEADERS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
 
 LEGEND = (
-    "exposed, profiler: time in which a collective ran and no compute did, and its part of the profiled step; by"
-    " difference: the step less the same step where collectives end at once; ! where the parts are more than 10 points"
-    " apart",
+    "exposed: time in which a collective ran and no compute did; by the profiler, with its part of the profiled step,"
+    " and by difference: the step less the same step where collectives end at once; ! where the parts are more than 10"
+    " points apart",
     "bytes: of whole messages (an all-gather's output, a reduce-scatter's input); bus bandwidth: bytes / seconds as"
     " nccl-tests' busbw, times (n - 1) / n, twice that for all-reduce",
     "seconds of a kind: the median over profiled steps, of the rank with the most, which waited longest for its peers:"
@@ -30,22 +30,18 @@ LEGEND = (
 
 
 def print_communication(records: list[TrialRecord], console: Console) -> None:
-    """Print a block of rows a trial: the trial in the first, then a row for each kind."""
-    table = Table(header_style="bold", box=None, padding=(0, 1))
-    for column in (*TRIAL_COLUMNS, *KIND_COLUMNS):
-        table.add_column(column, justify="left" if column in ("trial", "kind") else "right", no_wrap=True)
+    """Print for each trial its times in a sentence, and a row for each kind of collective."""
     measured = [record for record in records if record.outcome is Outcome.OK]
+    lines = []
     for record, label in zip(measured, _labels(measured), strict=True):
-        first = [label, *_trial_words(record)]
-        kinds: list[CollectiveReading | None] = [*kinds_of(record)] or [None]
-        for kind in kinds:
-            terminal.add_row(table, [*first, *_kind_words(kind)])
-            first = [""] * len(first)
-    terminal.print_table(table, console, 250)
+        rows = [_kind_words(kind) for kind in kinds_of(record)]
+        lines += [f"{label}: {_trial_words(record)}"]
+        lines += table_lines(table_columns(KIND_HEADERS, rows, KIND_HEADERS[1:]), console.width, 2) if rows else []
+        lines += [""]
     ranks = [rank for record in measured for rank in record.ranks]
     failures = {rank.without_communication_failure for rank in ranks if rank.without_communication_failure}
-    for line in (*LEGEND, *(f"steps without communication failed: {failure}" for failure in sorted(failures))):
-        terminal.note(console, line)
+    lines += [*LEGEND, *(f"steps without communication failed: {failure}" for failure in sorted(failures))]
+    terminal.note_lines(console, lines)
 
 
 def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
@@ -105,34 +101,30 @@ def _labels(records: list[TrialRecord]) -> list[str]:
     return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])
 
 
-def _trial_words(record: TrialRecord) -> list[str]:
+def _trial_words(record: TrialRecord) -> str:
+    """Return a trial's times, and how much of its communication no compute hid, found in two ways."""
     shares = record.exposed_shares
-    profiled, difference = (f" ({share:4.0%})" for share in shares) if shares else ("", "")
-    return [
-        _seconds(record.step_seconds),
-        _seconds(record.seconds_without_communication),
-        _seconds(record.communication_seconds),
-        _seconds(record.exposed_communication_seconds) + profiled,
-        _seconds(record.exposed_by_difference_seconds) + difference + (" !" if disagrees(record) else ""),
-    ]
+    profiled, difference = (f" ({share:.0%})" for share in shares) if shares else ("", "")
+    mark = " !" if disagrees(record) else ""
+    return (
+        f"step {_seconds(record.step_seconds)}, without communication {_seconds(record.seconds_without_communication)};"
+        f" communication {_seconds(record.communication_seconds)}, exposed"
+        f" {_seconds(record.exposed_communication_seconds)}{profiled} by the profiler,"
+        f" {_seconds(record.exposed_by_difference_seconds)}{difference} by difference{mark}"
+    )
 
 
-def _kind_words(kind: CollectiveReading | None) -> list[str]:
-    if kind is None:
-        return ["unknown"] * len(KIND_COLUMNS)
-    rate = kind.bus_bandwidth
+def _kind_words(kind: CollectiveReading) -> list[str]:
+    bandwidth = kind.bus_bandwidth
     return [
         kind.kind,
         str(kind.calls),
         format_gib(kind.message_bytes),
         "unknown" if kind.group_size is None else str(kind.group_size),
         _seconds(kind.seconds),
-        "unknown" if rate is None else f"{rate / 1e9:.3g} GB/s",
+        "unknown" if bandwidth is None else f"{bandwidth / 1e9:.3g} GB/s",
     ]
 
 
-def _known(tell: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: "unknown" if value is None else tell(value)
-
-
-_seconds = _known(format_seconds)
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else format_seconds(value)

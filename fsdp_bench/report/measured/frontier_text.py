@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
-from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, Reached
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
 from fsdp_bench.spec.units import format_gib
 
-COLUMNS = ("cell", "predicted", "measured", "steps apart", "trials", "full in")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HEADERS = ("cell", "predicted", "measured", "steps\napart", "trials", "out of memory in")
 MOST_REASONS = 8
 """Kinds of reasons that are printed; frontier.json has every cell's."""
 
 
 def print_frontier(record: FrontierRecord, console: Console) -> None:
-    """Print one row a cell that was searched, what was skipped, and the sum of it."""
-    table = Table(header_style="bold", box=None, padding=(0, 1))
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("cell", "full in") else "right", no_wrap=True)
-    for cell in record.cells:
-        if cell.status != "skipped":
-            terminal.add_row(table, _row(cell))
-    terminal.note(console, _title(record))
-    terminal.print_table(table, console, 180)
-    _print_reasons(record, console)
-    terminal.note(console, summary(record))
+    """Print how many cells were found and how near the predictions are, one row a cell, and what was skipped."""
+    rows = [_row(cell) for cell in record.cells if cell.status != "skipped"]
+    table = table_columns(HEADERS, rows, HEADERS[1:5], ("out of memory in", "trials", "steps\napart"))
+    table_and_title = [_title(record), *table_lines(table, console.width)]
+    terminal.note_lines(console, [summary(record), "", *table_and_title, *_reasons(record)])
 
 
 def _title(record: FrontierRecord) -> str:
@@ -47,7 +43,7 @@ def _row(cell: FrontierCell) -> list[str]:
     return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
-def _value(cell: FrontierCell, reached: Reached | None) -> str:
+def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
     if reached is None:
         return "unknown"
     text = cell.dial.print(reached.fits)
@@ -63,10 +59,9 @@ def _why(cell: FrontierCell) -> str:
     return f"{failure.phase} ({failure.place})" + ("" if failure.ran_out else ", with retries")
 
 
-def _print_reasons(record: FrontierRecord, console: Console) -> None:
+def _reasons(record: FrontierRecord) -> list[str]:
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
-    for reason, count in reasons.most_common(MOST_REASONS):
-        terminal.note(console, f"skipped {count}: {reason}")
+    return [f"skipped {count}: {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
 
 
 def at_an_end(cell: FrontierCell) -> bool:

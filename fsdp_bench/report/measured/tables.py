@@ -1,41 +1,25 @@
-"""Measured results as a table on the terminal: what all trials share above it, what differs in its columns."""
+"""Measured results as a table on the terminal: what was found, then a row a trial, then what must be known of them."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
-from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.spec.text import printable
+from fsdp_bench.report.table import TableColumn, table_lines
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 UNKNOWN = "unknown"
 DISAGREEMENT = 0.1
 """How far the two parts of a step that are exposed communication may be apart before it is said."""
-NARROWEST = 100
-"""Columns of characters that a table may take wherever it is printed."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its header, what it prints of a trial, and when it is left out."""
-
-    header: str
-    cell: Callable[[TrialRecord], str]
-    is_setting: bool = False
-    """Whether it is a condition: where all trials share its value, it is said once above the table."""
-    rank: int = 0
-    """Where the table is too wide, the column with the highest rank goes first; 0 stays."""
 
 
 def _allocated(record: TrialRecord) -> str:
@@ -61,40 +45,66 @@ def _speed(record: TrialRecord) -> str:
     return f"{speed:,.0f}" if speed else UNKNOWN
 
 
-COLUMNS = (
-    Column("model", lambda r: r.model.name, is_setting=True),
-    Column("world\nsize", lambda r: f"{r.setup.world_size}{' emulated' * (r.device == 'emulated')}", is_setting=True),
-    Column("strategy", _strategy),
-    Column("api", lambda r: r.setup.api.value, is_setting=True),
-    Column("precision", lambda r: str(r.setup.precision), is_setting=True),
-    Column("check-\npointing", lambda r: r.setup.checkpointing.value, is_setting=True),
-    Column("offload", lambda r: r.setup.offload.value, is_setting=True),
-    Column("batch", lambda r: str(r.setup.micro_batch_size), is_setting=True),
-    Column("sequence", lambda r: str(r.setup.sequence_length), is_setting=True),
-    Column("outcome", _outcome, is_setting=True),
-    Column("peak\nallocated", _allocated),
-    Column("in phase", _phase, rank=3),
-    Column("reserved", lambda r: _bytes(most_of_any_rank(r, "peak_reserved_bytes")[0]), rank=2),
-    Column("step", lambda r: _seconds(r.step_seconds), rank=5),
-    Column("tokens/s\nper rank", _speed),
-    Column("MFU", lambda r: UNKNOWN if r.mfu is None else f"{r.mfu:.1%}", rank=1),
-    Column("comm.\ntotal", lambda r: _seconds(r.communication_seconds), rank=6),
-    Column("comm.\nexposed",
-           lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), rank=4),
-)  # fmt: skip
-TEXT_COLUMNS = COLUMNS[:10]
+def _world(record: TrialRecord) -> str:
+    return f"{record.setup.world_size}{' emulated' * (record.device == 'emulated')}"
+
+
+_SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
+    "strategy": _strategy,
+    "model": lambda r: r.model.name,
+    "world\nsize": _world,
+    "api": lambda r: r.setup.api.value,
+    "precision": lambda r: str(r.setup.precision),
+    "check-\npointing": lambda r: r.setup.checkpointing.value,
+    "offload": lambda r: r.setup.offload.value,
+    "batch": lambda r: str(r.setup.micro_batch_size),
+    "sequence": lambda r: str(r.setup.sequence_length),
+}
+"""What tells trials apart: headers, and what is printed of a trial."""
+
+_FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
+    "outcome": (_outcome, 0),
+    "peak\nallocated": (_allocated, 0),
+    "in phase": (_phase, 3),
+    "reserved": (lambda r: _bytes(most_of_any_rank(r, "peak_reserved_bytes")[0]), 2),
+    "step": (lambda r: _seconds(r.step_seconds), 5),
+    "tokens/s\nper rank": (_speed, 0),
+    "MFU": (lambda r: UNKNOWN if r.mfu is None else f"{r.mfu:.1%}", 1),
+    "comm.\ntotal": (lambda r: _seconds(r.communication_seconds), 6),
+    "comm.\nexposed": (lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), 4),
+}
+"""What was measured: headers, what is printed of a trial, and which column a narrow terminal leaves out first."""
 
 
 def print_table(records: list[TrialRecord], console: Console) -> None:
-    """Print one row a trial that ran, by model and world size and then from the least memory; end in a conclusion."""
+    """Print what was found, and one row a trial that ran: by model and world size, then from the least memory."""
     ran = sorted((record for record in records if record.outcome is not Outcome.SKIPPED), key=_order)
-    width = max(console.width, NARROWEST)
-    table, left_out = _fitting_table(ran, width)
-    terminal.print_table(table, console, width)
-    ending = [conclusion(ran)] if ran else []
-    for text in [*_left_out_lines(left_out), *_footnotes(records, ran), *ending]:
-        for line in textwrap.wrap(printable(text), width, break_on_hyphens=False):
-            terminal.note(console, line)
+    beginning = [conclusion(ran), ""] if ran else []
+    terminal.note_lines(console, [*beginning, _title(ran), *_tables(ran, console.width), *_footnotes(records, ran)])
+
+
+def _tables(ran: list[TrialRecord], width: int) -> list[str]:
+    """Return one table, or where models or world sizes differ one for each of them."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in ran:
+        groups.setdefault(f"{record.model.name}, world size {_world(record)}", []).append(record)
+    if len(groups) < 2:
+        return table_lines(_columns(ran), width) if ran else []
+    lines = []
+    for name, records in groups.items():
+        lines += ["", f"{name}:", *table_lines(_columns(records, ("model", "world\nsize")), width)]
+    return [*lines, ""]
+
+
+def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[TableColumn]:
+    settings = [
+        TableColumn(header, tuple(map(cell, ran))) for header, cell in _SETTINGS.items() if header not in without
+    ]
+    findings = [
+        TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", leaves)
+        for header, (cell, leaves) in _FINDINGS.items()
+    ]
+    return [*settings, *findings]
 
 
 def _order(record: TrialRecord) -> tuple[object, ...]:
@@ -110,75 +120,15 @@ def _order(record: TrialRecord) -> tuple[object, ...]:
     )
 
 
-def _fitting_table(ran: list[TrialRecord], width: int) -> tuple[Table, list[Column]]:
-    """Return a table of at most so many characters, if its settings leave room for that, and the columns left out."""
-    from rich.measure import Measurement
-
-    shown = [column for column in COLUMNS if not _is_shared(column, ran) and not _is_unknown(column, ran)]
-    left_out: list[Column] = []
-    measuring = terminal.new_console(width=1000)
-    while True:
-        table = _table(ran, shown)
-        widest = max(shown, key=lambda column: column.rank, default=None)
-        if widest is None or not widest.rank or Measurement.get(measuring, measuring.options, table).maximum <= width:
-            return table, left_out
-        shown.remove(widest)
-        left_out.append(widest)
-
-
-def _table(ran: list[TrialRecord], shown: list[Column]) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        title=_title(ran), title_justify="left", header_style="bold", box=None, padding=(0, 1), collapse_padding=True,
-        pad_edge=False,
-    )  # fmt: skip
-    for column in shown:
-        table.add_column(column.header, justify="left" if column in TEXT_COLUMNS else "right", no_wrap=True)
-    for record in ran:
-        terminal.add_row(table, (column.cell(record) for column in shown))
-    return table
-
-
-def _is_shared(column: Column, ran: list[TrialRecord]) -> bool:
-    return column.is_setting and len({column.cell(record) for record in ran}) == 1
-
-
-def _is_unknown(column: Column, ran: list[TrialRecord]) -> bool:
-    return bool(column.rank and ran) and all(column.cell(record) == UNKNOWN for record in ran)
-
-
-def _left_out_lines(left_out: list[Column]) -> list[str]:
-    if not left_out:
-        return []
-    names = ", ".join(column.header.replace("-\n", "").replace("\n", " ") for column in left_out)
-    return [f"left out at this width, but in trials.csv: {names}"]
-
-
 def _title(ran: list[TrialRecord]) -> str:
     counts = Counter(record.outcome.value for record in ran)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     kind = "live tensor bytes" if any(r.hardware == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
-    title = f"measured: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank, times are medians"
-    shared = [
-        _shared(column, ran[0])
-        for column in COLUMNS
-        if _is_shared(column, ran) and not (column.header == "outcome" and ran[0].fits)
-    ]
-    unknown = [column.header.replace("\n", " ") for column in COLUMNS if _is_unknown(column, ran)]
-    lines = [title, f"with {', '.join(shared)}" if shared else ""]
-    lines.append(f"unknown here: {', '.join(unknown)}" if unknown else "")
-    return "\n".join(filter(None, lines))
-
-
-def _shared(column: Column, record: TrialRecord) -> str:
-    """Return a condition that all trials share: ``sequence 2048``; what a value says by itself stands alone."""
-    name, value = column.header.replace("-\n", "").replace("\n", " "), column.cell(record)
-    return value if name in ("model", "api", "precision", "outcome") else f"{name} {value}"
+    return f"measured: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank, times are medians"
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
-    """Return what was skipped, what marks mean, what is suspect, what MFU is of, and the models' shapes."""
+    """Return what was skipped, what marks mean, what is suspect, what MFU is of, and the dimensions of the models."""
     skipped = Counter(record.reason for record in records if record.outcome is Outcome.SKIPPED)
     lines = [f"skipped {count}: {reason}" for reason, count in skipped.items()]
     if any(map(disagrees, ran)):

@@ -15,7 +15,8 @@ from fsdp_bench.plan.estimate import Verdict, allocator_room
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.report.text.prediction import aligned, labels, title, varying_fields
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.prediction import header_of, labels, title, varying_fields
 from fsdp_bench.report.text.verdict import fits_word, verdict
 from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins
@@ -163,9 +164,9 @@ def document(run: DryRun) -> dict[str, Any]:
 def report(run: DryRun) -> str:
     """Return one dry run on some twenty lines; the first is the answer."""
     setup, reading = run.spec.setup, run.reading
-    phases = [["phase", "peak"], *([phase, format_gib(size)] for phase, size in reading.phases.items())]
+    phases = [[phase, format_gib(size)] for phase, size in reading.phases.items()]
     parts = sorted(reading.breakdown_bytes.items(), key=lambda item: -item[1])
-    held = [["at the peak", "size"], *([kind.replace("_", " "), format_gib(size)] for kind, size in parts if size)]
+    held = [[kind.replace("_", " "), format_gib(size)] for kind, size in parts if size]
     reserved = run.prediction.reserved_bytes if run.prediction else None
     lines = [
         verdict_line(run),
@@ -177,9 +178,9 @@ def report(run: DryRun) -> str:
         *([f"peak reserved   {format_gib(reserved)} (predicted, not of the dry run)"] if reserved is not None else []),
         f"between steps   {format_gib(reading.resident.total_bytes)}",
         "",
-        *aligned(phases, {"peak"}),
+        *table_lines(table_columns(["phase", "peak"], phases, {"peak"})),
         "",
-        *aligned(held, {"size"}),
+        *table_lines(table_columns(["at the peak", "size"], held, {"size"})),
         "",
         "Not in live bytes: workspaces inside kernels, the caching allocator, the CUDA context, NCCL's buffers.",
     ]
@@ -187,10 +188,10 @@ def report(run: DryRun) -> str:
 
 
 def side_by_side(runs: Sequence[DryRun]) -> str:
-    """Return one row a setup, what fits and needs least first."""
+    """Return the conclusion, and one row a setup, what fits and needs least first."""
     questions = [Question(run.spec.model, run.spec.setup, run.hardware) for run in runs]  # type: ignore[arg-type]
     varying = varying_fields(questions)
-    header = ["strategy", *varying, "peak allocated", "in phase", "reserved, predicted", "fits"]
+    header = ["strategy", *map(header_of, varying), "peak\nallocated", "in phase", "reserved,\npredicted", "fits"]
     rank = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
     pairs = sorted(
         zip(runs, questions, strict=True),
@@ -208,13 +209,13 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
     ]
     first = runs[0]
     return "\n".join([
+        _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
+        "",
         f"{first.name}, {format_count(first.reading.num_parameters)} parameters",
         f"dry runs with torch {first.reading.torch}, {first.reading.kernels} kernels, rank 0 of"
         f" {first.spec.setup.world_size}",
         "",
-        *aligned([header, *rows], {"peak allocated", "reserved, predicted"}),
-        "",
-        _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
+        *table_lines(table_columns(header, rows, {"peak\nallocated", "reserved,\npredicted"}, ["in phase"])),
     ])  # fmt: skip
 
 
@@ -224,10 +225,10 @@ def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
     if fitting:
         of = f"of the {fitting} that fit" if fitting > 1 else "the only one that fits"
-        return f"conclusion: {of}, {names[0]} has the lowest peak: {peak}, {_reserved(runs[0])} reserved (predicted)"
+        return f"{of}, {names[0]} has the lowest peak: {peak}, {_reserved(runs[0])} reserved (predicted)"
     if all(run.fits is False for run in runs):
-        return f"conclusion: none of {len(runs)} fits; {names[0]} is nearest: {peak}"
-    return f"conclusion: whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
+        return f"none of {len(runs)} fits; {names[0]} is nearest: {peak}"
+    return f"whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
 
 
 def _reserved(run: DryRun) -> str:

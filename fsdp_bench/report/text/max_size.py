@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.max_size_words import model_line, value_text, words_of
 from fsdp_bench.report.text.nothing_fits import NothingFits, nothing_fits_lines
 from fsdp_bench.report.text.prediction import (
-    aligned,
     common_line,
     hardware_facts,
+    header_of,
     labels,
     modelled,
     title,
@@ -27,7 +28,19 @@ from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
 NONE = "none"
-COLUMN = "fits, predicted"
+COLUMN = "fits,\npredicted"
+SPEEDS = tuple(header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS)
+LEAVING = (
+    "exposed",
+    "MFU",
+    "step",
+    "without\nOOM",
+    "layers x\nhidden",
+    "host\nmemory",
+    "tokens/s\nper GPU",
+    "reserved",
+)
+"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
 
 
 def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
@@ -66,8 +79,9 @@ def _table(sizes: HardwareResult) -> list[str]:
     has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
     if sizes.answered:
         header, numbers = _header(sizes, varying, has_host)
-        rows = [_row(cell, varying, has_host, sizes.with_time) for cell in sizes.answered]
-        lines += ["", *aligned([header, *rows], numbers)]
+        fitting_first = sorted(sizes.answered, key=lambda cell: cell.fits is None)
+        rows = [_row(cell, varying, has_host, sizes.with_time) for cell in fitting_first]
+        lines += ["", *table_lines(table_columns(header, rows, numbers, LEAVING))]
     notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(sizes)]
@@ -137,10 +151,10 @@ def host_line(sizes: HardwareResult) -> str:
 def _header(sizes: HardwareResult, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
     """Return the column names, and those of numbers."""
     name = sizes.cells[0].quantity.name
-    header = ["strategy", *varying, COLUMN, "without OOM"]
-    header += ["layers x hidden"] if name == "num_parameters" else []
-    header += ["reserved", *(["host memory"] if has_host else []), *(SPEED_COLUMNS if sizes.with_time else ())]
-    numbers = {COLUMN, "without OOM", "reserved", "host memory", "layers x hidden", *SPEED_COLUMNS}
+    header = ["strategy", *map(header_of, varying), COLUMN, "without\nOOM"]
+    header += ["layers x\nhidden"] if name == "num_parameters" else []
+    header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if sizes.with_time else ())]
+    numbers = {COLUMN, "without\nOOM", "reserved", "host\nmemory", "layers x\nhidden", *SPEEDS}
     return [*header, "limited by"], numbers
 
 
@@ -173,7 +187,7 @@ def why(cell: SettingResult) -> str:
         return "nothing: the dial ends here"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
-        return limit_words(cell.limit)
+        return limit_words(cell.limit).removesuffix(" on the card").removesuffix(" on the GPU")
     smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}")
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"

@@ -269,15 +269,9 @@ def title(question: Question, varying: Sequence[str]) -> str:
     return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
 
 
-def aligned(table: Sequence[Sequence[str]], numbers: set[str]) -> list[str]:
-    """Return a table's lines; the columns of those names are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    right = [name in numbers for name in table[0]]
-    return [
-        "  ".join(cell.rjust(width) if is_right else cell.ljust(width)
-                  for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
-        for row in table
-    ]  # fmt: skip
+def header_of(field: str) -> str:
+    """Return the header of a field's column."""
+    return {"checkpointing": "check-\npointing"}.get(field, field)
 
 
 def spaced(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Several predictions as one table, sorted, with the conclusion under it."""
+"""Several predictions as one table: the conclusion first, then a row a setup, the fastest that fits first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from math import inf
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.prediction import (
-    aligned,
     common_line,
     hardware_facts,
+    header_of,
     labels,
     modelled,
     required_facts,
@@ -23,37 +24,43 @@ from fsdp_bench.report.text.verdict import dominant, fits_word, verdict
 from fsdp_bench.report.text.words import UNKNOWN, fact
 from fsdp_bench.spec.units import format_gib
 
+LEAVING = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
+"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
+
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
-    """Return one row a setup, for several setups of one model on the same hardware: what fits first, the fastest first.
+    """Return the conclusion, and one row a setup, for several setups of one model on the same hardware.
 
-    The last line is the conclusion.
+    What fits comes first, the fastest first.
     """
     questions = [*(prediction.question for prediction in predictions), *refused]
     varying = varying_fields(questions)
-    peaks = ("peak allocated", "in phase", "needs", "fits", "left", "mostly")
-    header = ["strategy", *varying, *peaks, *SPEED_COLUMNS]
+    speeds = [header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS]
+    peaks = ["peak\nallocated", "in phase", "needs", "fits", "left", "mostly"]
+    headers = ["strategy", *map(header_of, varying), *peaks, *speeds]
     rows = [[*labels(p.question, varying), *_cells(p)] for p in sorted(predictions, key=_order)]
+    numbers = {"peak\nallocated", "needs", "left", *speeds}
     first = questions[0]
-    common = common_line(first.setup, varying)
     lines = [
+        conclusion(predictions, varying),
+        "",
         fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
         fact("model", f"{first.model.name}: {first.model.describe()}"),
-        fact("setup", common),
+        fact("setup", common_line(first.setup, varying)),
         *hardware_facts(first),
         fact("modelled", modelled(first)),
         fact("rates", rests_on(predictions[0].speed, first.profile)),
-        fact("needs", "what the allocator reserves without retries; left: what the card has beyond that"),
+        fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
         *required_facts(predictions),
         "",
-        *aligned([header, *rows], numbers={"peak allocated", "needs", "left", *SPEED_COLUMNS}),
+        *table_lines(table_columns(headers, rows, numbers, LEAVING)),
     ]
     if refused:
         lines.append("")
         lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
     notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
-    return "\n".join([*lines, "", conclusion(predictions, varying)])
+    return "\n".join(lines)
 
 
 _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
@@ -70,21 +77,21 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
     best = min(predictions, key=_order)
     name, fitting = title(best.question, varying), [one for one in predictions if one.fits]
     if not fitting and best.fits is None:
-        return f"conclusion: whether any fits is unknown (predicted): {verdict(best).partition(': ')[2]}"
+        return f"whether any fits is unknown (predicted): {verdict(best).partition(': ')[2]}"
     if not fitting:
         least = min(predictions, key=lambda one: one.needed_bytes)
         name, needs = title(least.question, varying), format_gib(least.needed_bytes)
-        return f"conclusion: none of {len(predictions)} fits (predicted); {name} is nearest and needs {needs}"
+        return f"none of {len(predictions)} fits (predicted); {name} is nearest and needs {needs}"
     of = f"of the {len(fitting)} that fit" if len(fitting) > 1 else "the only one that fits"
     reserved = f"{format_gib(best.needed_bytes)} reserved"
     time, tokens = best.speed.time.step_seconds, best.speed.tokens_per_second_per_gpu
     if time is None or tokens is None:
         least = min(fitting, key=lambda one: one.needed_bytes)
         name, reserved = title(least.question, varying), f"{format_gib(least.needed_bytes)} reserved"
-        return f"conclusion: {of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
+        return f"{of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
     fastest = "is the fastest" if len(fitting) > 1 else "trains"
     speed = f"{step_text(time)} a step, {tokens:,.0f} tokens/s per GPU"
-    return f"conclusion: {of}, {name} {fastest} (predicted): {speed}, {reserved}"
+    return f"{of}, {name} {fastest} (predicted): {speed}, {reserved}"
 
 
 def _cells(prediction: Prediction) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
+from fsdp_bench.report.terminal import terminal_width
 from fsdp_bench.spec.hardware import Cluster, Gpu
 
 UNKNOWN = "unknown"
 _INDENT = 18
-_WIDTH = 120
 
 
 def hardware_words(hardware: Cluster | Gpu | None, world_size: int) -> str:
@@ -19,9 +19,8 @@ def hardware_words(hardware: Cluster | Gpu | None, world_size: int) -> str:
     return f"{world_size} x {hardware.name if hardware else 'CPU'}"
 
 
-def fact(name: str, value: str) -> str:
-    """Return a fact on a line, a long one wrapped under itself."""
-    lines = textwrap.wrap(value, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-    return "\n".join(
-        f"{start:<{_INDENT}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False)
-    )
+def fact(name: str, value: str, indent: int = _INDENT) -> str:
+    """Return a name and its value; a value wider than the terminal is wrapped under itself."""
+    width = terminal_width() - indent
+    lines = textwrap.wrap(value, width, break_on_hyphens=False, break_long_words=False) or [""]
+    return "\n".join(f"{start:<{indent}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False))

@@ -5,14 +5,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-COLUMNS = 100
-"""That a comparison's text is wide at most."""
+from fsdp_bench.report.terminal import terminal_width
 
 
 def wrapped(text: str, indent: int, hanging: int = 4) -> list[str]:
     """Return a paragraph in lines, all but the first indented further."""
     first, rest = " " * indent, " " * (indent + hanging)
-    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        terminal_width(),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def taken(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.emulation import Agreement
 from fsdp_bench.validate.memory import Comparison, Spread, Summary, worst_first
 
 WORST_SHOWN = 10
+HEADERS = ("", "equal to the byte", "median |error|", "largest")
 
 
 def format_validation(comparisons: Sequence[Comparison], summary: Summary) -> str:
@@ -20,10 +22,11 @@ def format_validation(comparisons: Sequence[Comparison], summary: Summary) -> st
     ]
     if summary.num_fits:
         lines.append(f"  fits or not, told right            {share(summary.num_fits_right, summary.num_fits)}")
-    lines += ["", f"  {'':<18}{'equal to the byte':>18}{'median |error|':>18}{'largest':>12}"]
-    for name, spread in terms(summary):
-        equal = f"{spread.num_equal} of {spread.num_cells}"
-        lines.append(f"  {name:<18}{equal:>18}{spread.median:>18.3%}{spread.worst:>12.3%}")
+    rows = [
+        (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
+        for name, spread in terms(summary)
+    ]
+    lines += ["", *table_lines(table_columns(HEADERS, rows, HEADERS[1:]), indent=2)]
     if (outside := outside_line(comparisons)) is not None:
         lines += ["", f"  {outside}"]
     unequal = worst_first(comparisons, WORST_SHOWN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import left_out, wrapped
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.published.fits import FitRow
@@ -18,14 +19,14 @@ def format_fits(rows: Sequence[FitRow]) -> str:
         "ran, compiled": [row for row in compared if row.ran and row.compiled],
         "out of memory": [row for row in compared if not row.ran],
     }
+    counts = [
+        (fit.words, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
+    ]
     lines = [
         f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code is predicted as eager",
         "",
-        f"  {'predicted':<24}" + "".join(f"{name:>16}" for name in columns),
+        *table_lines(table_columns(("predicted", *columns), counts, columns), indent=2),
     ]
-    for fit in Verdict:
-        counts = [sum(row.predicted is fit for row in group) for group in columns.values()]
-        lines.append(f"  {fit.words:<24}" + "".join(f"{count:>16}" for count in counts))
     differing = [line for row in compared if row.ran != (row.predicted is Verdict.FITS) for line in _named(row)]
     if differing:
         lines += ["", "predicted to need retries, or otherwise than it went:", *differing]

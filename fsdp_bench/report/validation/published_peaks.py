@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import left_out, taken, wrapped
 from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.peaks import PREDICTED_KINDS, PublishedRow
@@ -12,7 +13,8 @@ from fsdp_bench.validate.published.peaks import PREDICTED_KINDS, PublishedRow
 WITHIN = 0.05
 """The aim for allocated and active."""
 
-_WIDTH = 32
+HEADERS = ("case", "kind", "published", "predicted", "error", "with\nterms", "their\nerror")
+LEAVING = ("with\nterms", "their\nerror")
 
 
 def format_published(rows: Sequence[PublishedRow]) -> str:
@@ -23,9 +25,8 @@ def format_published(rows: Sequence[PublishedRow]) -> str:
         f"peaks of memory: {published} published, {len(predicted)} compared; GiB",
         "with terms: the prediction and what the framework's own code is known to keep beside it",
         "",
-        f"  {'case':<{_WIDTH}}{'kind':<14}{'published':>10}{'predicted':>10}{'error':>8}{'with terms':>12}{'error':>8}",
+        *table_lines(table_columns(HEADERS, map(_cells, predicted), HEADERS[2:], LEAVING), indent=2),
     ]
-    lines += [_line(row) for row in predicted]
     lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
     lines += ["", "what was predicted, and the terms that the prediction does not have:"]
     for case in dict.fromkeys(row.case for row in predicted):
@@ -35,12 +36,17 @@ def format_published(rows: Sequence[PublishedRow]) -> str:
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
-def _line(row: PublishedRow) -> str:
-    line = f"  {row.case:<{_WIDTH}}{row.kind:<14}{_gib(row.measured_bytes):>10}{_gib(row.predicted_bytes):>10}"
-    line += f"{_percent(row.error):>8}"
-    if row.with_terms_bytes is not None:
-        line += f"{_gib(row.with_terms_bytes):>12}{_percent(row.error_with_terms):>8}"
-    return line
+def _cells(row: PublishedRow) -> list[str]:
+    has_terms = row.with_terms_bytes is not None
+    return [
+        row.case,
+        str(row.kind),
+        _gib(row.measured_bytes),
+        _gib(row.predicted_bytes),
+        _percent(row.error),
+        _gib(row.with_terms_bytes) if has_terms else "",
+        _percent(row.error_with_terms) if has_terms else "",
+    ]
 
 
 def _details(rows: Sequence[PublishedRow]) -> list[str]:

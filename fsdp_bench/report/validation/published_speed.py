@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import left_out, taken
 from fsdp_bench.validate.published.speed import SpeedRow, SpeedSummary, kind_of
 
-_WIDTH = 36
+HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "exposed")
 
 
 def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
@@ -19,19 +20,24 @@ def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
         f"throughput: {len(rows)} published, {len(compared)} compared; from datasheets alone; tokens/s per GPU",
         f"constant MFU: what fits the rows of each GPU best, chosen afterwards: {constants}",
         "",
-        f"  {'case':<{_WIDTH}}{'':<9}{'published':>10}{'predicted':>10}{'error':>8}{'constant MFU':>14}{'exposed':>9}",
+        *table_lines(table_columns(HEADERS, map(_cells, compared), HEADERS[2:], ("exposed", "code")), indent=2),
     ]
-    lines += [_line(row) for row in compared]
     lines += ["", *_summary(compared, summary), ""]
     lines += taken((row.family, row.assumptions) for row in compared)
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
-def _line(row: SpeedRow) -> str:
+def _cells(row: SpeedRow) -> list[str]:
     assert row.predicted_tokens_per_second is not None
-    line = f"  {row.case:<{_WIDTH}}{kind_of(row):<9}"
-    line += f"{row.published_tokens_per_second:>10,.0f}{row.predicted_tokens_per_second:>10,.0f}"
-    return f"{line}{row.error:>+8.1%}{row.constant_mfu_error:>+14.1%}{row.exposed_share:>9.1%}"
+    return [
+        row.case,
+        kind_of(row),
+        f"{row.published_tokens_per_second:,.0f}",
+        f"{row.predicted_tokens_per_second:,.0f}",
+        f"{row.error:+.1%}",
+        f"{row.constant_mfu_error:+.1%}",
+        f"{row.exposed_share:.1%}",
+    ]
 
 
 def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
@@ -47,13 +53,14 @@ def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
         groups[gpu] = of_gpu
         for kind in ("eager", "compiled"):
             groups[f"{gpu} {kind}"] = [row for row in of_gpu if kind_of(row) == kind]
-    lines = [f"  {'median |error|':<30}{'rows':>6}{'predicted':>12}{'constant MFU':>14}{'too fast':>10}"]
+    found = []
     for name, group in groups.items():
         if group:
             ours, constant = _median(row.error for row in group), _median(row.constant_mfu_error for row in group)
             fast = f"{sum((row.error or 0.0) > 0 for row in group)} of {len(group)}"
-            lines.append(f"  {name:<30}{len(group):>6}{ours:>12.1%}{constant:>14.1%}{fast:>10}")
-    return lines
+            found.append((name, str(len(group)), f"{ours:.1%}", f"{constant:.1%}", fast))
+    headers = ("median |error|", "rows", "predicted", "constant MFU", "too fast")
+    return table_lines(table_columns(headers, found, headers[1:]), indent=2)
 
 
 def _median(errors: Iterable[float | None]) -> float:

@@ -1,0 +1,131 @@
+"""Tables as wide as the terminal: what all rows share is said once above, the least important columns are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from fsdp_bench.report.terminal import terminal_width, wrapped
+from fsdp_bench.spec.text import printable
+
+if TYPE_CHECKING:
+    from rich.measure import Measurement
+    from rich.table import Table
+
+_LONGEST_WORD = 40
+"""Characters of a name that is not broken over two lines of its cell."""
+_ROOMY = 1000
+"""Columns in which every table has its natural width."""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column of a table: its header, and the cell of every row."""
+
+    header: str
+    """May have a line break where it is longer than the cells."""
+    cells: tuple[str, ...]
+    is_number: bool = False
+    """Whether it is aligned on the right."""
+    leaves: int = 0
+    """Where the table is too wide, the column with the highest number is left out first; 0 stays and is wrapped."""
+
+    @property
+    def name(self) -> str:
+        """The header as words in a sentence."""
+        return self.header.replace("-\n", "").replace("\n", " ")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rows have the same word; equal numbers stay, as they may be equal by chance."""
+        is_constant = len(self.cells) > 1 and len(set(self.cells)) == 1
+        return is_constant and not (self.is_number and self.cells[0][:1].isdigit())
+
+
+def table_columns(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Iterable[str] = (),
+    leaving: Sequence[str] = (),
+) -> list[TableColumn]:
+    """Return the columns of rows.
+
+    Args:
+        headers: one a column.
+        rows: each with one cell a column.
+        numbers: headers of the columns that are aligned on the right.
+        leaving: headers of the columns that may be left out, the first to leave first.
+    """
+    places = {header: len(leaving) - index for index, header in enumerate(leaving)}
+    cells = list(zip(*rows, strict=True)) or [()] * len(headers)
+    right = set(numbers)
+    return [
+        TableColumn(header, tuple(own), header in right, places.get(header, 0))
+        for header, own in zip(headers, cells, strict=True)
+    ]
+
+
+def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent: int = 0) -> list[str]:
+    """Return a table's lines, none longer than the width.
+
+    Args:
+        columns: the first tells the rows apart and always stays.
+        width: by default the terminal's.
+        indent: blanks before every line.
+    """
+    room = (width or terminal_width()) - indent
+    first, *others = columns
+    shared = [column for column in others if column.is_shared]
+    shown = [first, *(column for column in others if column not in shared and any(column.cells))]
+    left_out: list[TableColumn] = []
+    while _needed(shown).maximum > room and (next_out := max(shown, key=lambda column: column.leaves)).leaves:
+        shown.remove(next_out)
+        left_out.append(next_out)
+    while _needed(shown).minimum > room and len(shown) > 1:  # wrapping does not suffice
+        left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
+    told = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
+    lines = wrapped(f"in all rows: {'; '.join(told)}", room) if told else []
+    lines += _rendered(shown, room)
+    if left_out:
+        names = ", ".join(column.name for column in left_out)
+        lines += wrapped(f"left out at {room + indent} columns: {names} (a wider terminal or COLUMNS=200)", room)
+    return [" " * indent + line for line in lines]
+
+
+def _rendered(columns: Sequence[TableColumn], width: int) -> list[str]:
+    from rich.console import Console
+
+    output = StringIO()
+    Console(file=output, width=width, markup=False, emoji=False, highlight=False, no_color=True).print(_table(columns))
+    return [line.rstrip() for line in output.getvalue().splitlines()]
+
+
+def _needed(columns: Sequence[TableColumn]) -> Measurement:
+    """Return how wide a table is with its text columns wrapped, and without."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(file=StringIO(), width=_ROOMY)
+    return Measurement.get(console, console.options, _table(columns))
+
+
+def _table(columns: Sequence[TableColumn]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="none")
+    for column in columns:
+        words = [word for cell in (column.header, *column.cells) for word in cell.split()]
+        table.add_column(
+            Text(column.header),
+            justify="right" if column.is_number else "left",
+            overflow="fold",
+            no_wrap=column.is_number,
+            min_width=min(max(map(len, words), default=0), _LONGEST_WORD),
+            vertical="top",
+        )
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table

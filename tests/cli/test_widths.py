@@ -1,0 +1,60 @@
+"""What a verb prints is as wide as the terminal, or 80 columns where there is none: no line is longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import conftest
+from tests.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "xeon-2-cores"
+P5 = ("--server", "p5.48xlarge", "--nodes", 2)
+VERBS = {
+    "one setup": ("predict", "--model", "Llama-3.1-70B", *P5),
+    "setups": ("predict", "--model", "Llama-3.1-8B", *P5, "--strategy", "all", "--api", "all", "--precision", "all"),
+    "offload": ("predict", "--model", "Llama-3.1-8B", *P5, "--offload", "all", "--checkpointing", "all"),
+    "sizes": ("max-size", "--server", "g5.48xlarge", "--offload", "all", "--strategy", "full_shard,hsdp"),
+    "nothing fits": ("max-size", "--server", "g5.48xlarge", "--batch", 64, "--strategy", "ddp"),
+    "published sizes": ("max-size", "--published"),
+    "servers": ("servers",),
+    "server": ("servers", "p4d.24xlarge"),
+    "models": ("models",),
+    "model": ("models", "Qwen3-8B"),
+    "trials": ("report", RESULTS / "cpu"),
+    "communication": ("report", RESULTS / "cpu", "--communication"),
+    "results": ("validate", "--against", RESULTS / "emulation-check"),
+    "cells": ("sweep", ROOT / "sweeps" / "quick.toml", "--list"),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+def test_no_line_is_longer_than_the_terminal(
+    words: tuple[object, ...], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(conftest.TERMINAL, "COLUMNS", str(columns))
+    done = run_command(*words)
+    assert done.returncode in (0, 3), done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) > 3
+    assert [line for line in lines if len(line) > columns] == []
+
+
+def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
+    """A strategy, a server or a model that is cut cannot be typed again."""
+    predicted = run_command(*VERBS["setups"]).stdout
+    assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
+    assert "bf16-mixed-bf16-reduce" in predicted
+    assert "left out at 80 columns: " in predicted
+    assert "c7i" in (listed := run_command("servers").stdout) or "DGX-H100" in listed
+
+
+def test_columns_that_are_equal_in_all_rows_stand_once_above_the_table() -> None:
+    shown = run_command("report", RESULTS / "emulation-check").stdout
+    above, _, table = shown.partition("strategy")
+    assert "in all rows: " in above
+    assert "batch" in above
+    assert "batch" not in table.split("\n\n")[0].splitlines()[0]
