@@ -34,7 +34,7 @@ from fsdp_bench import (
 )
 from fsdp_bench.plan.ask import SetupFields
 from fsdp_bench.plan.estimate import estimate as estimate_of_objects
-from fsdp_bench.plan.search.search import Judge, reach
+from fsdp_bench.plan.search.search import FitCheck, find_largest
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.sweep.session import Watcher
 from tests.conftest import run_command
@@ -150,7 +150,7 @@ def test_the_largest_model_is_one_call() -> None:
     assert found.at is not None
     assert found.at.setup.world_size == 8
     assert largest_model(found.at.setup, server("g5.48xlarge")).model == found.model
-    assert reach(found.dial, Judge()).at == found.at
+    assert find_largest(found.quantity, FitCheck()).at == found.at
     assert repr(found).startswith(f"largest model that fits: {found.model.name}: FULL_SHARD, fsdp1, bf16-mixed, 8 GPUs")
     assert largest_model(found.at.setup, server("g5.48xlarge"), headroom="9GiB").fits < found.fits
     smaller = largest_model(gpu="H100-SXM", gpu_memory="8GiB", family=Family.GPT2)

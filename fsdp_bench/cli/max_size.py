@@ -24,16 +24,8 @@ from fsdp_bench.cli.common.options import (
 from fsdp_bench.cli.common.pictures import check_picture, save_picture
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
-from fsdp_bench.plan.max_size import Assumptions, Sizes, document_of, largest
-from fsdp_bench.plan.search.dials import (
-    LONGEST_SEQUENCE,
-    Dial,
-    batch_dial,
-    depth_dial,
-    gpus_dial,
-    model_dial,
-    sequence_dial,
-)
+from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
+from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
 from fsdp_bench.replay.compiled import is_kept
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
@@ -67,7 +59,7 @@ _TURNED = {
 WIDTH = 90
 """Of the line that says how far it is."""
 
-Place = tuple[Cluster | Gpu, list[Dial]]
+Place = tuple[Cluster | Gpu, list[Quantity]]
 Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 """Makes hardware of hardware whose card's usable memory is known, or refuses it."""
 
@@ -129,7 +121,7 @@ def command(
     tell = _tell if sys.stderr.isatty() else _silent
     tell(0, sum(len(dials) for _, dials in places))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in places]
-    sizes = largest(places, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), tell)
+    sizes = max_sizes(places, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), tell)
     cells = [cell for one in sizes for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
@@ -150,7 +142,7 @@ def _silent(_done: int, _total: int) -> None:
     """Say nothing where standard error is no terminal."""
 
 
-def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None:
+def _draw(sizes: Sequence[HardwareResult], arrangement: Arrangement, chart: Path) -> None:
     from fsdp_bench.report.charts.max_size import draw
     from fsdp_bench.report.charts.max_size_bars import picture
 
@@ -160,7 +152,7 @@ def _draw(sizes: Sequence[Sizes], arrangement: Arrangement, chart: Path) -> None
         print_line("no picture: there is no bar to draw", error=True)
 
 
-def _print(sizes: Sequence[Sizes], as_json: bool) -> int:
+def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
     from fsdp_bench.report.text.nothing_fits import nothing_fits, nothing_fits_document
 
     failure = nothing_fits(sizes)
@@ -206,18 +198,17 @@ def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
     known = to_known(hardware)
     if dial == "params":
         family = Family(words.family or Family.LLAMA)
-        return known, [model_dial(family, setup, known) for setup in setups]
+        return known, [size_ladder(family, setup, known) for setup in setups]
     is_sequence = dial == "sequence_length"
     model = read_model(replace(words, seq=1) if is_sequence else words)
     warn_of_sliding_window(words, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
     return known, [_dial(dial, model, setup, known) for setup in setups]
 
 
-def _dial(name: str, model: ModelShape, setup: TrainSetup, hardware: Cluster | Gpu) -> Dial:
+def _dial(name: str, model: ModelShape, setup: TrainSetup, hardware: Cluster | Gpu) -> Quantity:
     if name == "gpus":
-        return gpus_dial(model, _in_nodes(setup, hardware), hardware)
-    build = {"num_hidden_layers": depth_dial, "micro_batch_size": batch_dial, "sequence_length": sequence_dial}[name]
-    return build(model, setup, hardware)
+        return gpu_counts(model, _in_nodes(setup, hardware), hardware)
+    return OF_ONE_MODEL[name](model, setup, hardware)
 
 
 def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:

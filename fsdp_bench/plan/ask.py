@@ -15,8 +15,9 @@ from fsdp_bench.catalog.lookup import Hardware, Place, find_place
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict
 from fsdp_bench.plan.estimate import estimate as estimate_memory
-from fsdp_bench.plan.search.dials import model_dial
-from fsdp_bench.plan.search.search import Judge, Reach, reach
+from fsdp_bench.plan.search.fit import FitCheck
+from fsdp_bench.plan.search.quantity import size_ladder
+from fsdp_bench.plan.search.search import SearchResult, find_largest
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
@@ -42,7 +43,7 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
-P = TypeVar("P", bound=Estimate | Reach)
+P = TypeVar("P", bound=Estimate | SearchResult)
 
 
 class SetupFields(TypedDict, total=False):
@@ -103,7 +104,7 @@ class TimedEstimate(Estimate):
 
 
 @dataclass(frozen=True, repr=False)
-class LargestModel(Reach):
+class LargestModel(SearchResult):
     """The largest model of the size ladder that fits, and what the next one is short of."""
 
     @property
@@ -113,7 +114,7 @@ class LargestModel(Reach):
 
     def __repr__(self) -> str:
         largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
-        lines = [f"{largest}: {_setup_words(self.dial[0].setup)}"]
+        lines = [f"{largest}: {_setup_words(self.quantity[0].setup)}"]
         if self.beyond is None or self.limited_by is None:
             return "\n".join([*lines, "  the size ladder ends there"])
         limit = self.limited_by
@@ -184,7 +185,7 @@ def largest_model(
     setup: TrainSetup | None = None,
     hardware: Cluster | Gpu | None = None,
     family: Family | str = Family.LLAMA,
-    judge: Judge | None = None,
+    check: FitCheck | None = None,
     *,
     gpu: str | Gpu | None = None,
     server: str | Server | None = None,
@@ -203,7 +204,7 @@ def largest_model(
         setup: how it is trained; by default TrainSetup's defaults.
         hardware: a Cluster or a Gpu, instead of the names below.
         family: ``llama`` or ``gpt2``.
-        judge: assumptions other than the defaults.
+        check: assumptions other than the defaults.
         gpu: a GPU of the catalogue.
         server: a server of the catalogue.
         nodes: how many servers; 1 by default, or what ``world_size`` needs.
@@ -218,11 +219,11 @@ def largest_model(
     """
     where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
     known = sized(where, gpu_memory, None)
-    judge = judge or Judge()
+    check = check or FitCheck()
     if headroom is not None:
-        judge = dataclasses.replace(judge, headroom_bytes=stated_headroom(headroom, known))
-    answer = reach(model_dial(Family(family), found, known), judge)
-    return LargestModel(**_parts(answer, Reach))
+        check = dataclasses.replace(check, headroom_bytes=stated_headroom(headroom, known))
+    answer = find_largest(size_ladder(Family(family), found, known), check)
+    return LargestModel(**_parts(answer, SearchResult))
 
 
 def read_setup(setup: TrainSetup | None, setup_fields: SetupFields) -> TrainSetup:

@@ -6,35 +6,34 @@ block's events, which is what fits on a card.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.replay import malloc
-from fsdp_bench.replay.allocator import AllocatorReading
-from fsdp_bench.replay.allocator import replay as replay_allocator
-from fsdp_bench.replay.compiled import compiled_run, is_kept
+from fsdp_bench.rates.hardware import Complete, rates_of
+from fsdp_bench.replay.allocator import AllocatorReading, Replay
+from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.simulate.events import Event, Kind
-from fsdp_bench.simulate.live_memory import STRETCHED_BLOCK, Peak
+from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
+from fsdp_bench.replay.program import Program, program
+from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
-from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, simulate
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 
+LONG = 200_000
+"""Instructions of which the allocator's replay in Python takes longer than numba needs to be imported."""
+
 DEEPEST = 1000
 """Layers of which every block's allocations can be replayed in seconds."""
-
-LONG = 1_000_000
-"""Instructions of a program from which the allocator's replay is compiled, if it was not before; in Python a million
-takes several seconds."""
 
 MOST_MICRO_BATCHES = 1024
 """Each of which is replayed, in milliseconds."""
@@ -178,35 +177,36 @@ def predict_memory(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
 ) -> MemoryPrediction:
     """Return the peak allocated bytes of a rank, by default of the one that needs the most."""
-    step = simulate(shape, setup, kernels, rank=rank)
-    events, replayed = step.course.events, step.replay()
-    phase = replayed.peak_phase
-    peak = replayed.phases[phase]
+    if rank is None:
+        log, live = worst_rank(shape, setup, kernels)
+    else:
+        log = steady_step(shape, setup, kernels, rank)
+        live = live_memory(log)
+    phase = live.peak_phase
+    peak = live.phases[phase]
     return MemoryPrediction(
         peak_allocated_bytes=peak.num_bytes,
         peak_phase=phase,
-        peak_block=_block_at(events, peak, step.extra_blocks),
-        peak_operator=events[peak.event].label,
-        phases={name: found.num_bytes for name, found in replayed.phases.items() if name != BETWEEN_STEPS},
-        breakdown_bytes=step.breakdown(peak),
-        peak_rank=step.rank,
+        peak_block=_block_at(log, peak),
+        peak_operator=log.events[peak.event].label,
+        phases={name: found.num_bytes for name, found in live.phases.items() if name != BETWEEN_STEPS},
+        breakdown_bytes=breakdown(log, peak),
+        peak_rank=log.rank,
     )
 
 
-def _block_at(events: Sequence[Event], peak: Peak, extra: int) -> int | None:
-    """Return the real number of the block in whose part an event lies."""
+def _block_at(log: Log, peak: Peak) -> int | None:
+    """Return the number in the whole model of the block in whose part an event lies."""
     block, phase = -1, ""
-    for event in events[: peak.event + 1]:
-        if event.kind == Kind.MARK:
+    for event in log.events[: peak.event + 1]:
+        if event.kind is Kind.MARK:
             block, phase = event.number, event.label
     if block < 0:
         return None
-    if block > STRETCHED_BLOCK:
-        return block + extra
-    if block < STRETCHED_BLOCK or not extra:
-        return block
+    if block != log.repeated_block:
+        return block + (log.extra_blocks if block > log.repeated_block else 0)
     # Backward comes from the last block.
-    return STRETCHED_BLOCK + (extra - peak.turn if phase == "backward" else peak.turn)
+    return block + (log.extra_blocks - peak.runs if phase == "backward" else peak.runs)
 
 
 def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
@@ -235,18 +235,37 @@ def read_allocator(
     shape: ModelShape,
     setup: TrainSetup,
     kernels: Kernels,
-    card_bytes: int | None,
+    gpu_bytes: int | None,
     expandable_segments: bool = False,
     rank: int | None = None,
+    hardware: Cluster | Gpu | None = None,
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after the first steps, on a card of a size or without limit.
+    """Return what the caching allocator would show after the first steps, on a GPU of a size or without limit.
 
-    ``rank``: by default the one with the highest peak.
+    ``rank``: by default the one with the highest peak. ``hardware``: how long work takes, which decides when a deferred
+    free is done.
     """
-    steps = first_steps(shape, setup, kernels, rank=rank)
-    # Compiling takes seconds, once: a long program takes longer without.
-    run = compiled_run() if is_kept() or steps.num_instructions > LONG else malloc.run
-    return replay_allocator(steps, card_bytes, expandable_segments, streams_keep_pace=True, run=run)
+    if rank is None:
+        rank = worst_rank(shape, setup, kernels)[0].rank
+    found = program(first_steps(shape, setup, kernels, rank))
+    if found is None:  # blocks name what is further away
+        found = program(first_steps(shape, setup, kernels, rank, shape.num_hidden_layers))
+        assert found is not None
+    return replay(found, setup, gpu_bytes, expandable_segments, hardware)
+
+
+def replay(
+    steps: Program,
+    setup: TrainSetup,
+    gpu_bytes: int | None,
+    expandable_segments: bool = False,
+    hardware: Cluster | Gpu | None = None,
+) -> AllocatorReading:
+    """Return what the caching allocator would show after some steps."""
+    if steps.num_instructions > LONG:
+        compile_allocator()
+    rates = Complete(rates_of(setup, hardware, "cuda", None), setup)
+    return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 
 
 def estimate(
@@ -278,7 +297,7 @@ def estimate(
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
     room = allocator_room(gpu, communicators_of(setup, cluster), headroom_bytes)
-    reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments)
+    reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments, memory.peak_rank, hardware)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
         model=shape,

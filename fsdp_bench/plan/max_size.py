@@ -1,7 +1,6 @@
-"""The largest that fits on one kind of hardware, setting by setting, and its JSON form.
+"""The answers of ``max-size``: for each setting the largest model that fits the hardware, and their JSON form.
 
-What is looked for is the dial's: the largest model of the ladder, the deepest, the largest batch, the longest
-sequence, or the fewest GPUs.
+Instead of the model's size another quantity can be searched: layers, micro-batch, sequence length, fewest GPUs.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 
 from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.question import ANSWERS, Prediction, Question, document, refusal
-from fsdp_bench.plan.search.dials import Dial, Hardware, Step
-from fsdp_bench.plan.search.judge import NO_FLASH_ATTENTION
-from fsdp_bench.plan.search.search import Judge, Limit, Reach, reach_all
+from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
+from fsdp_bench.plan.search.quantity import Candidate, Quantity
+from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -23,28 +22,28 @@ from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
 TIMED = 30
-"""Settings on all hardware together of which the time is predicted unasked: each takes some hundredths of a second."""
+"""Up to so many settings their step time is predicted by default; each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What holds for every setting."""
+    """What is the same for every setting."""
 
     build: Build = Build.META
     expandable_segments: bool = False
     profile: Profile | None = None
-    """A calibration, for the time of what fits."""
+    """A calibration, which predicts time in place of the datasheet."""
     with_time: bool | None = None
-    """Whether the time of what fits is predicted; None: up to TIMED settings."""
+    """Whether the step time of what fits is predicted; None: for up to TIMED settings."""
     headroom_bytes: int | None = None
     """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
 
-    def asked(self, step: Step) -> Question:
-        """Return a step of a dial as a question that ``predict`` answers too."""
+    def question(self, candidate: Candidate) -> Question:
+        """Return a candidate as a question that ``predict`` answers."""
         return Question(
-            step.model,
-            step.setup,
-            step.hardware,
+            candidate.model,
+            candidate.setup,
+            candidate.hardware,
             "cuda",
             self.build,
             self.expandable_segments,
@@ -54,77 +53,76 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One setting and what is the largest under it."""
+class SettingResult:
+    """One setting with the largest candidate that fits under it."""
 
-    dial: Dial
+    quantity: Quantity
     assumptions: Assumptions
-    reach: Reach | None
+    found: SearchResult | None = None
     """None where there is no answer; then one of the reasons is set."""
     impossible: str | None = None
     """Why the setting cannot run."""
     unknown: str | None = None
-    """Why nothing can be said."""
+    """Why nothing can be predicted."""
 
     @property
     def setup(self) -> TrainSetup:
-        """The setting, with the dial at its first step."""
-        return self.dial[0].setup
+        """The setting, with the first value of the quantity."""
+        return self.quantity[0].setup
 
     @property
     def question(self) -> Question:
-        """The dial's first step."""
-        return self.assumptions.asked(self.dial[0])
+        """The first candidate."""
+        return self.assumptions.question(self.quantity[0])
 
     @property
     def shown(self) -> Question:
-        """What tells the setting from others: of a dial of GPUs the step that fits, whose groups are what is meant."""
-        return self.at.question if self.at and self.dial.name == "world_size" else self.question
+        """The setting as it is described; where GPUs are counted, on those that fit, which decide its groups."""
+        return self.at.question if self.at and self.quantity.name == "world_size" else self.question
 
     @property
     def fits(self) -> int | None:
-        """The dial's value that fits; None where none does or there is no answer."""
-        return self._value(self.reach.fits) if self.reach else None
+        """The largest value that fits; None where none does or there is no answer."""
+        return self._value(self.found.fits) if self.found else None
 
     @property
     def runs(self) -> int | None:
-        """The dial's value that ends without running out of memory, retries allowed."""
-        return self._value(self.reach.runs) if self.reach else None
+        """The largest value that ends without running out of memory, retries allowed."""
+        return self._value(self.found.runs) if self.found else None
 
     @cached_property
     def at(self) -> Prediction | None:
         """The prediction of what fits."""
-        return self._predicted(self.reach.at, None) if self.reach else None
+        return self._prediction(self.found.at, None) if self.found else None
 
-    @property
+    @cached_property
     def beyond(self) -> Prediction | None:
-        """The prediction of the next step, which does not fit; None where the dial ends."""
-        return self._predicted(self.reach.beyond, self.reach.beyond_bytes) if self.reach else None
+        """The prediction of the next candidate, which does not fit; None where there is none."""
+        return self._prediction(self.found.beyond, self.found.beyond_bytes) if self.found else None
 
     @property
     def limit(self) -> Limit | None:
-        """What the next step is short of."""
-        return self.reach.limited_by if self.reach else None
+        """What the next candidate is short of."""
+        return self.found.limited_by if self.found else None
 
     def _value(self, index: int) -> int | None:
-        return self.dial.values[index] if index >= 0 else None
+        return self.quantity.values[index] if index >= 0 else None
 
-    def _predicted(self, estimate: Estimate | None, needed_bytes: int | None) -> Prediction | None:
+    def _prediction(self, estimate: Estimate | None, needed_bytes: int | None) -> Prediction | None:
         if estimate is None:
             return None
-        hardware: Hardware = estimate.cluster or estimate.gpu
-        question = self.assumptions.asked(Step(estimate.model, estimate.setup, hardware))
-        return Prediction(question, estimate, needed_bytes)
+        candidate = Candidate(estimate.model, estimate.setup, estimate.cluster or estimate.gpu)
+        return Prediction(self.assumptions.question(candidate), estimate, needed_bytes)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class HardwareResult:
     """Every setting on one kind of hardware."""
 
     hardware: Cluster | Gpu
-    cells: tuple[Cell, ...]
+    cells: tuple[SettingResult, ...]
     with_time: bool = False
-    """Whether the time of what fits is told."""
+    """Whether the step time of what fits is predicted."""
 
     @property
     def name(self) -> str:
@@ -133,8 +131,8 @@ class Sizes:
 
     @property
     def title(self) -> str:
-        """What it is sized for: ``2 x g5.48xlarge``, or the GPUs; the name alone where their number is looked for."""
-        if self.cells[0].dial.name == "world_size":
+        """Name and number: ``2 x g5.48xlarge``; the name alone where the number of GPUs is searched."""
+        if self.cells[0].quantity.name == "world_size":
             return self.name
         if isinstance(self.hardware, Cluster):
             return self.name if self.hardware.num_nodes == 1 else f"{self.hardware.num_nodes} x {self.name}"
@@ -142,13 +140,13 @@ class Sizes:
 
     @property
     def gpu(self) -> Gpu:
-        """The card."""
+        """The GPU."""
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
 
     @property
-    def answered(self) -> tuple[Cell, ...]:
-        """The settings of which something can be said."""
-        return tuple(cell for cell in self.cells if cell.reach is not None)
+    def answered(self) -> tuple[SettingResult, ...]:
+        """The settings that have an answer."""
+        return tuple(cell for cell in self.cells if cell.found is not None)
 
     @property
     def nothing_fits(self) -> bool:
@@ -156,76 +154,70 @@ class Sizes:
         return bool(self.answered) and all(cell.fits is None for cell in self.answered)
 
 
-def largest(
-    places: Iterable[tuple[Cluster | Gpu, Sequence[Dial]]],
+def max_sizes(
+    places: Iterable[tuple[Cluster | Gpu, Sequence[Quantity]]],
     assumptions: Assumptions,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> list[Sizes]:
-    """Turn every dial of every place as far as it fits; ``progress`` is told how many of how many are answered.
+) -> list[HardwareResult]:
+    """Find the largest candidate of each quantity on each kind of hardware.
 
-    Settings that cannot run are answered with the reason.
+    Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings that are
+    answered so far, and of all.
     """
-    held = [(hardware, [_held(dial, assumptions) for dial in dials]) for hardware, dials in places]
-    open_dials = [cell.dial for _, cells in held for cell in cells if not cell.impossible and not cell.unknown]
-    judge = Judge(
+    asked = [(hardware, [_unanswered(quantity, assumptions) for quantity in all_of]) for hardware, all_of in places]
+    open_ones = [cell.quantity for _, cells in asked for cell in cells if not cell.impossible and not cell.unknown]
+    check = FitCheck(
         build=assumptions.build,
         expandable_segments=assumptions.expandable_segments,
         headroom_bytes=assumptions.headroom_bytes,
     )
-    reached = iter(reach_all(open_dials, judge, lambda done: progress(done, len(open_dials))))
-    with_time = len(open_dials) <= TIMED if assumptions.with_time is None else assumptions.with_time
-    return [
-        Sizes(
-            hardware,
-            tuple(c if c.impossible or c.unknown else _reached(next(reached), assumptions) for c in cells),
-            with_time,
-        )
-        for hardware, cells in held
-    ]
+    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones))))
+    with_time = len(open_ones) <= TIMED if assumptions.with_time is None else assumptions.with_time
+
+    def answered(cell: SettingResult) -> SettingResult:
+        return cell if cell.impossible or cell.unknown else SettingResult(cell.quantity, assumptions, next(found))
+
+    return [HardwareResult(hardware, tuple(map(answered, cells)), with_time) for hardware, cells in asked]
 
 
-def _held(dial: Dial, assumptions: Assumptions) -> Cell:
-    question = assumptions.asked(dial[0])
+def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
+    question = assumptions.question(quantity[0])
     gpu, is_16_bit = question.gpu, question.setup.precision.compute != "fp32"
     unknown = NO_FLASH_ATTENTION if gpu is not None and not gpu.native_bf16 and is_16_bit else None
-    return Cell(dial, assumptions, None, question.impossible, None if question.impossible else unknown)
-
-
-def _reached(reach: Reach, assumptions: Assumptions) -> Cell:
-    return Cell(reach.dial, assumptions, reach)
+    return SettingResult(quantity, assumptions, None, question.impossible, None if question.impossible else unknown)
 
 
 def limit_words(limit: Limit) -> str:
-    """Return what a next step is short of: ``activations in backward on the card``."""
+    """Return what the next candidate is short of: ``activations in backward on the card``."""
     category = limit.category.replace("_", " ")
     if limit.place == "card":
         return f"{category} in {limit.phase} on the card"
     return f"host memory: {category}" + (" (while the model is built)" if limit.phase == "load" else "")
 
 
-def document_of(sizes: Sequence[Sizes]) -> dict[str, Any]:
-    """Return the JSON form: one place's document, or several under ``servers``."""
-    made = [_place(one) for one in sizes]
+def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
+    """Return the JSON form: one server's document, or several under ``servers``."""
+    made = [_on_hardware(one) for one in results]
     return made[0] if len(made) == 1 else {"servers": made}
 
 
-def _place(sizes: Sizes) -> dict[str, Any]:
-    first = sizes.cells[0]
+def _on_hardware(result: HardwareResult) -> dict[str, Any]:
+    first = result.cells[0]
     return {
         "source": "predicted",
         "torch": TORCH_VERSION,
         "kernels": "cuda",
         "expandable_segments": first.assumptions.expandable_segments,
         "load": first.assumptions.build.value,
-        "dial": first.dial.name,
+        "dial": first.quantity.name,
         "fits_means": "no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
         "server": refusal(first.question)["server"],
-        "cells": [_cell(cell, sizes.with_time) for cell in sizes.cells],
+        "cells": [_cell(cell, result.with_time) for cell in result.cells],
     }
 
 
-def _cell(cell: Cell, with_time: bool) -> dict[str, Any]:
+def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
     """Return one setting; null for what there is no answer to."""
     at = cell.at
     found = document(at, with_time, with_communication=False) if at else refusal(cell.question)
@@ -255,20 +247,20 @@ def _cell(cell: Cell, with_time: bool) -> dict[str, Any]:
     }
 
 
-def _runs_parameters(cell: Cell) -> int | None:
-    if cell.reach is None or cell.reach.runs < 0:
+def _runs_parameters(cell: SettingResult) -> int | None:
+    if cell.found is None or cell.found.runs < 0:
         return None
-    return cell.dial[cell.reach.runs].model.num_parameters
+    return cell.quantity[cell.found.runs].model.num_parameters
 
 
-def _next(cell: Cell) -> dict[str, Any] | None:
-    """Return the step after what fits: what it would need."""
+def _next(cell: SettingResult) -> dict[str, Any] | None:
+    """Return what the candidate after the largest that fits would need."""
     beyond = cell.beyond
-    if beyond is None or cell.reach is None:
+    if beyond is None or cell.found is None:
         return None
     found = document(beyond, with_time=False, with_communication=False)
     return {
-        "value": cell.dial.values[cell.reach.fits + 1],
+        "value": cell.quantity.values[cell.found.fits + 1],
         "model": beyond.question.model.name,
         "num_parameters": beyond.question.model.num_parameters,
         "fits": found["fits"],

@@ -8,12 +8,14 @@ from typing import Any
 
 from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
-from fsdp_bench.plan.speed import Speed, rates_of, speed
+from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.communicators import Communicators
+from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.replay.traffic import Traffic, collectives_of, traffic
+from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -149,7 +151,7 @@ class Prediction:
     def traffic(self) -> list[Traffic]:
         """What rank 0 sends and receives in a step, with its time where the links are documented or measured."""
         asked = self.question
-        issued = collectives_of(asked.model, asked.setup, asked.kernel_set)
+        issued = collectives(steady_step(asked.model, asked.setup, asked.kernel_set))
         return traffic(issued, asked.setup, rates_of(asked.setup, asked.hardware, asked.kernels, asked.profile))
 
     @cached_property

@@ -13,10 +13,7 @@ import msgspec
 from fsdp_bench.plan.estimate import allocator_room, predict_memory
 from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.plan.search.dials import Step
-from fsdp_bench.plan.search.judge import Judge
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.replay.compiled import is_kept
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -32,21 +29,21 @@ Switch = Callable[[Question], tuple[str, Question] | None]
 
 
 @dataclass(frozen=True)
-class Change:
+class Alternative:
     """Settings that were changed, by name and as words of the command line, and the question with them."""
 
     question: Question
     words: dict[str, str] = field(default_factory=dict)
 
-    def with_switch(self, name: str) -> Change | None:
+    def with_switch(self, name: str) -> Alternative | None:
         """Return this and one more setting changed."""
         found = _SWITCHES[name](self.question)
-        return None if found is None else Change(found[1], {**self.words, name: found[0]})
+        return None if found is None else Alternative(found[1], {**self.words, name: found[0]})
 
-    def on_world(self, world: int) -> Change | None:
+    def on_world(self, world: int) -> Alternative | None:
         """Return this on so many GPUs."""
         found = on_world(self.question, world)
-        return None if found is None else Change(found[2], {**self.words, GPUS: f"{found[0]} {found[1]}"})
+        return None if found is None else Alternative(found[2], {**self.words, GPUS: f"{found[0]} {found[1]}"})
 
 
 GPUS = "gpus"
@@ -151,23 +148,23 @@ class _Advice:
     """Changes of one question that was predicted not to fit; each is predicted once."""
 
     def __init__(self, question: Question) -> None:
-        self.asked = Change(question)
+        self.asked = Alternative(question)
         is_offloaded = question.setup.offload is Offload.PARAMS
         self.names = tuple(name for name in _SWITCHES if name != ("offload" if is_offloaded else "no offload"))
         self._known: dict[str, Prediction] = {}
 
-    def predicted(self, change: Change) -> Prediction:
+    def predicted(self, change: Alternative) -> Prediction:
         """Return a change's prediction."""
         words = _switch_words(change)
         if words not in self._known:
-            self._known[words] = _answer(change.question)
+            self._known[words] = answer(change.question)
         return self._known[words]
 
-    def fits(self, change: Change) -> bool:
+    def fits(self, change: Alternative) -> bool:
         """Whether a change fits, for certain."""
         return _may_fit(change.question) and self.predicted(change).fits is True
 
-    def on_the_same_gpus(self) -> list[Change]:
+    def on_the_same_gpus(self) -> list[Alternative]:
         """Return single settings that fit; where there is none, as few together as do."""
         single = (change for name in self.names if (change := self.asked.with_switch(name)) and self.fits(change))
         found = list(islice(single, MOST - 1))
@@ -178,7 +175,7 @@ class _Advice:
                 return [self._with_what_is_needed(change, None)]
         return found
 
-    def on_more_gpus(self) -> list[Change]:
+    def on_more_gpus(self) -> list[Alternative]:
         """Return the fewest GPUs with all settings that save memory, the same under the api asked for, and as asked."""
         kinds = (ON_MORE_GPUS, tuple(name for name in ON_MORE_GPUS if name != "api"), ())
         found = [change for names in kinds if (change := self._with_more_gpus(names))]
@@ -186,7 +183,7 @@ class _Advice:
             found.append(last)
         return found
 
-    def _with_more_gpus(self, names: Sequence[str]) -> Change | None:
+    def _with_more_gpus(self, names: Sequence[str]) -> Alternative | None:
         """Return the fewest GPUs on which it fits with some settings, as far as these are needed there."""
         base = self.asked
         for name in names:
@@ -195,10 +192,10 @@ class _Advice:
         larger = base.on_world(world) if world else None
         return self._with_what_is_needed(larger, world) if larger else None
 
-    def _with_what_is_needed(self, change: Change, world: int | None) -> Change:
+    def _with_what_is_needed(self, change: Alternative, world: int | None) -> Alternative:
         """Take back the settings without which it fits as well, those that cost the training most first."""
         for name in [name for name in reversed(change.words) if name not in (GPUS, "no offload")]:
-            less: Change | None = self.asked
+            less: Alternative | None = self.asked
             for kept in change.words:
                 if kept not in (name, GPUS):
                     less = less and less.with_switch(kept)
@@ -207,11 +204,11 @@ class _Advice:
                 change = less
         return change
 
-    def _fewest(self, change: Change) -> int | None:
+    def _fewest(self, change: Alternative) -> int | None:
         """Return the fewest GPUs, more than now, on which a change fits."""
         worlds = larger_worlds(change.question)
 
-        def holds(index: int, condition: Callable[[Change], bool]) -> bool:
+        def holds(index: int, condition: Callable[[Alternative], bool]) -> bool:
             larger = change.on_world(worlds[index])
             return larger is not None and condition(larger)
 
@@ -232,21 +229,7 @@ class _Advice:
         return sorted(less, key=lambda remedy: remedy.prediction.needed_bytes)
 
 
-def _answer(question: Question) -> Prediction:
-    """Predict with the allocator's compiled rules, a hundred times as fast, where an earlier search compiled them."""
-    if question.gpu is None or not is_kept():
-        return answer(question)
-    judge = Judge(
-        build=question.build,
-        expandable_segments=question.expandable_segments,
-        headroom_bytes=question.headroom_bytes,
-    )
-    step = Step(question.model, question.setup, question.hardware)
-    reading = judge.replay(judge.program(step), judge.size_bytes(step)).until()
-    return Prediction(question, judge.estimate(step, reading))
-
-
-def _switch_words(change: Change) -> str:
+def _switch_words(change: Alternative) -> str:
     return " ".join(change.words.values())
 
 
@@ -268,5 +251,5 @@ def _live_bytes(question: Question) -> int:
 
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
     """Return the same setup on twice the GPUs, whether or not that helps; None where it cannot run."""
-    larger = Change(prediction.question).on_world(2 * prediction.question.setup.world_size)
+    larger = Alternative(prediction.question).on_world(2 * prediction.question.setup.world_size)
     return Remedy(_switch_words(larger), answer(larger.question)) if larger else None

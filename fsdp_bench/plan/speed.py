@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.plan.estimate import KERNELS
-from fsdp_bench.rates.calibrated import Calibrated
-from fsdp_bench.rates.collectives import groups_of
-from fsdp_bench.rates.datasheet import Datasheet, Rates, Silent, datasheet
+from fsdp_bench.rates.datasheet import Datasheet, Silent
+from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, step_time
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile
@@ -94,26 +92,3 @@ def speed(
     operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]
     is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
     return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source, is_over_pcie)
-
-
-def rates_of(
-    setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, profile: Profile | None, is_alone: bool = False
-) -> Rates | None:
-    """Return what is known of the hardware's rates; None where that is nothing.
-
-    A rank that is alone shares the machine with none of its world.
-
-    Raises:
-        SpecError: when the calibration is of another kind of device.
-    """
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    gpu = cluster.gpu if cluster else hardware if isinstance(hardware, Gpu) else None
-    if profile is not None:
-        if profile.device != ("cuda" if kernels == "cuda" else "cpu"):
-            other = "cpu" if profile.device == "cpu" else "cuda"
-            raise SpecError(f"calibration: it is of {profile.machine}; --kernels {other} goes with it")
-        together = cluster.gpus_per_node if cluster else setup.world_size
-        return Calibrated(profile, setup, 1 if is_alone else together)
-    if gpu is None or kernels != "cuda":
-        return None
-    return datasheet(cluster, gpu, setup, groups_of(cluster, setup) if cluster else None)

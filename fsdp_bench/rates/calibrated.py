@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 
 from fsdp_bench.rates.datasheet import attention_flops
-from fsdp_bench.simulate.issued import Work
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.profile import CASTING_CHUNK_CAT, Profile, RankProfile
 from fsdp_bench.spec.setup import TrainSetup
 

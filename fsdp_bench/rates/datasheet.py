@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fsdp_bench.rates.collectives import Groups, Wiring, collective_seconds
-from fsdp_bench.simulate.issued import Work
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
 

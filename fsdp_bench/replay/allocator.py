@@ -5,24 +5,17 @@ covered: CUDA graphs and private pools, other settings than ``expandable_segment
 does not go through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
 **When a deferred free happens.** A block that another stream uses (Tensor.record_stream) is free again once an event,
-recorded on that stream when the tensor was freed, has happened; malloc asks (process_events). There is no time in a
-replay, so the caller chooses what is assumed:
-
-- ``host_runs_ahead=True``: the host issues work long before the GPU does it, as in a step that the GPU bounds. An
-  event has happened only if the host waited for something that is ordered after it: an event recorded later on that
-  stream, or on a stream that waited for it (``stream_wait``). Where nothing is waited for, nothing is freed before the
-  retry path does (synchronize_and_free_events). The most memory.
-- ``streams_keep_pace=True`` in addition: what the host waited for shows how far the GPU is, and every stream is as far.
-- ``host_runs_ahead=False``: an event has happened by the next allocation. The least memory.
+recorded on that stream when the tensor was freed, has happened; malloc asks (process_events). Both follow simulated
+time: the host issues, streams run in order, as in schedule.py. The host waits where PyTorch lets it wait.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
 
+from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay import malloc
 from fsdp_bench.replay.heap import (
     NUM_RETRIES,
@@ -41,8 +34,8 @@ from fsdp_bench.replay.malloc import (
     TOO_MANY_BLOCKS,
     TURN,
 )
-from fsdp_bench.simulate.events import Event
-from fsdp_bench.simulate.repeat import Program, plain
+from fsdp_bench.replay.program import Program
+from fsdp_bench.replay.schedule import Durations
 
 CAPACITY = 2048
 """Blocks that a replay begins with room for; where they are too few it begins again with twice as many."""
@@ -81,38 +74,30 @@ class AllocatorReading:
     """Label of the MARK before the first retry."""
 
 
-Run = Callable[..., None]
-"""malloc.run, or what compiled.py makes of it."""
-
-
 class Replay:
-    """Events, or a program of them, that run through a fresh allocator, step by step.
-
-    The first step fills the cache; for a steady state pass the events of several.
+    """A program that runs through a fresh allocator, step by step; the first step fills its cache.
 
     Args:
-        events: what happens.
-        card_bytes: what cudaMalloc may hand out to this process in all, or None for no limit.
+        program: what happens.
+        rates: how long work takes; what they do not know takes no time.
+        gpu_bytes: what cudaMalloc may hand out to this process in all, or None for no limit.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
-        host_runs_ahead: see the module.
-        streams_keep_pace: see the module.
-        run: malloc.run, compiled or not.
+        in_order_of_issue: all streams are one queue, as on a stand-in for a GPU that has no time.
     """
 
     def __init__(
         self,
-        events: Program | Iterable[Event],
-        card_bytes: int | None = None,
+        program: Program,
+        rates: Rates,
+        gpu_bytes: int | None = None,
         expandable_segments: bool = False,
         *,
-        host_runs_ahead: bool = True,
-        streams_keep_pace: bool = False,
-        run: Run = malloc.run,
+        in_order_of_issue: bool = False,
     ) -> None:
-        self._program = events if isinstance(events, Program) else plain(events)
-        self._card = card_bytes, expandable_segments, host_runs_ahead, streams_keep_pace
-        self._run = run
-        self._code, self._handed_over = self._program.code(), self._program.handed_over()
+        self._program = program
+        launch = round(1e9 * rates.launch_seconds)
+        self._settings = gpu_bytes, expandable_segments, launch, in_order_of_issue
+        self._code, self._handed_over = program.code(_nanoseconds(program, rates)), program.handed_over()
         self._begin(CAPACITY)
 
     def until(self, step: int | None = None) -> AllocatorReading:
@@ -126,27 +111,28 @@ class Replay:
 
     def _begin(self, capacity: int) -> None:
         program = self._program
-        fresh = fresh_heap(*self._card, capacity, program.num_tensors, program.num_events)
-        self._heap: Heap = fresh.tolist() if self._run is malloc.run else fresh  # Python reads a list faster
-        self._at = array("q", [0] * (malloc.PLACES + len(program.parts)))
+        fresh = fresh_heap(*self._settings, capacity, program.num_tensors)
+        is_python = isinstance(malloc.run, FunctionType)  # else compiled.py replaced it
+        self._heap: Heap = fresh.tolist() if is_python else fresh  # Python reads a list faster
+        self._at = array("q", [0] * (malloc.PLACES + len(program.sections)))
         self._at[FIRST_FULL_PART], self._at[STATUS] = -1, ENDED
         self._capacity, self._done = capacity, 0
 
     def _go_on(self, end: int) -> None:
         steps = self._program.steps[:end]
-        first_further = len(self._program.steps) - self._program.further_steps
+        first_further = len(self._program.steps) - self._program.log.further_steps
         while self._done < len(steps) and self._at[STATUS] == ENDED:
             if self._done >= first_further:
                 malloc.hand_over(self._heap, self._handed_over)
             parts = steps[self._done]
-            self._run(self._heap, self._code, parts.start, parts.stop, self._at)
+            malloc.run(self._heap, self._code, parts.start, parts.stop, self._at)
             self._done += 1
 
     def _reading(self) -> AllocatorReading:
         program, heap, at = self._program, self._heap, self._at
         full = at[FIRST_FULL_PART]
         phases: dict[str, int] = {}
-        for part, peak in zip(program.parts, at[malloc.PLACES :], strict=True):
+        for part, peak in zip(program.sections, at[malloc.PLACES :], strict=True):
             phases[part.phase] = max(peak, phases.get(part.phase, 0))
         return AllocatorReading(
             peak_allocated_bytes=max(phases.values()),
@@ -155,19 +141,20 @@ class Replay:
             peak_reserved_bytes=heap[PEAK_RESERVED],
             num_alloc_retries=heap[NUM_RETRIES],
             out_of_memory=_failed(program, at) if at[STATUS] == OUT_OF_MEMORY else None,
-            full_in_phase=program.parts[full].phase if full >= 0 else None,
+            full_in_phase=program.sections[full].phase if full >= 0 else None,
         )
 
 
-def replay(events: Program | Iterable[Event], *card: Any, **assumed: Any) -> AllocatorReading:
-    """Run events, or a program of them, through a fresh allocator, until they end or the card is full.
-
-    Arguments are those of Replay.
-    """
-    return Replay(events, *card, **assumed).until()
+def _nanoseconds(program: Program, rates: Rates) -> list[int]:
+    """Return the time of each instruction's work; 0 where there is none."""
+    durations = Durations(rates)
+    return [
+        0 if event.work is None else round(1e9 * (durations.seconds(event.kind, event.work) or 0.0))
+        for event in program.events
+    ]
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:
-    part, done, index = program.parts[at[PART]], program.instructions, at[INSTRUCTION]
-    unit = part.block + at[TURN] if part.block >= 0 else -1
-    return OutOfMemory(part.phase, unit, done.events[index].label, done.num_bytes[index])
+    section, index = program.sections[at[PART]], at[INSTRUCTION]
+    unit = section.block + at[TURN] if section.block >= 0 else -1
+    return OutOfMemory(section.phase, unit, program.events[index].label, program.events[index].num_bytes)

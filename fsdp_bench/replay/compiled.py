@@ -1,68 +1,46 @@
-"""The allocator's replay compiled, ten times as fast, for searches over many models: compiled once, kept for later.
+"""The allocator's replay compiled with numba, a hundred times as fast as Python.
 
-numba takes seconds; what it makes is kept in the user's cache directory, under a hash of the source and all else that
-it depends on, and read from there the next time.
+numba takes half a second to import and, once, some seconds to compile: it keeps what it made. So one short replay runs
+in Python; whoever asks for many, or for a long one, compiles first.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType
 
-from fsdp_bench.replay.allocator import Run
-from fsdp_bench.replay.machine_code import MODULES, MachineCode, compile_run, processor
-from fsdp_bench.spec.codec import write_atomically
+from fsdp_bench.replay import heap, malloc, segments
+
+_MODULES = (heap, segments, malloc)
+_IN_PYTHON = (heap.fresh_heap, malloc.hand_over)
 
 
 @cache
-def compiled_run() -> Run:
-    """Return malloc.run in machine code."""
-    path = kept_in()
-    kept = None if path is None else _whole(path)
-    if kept is not None:
-        return MachineCode(kept)
-    content = compile_run()
-    if path is None:
-        return MachineCode(content)
-    with suppress(OSError):  # nothing can be kept there, and every process compiles for itself
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _digest(content) + content)
-    return MachineCode(content)
+def compile_allocator() -> None:
+    """Replace the functions of the allocator by compiled ones, for this process."""
+    import numba
+
+    can_keep = _keep_beside_home()
+    compiled = {
+        name: numba.njit(cache=can_keep)(function)
+        for module in _MODULES
+        for name, function in vars(module).items()
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__ and function not in _IN_PYTHON
+    }
+    for module in _MODULES:
+        vars(module).update({name: function for name, function in compiled.items() if name in vars(module)})
 
 
-def is_kept() -> bool:
-    """Whether it was compiled before."""
-    path = kept_in()
-    return path is not None and path.is_file()
+def _keep_beside_home() -> bool:
+    """Let numba keep its work in a folder named after the sources, all of which it would not compare itself."""
+    import numba
 
-
-def kept_in() -> Path | None:
-    """Return the file of this source, made by this numba for this processor; None where there is no home folder."""
-    made_by = f"numba {version('numba')} llvmlite {version('llvmlite')} {processor()}"
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in MODULES)
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _MODULES)
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        home = Path.home() / ".cache"
     except RuntimeError:  # no HOME, and a user without an entry in passwd, as containers have
-        return None
-    return base / "fsdp-bench" / f"replay-{sha256(sources + made_by.encode()).hexdigest()[:16]}.o"
-
-
-def _whole(path: Path) -> bytes | None:
-    """Return what this user kept; None for nothing, and for what was damaged since, which would end the process."""
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():  # in a shared cache: code of another user is not run
-                return None
-            kept = file.read()
-    except OSError:
-        return None
-    digest, content = kept[: len(_digest(b""))], kept[len(_digest(b"")) :]
-    return content if digest == _digest(content) else None
-
-
-def _digest(content: bytes) -> bytes:
-    return sha256(content).digest()
+        return False
+    vars(numba.config)["CACHE_DIR"] = str(home / "fsdp-bench" / sha256(sources).hexdigest()[:16])
+    return True

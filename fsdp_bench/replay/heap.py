@@ -5,7 +5,7 @@ One array, because that is what numba compiles well (compiled.py), and a search 
     totals, then one number for each pool or stream      at the places that are named below
     rows of as many places as there may be blocks        row()
     a record for each block                              heap[block + SIZE]: a block is the place of its record
-    for each tensor its block, for each event a record   heap[BLOCKS_OF], heap[EVENTS]: where they begin
+    for each tensor its block                            heap[BLOCKS_OF]: where they begin
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ Heap = MutableSequence[int]
 
 NUM_STREAMS = 5
 """events.Stream."""
+NUM_GROUPS = 4
+"""program.GROUPS."""
+NUM_QUEUES = 4
+"""events.Queue."""
+EVENT_ROOM = 4096
+"""CUDA events of one queue that nobody has waited for."""
 NUM_POOLS = 2 * NUM_STREAMS
 """A stream has two: ``2 * stream`` for large blocks, and the next one for small ones."""
 
@@ -26,16 +32,16 @@ UNLIMITED = 1 << 58
 CARD_BYTES = 0
 """What cudaMalloc and cuMemCreate may hand out to this process."""
 IS_EXPANDABLE = 1
-HOST_RUNS_AHEAD = 2
-"""See allocator.py, as for the next one."""
-STREAMS_KEEP_PACE = 3
+LAUNCH = 2
+"""Nanoseconds that the host needs to issue an operator or a collective."""
+HOST = 3
+"""The host's clock, in nanoseconds."""
 CAPACITY = 4
 """How many blocks there may be."""
 BLOCKS_OF = 5
 """Where the tensors' blocks begin: 0 for a tensor that is not alive, NO_MEMORY for one without bytes."""
-EVENTS = 6
-"""Where the records of events begin: for each stream the last ticket that the event comes after, and at NUM_STREAMS
-the last ticket of all."""
+STARTED = 6
+"""When the last of the collectives that nobody waited for ends."""
 ALLOCATED, PEAK_ALLOCATED = 7, 8
 ACTIVE, PEAK_ACTIVE = 9, 10
 RESERVED, PEAK_RESERVED = 11, 12
@@ -45,34 +51,37 @@ NEXT_ADDRESS = 15
 one size, of which the lowest is taken."""
 NEXT_BLOCK = 16
 NUM_SPARE = 17
-TICKET = 18
-"""Counts the events that insert_events recorded."""
-HAS_FINISHED = 19
-"""Something may have happened since the last look; malloc has to look again."""
-NUM_RECORDED, NUM_WAITED = 20, 21
-MOST_BLOCKS = 22
+NEXT_READY = 18
+"""No deferred free happens before; malloc need not look again until then."""
+MOST_BLOCKS = 19
 """With which there is room for those that an allocation makes: three, growing and splitting; in expandable segments a
 flush can also cut each free block in three."""
 
-NUM_FREE = 23
+NUM_FREE = 20
 """[pool]."""
 NUM_UNMAPPED = NUM_FREE + NUM_POOLS
 FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
 """[stream]: where its queue of deferred frees begins; queues are rings."""
 NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
-PASSED = NUM_QUEUED + NUM_STREAMS
-"""[stream]: the last ticket that has happened there as far as the host knows."""
-ORDERED = PASSED + NUM_STREAMS
-"""[stream, other]: the last ticket on ``other`` that what ``stream`` does now comes after."""
-ROWS = ORDERED + NUM_STREAMS * NUM_STREAMS
+CLOCK = NUM_QUEUED + NUM_STREAMS
+"""[stream]: when it is done with all that it was given."""
+CLOCK_OF = CLOCK + NUM_STREAMS
+"""[stream]: the place of its clock; one for all where everything is done in the order of issue."""
+GROUP_CLOCK = CLOCK_OF + NUM_STREAMS
+"""[group]: when its communicator is free."""
+FIRST_EVENT = GROUP_CLOCK + NUM_GROUPS
+"""[queue]: where its recorded events begin; rings of EVENT_ROOM."""
+NUM_WAITING = FIRST_EVENT + NUM_QUEUES
+EVENT_TIMES = NUM_WAITING + NUM_QUEUES
+ROWS = EVENT_TIMES + NUM_QUEUES * EVENT_ROOM
 
 FREE_ROW = 0
 """[pool]: its free blocks by size, of equal ones by address."""
 UNMAPPED_ROW = FREE_ROW + NUM_POOLS
 """[pool]: by address."""
-TICKET_ROW = UNMAPPED_ROW + NUM_POOLS
-"""[stream]: the tickets in its queue; in BLOCK_ROW the blocks that they are for."""
-BLOCK_ROW = TICKET_ROW + NUM_STREAMS
+READY_ROW = UNMAPPED_ROW + NUM_POOLS
+"""[stream]: when each of its deferred frees may happen; in BLOCK_ROW the blocks."""
+BLOCK_ROW = READY_ROW + NUM_STREAMS
 SPARE_ROW = BLOCK_ROW + NUM_STREAMS
 """Records of blocks that are no more."""
 NUM_ROWS = SPARE_ROW + 1
@@ -87,13 +96,14 @@ USES = 6
 NUM_EVENTS = 7
 """Outstanding events that defer its release (event_count)."""
 BLOCK_FIELDS = 8
-EVENT_FIELDS = NUM_STREAMS + 1
 
 IN_USE, FREE, UNMAPPED = 0, 1, 2
 """States. In use is also what was freed while another stream may use it. FREE ones are in their pool's set. UNMAPPED is
 what is left of an expandable segment's addresses: no physical memory stands behind it."""
 
 NO_MEMORY = -1
+
+NEVER = 1 << 62
 
 FIRST_ADDRESS = 20 << 20
 
@@ -103,25 +113,24 @@ _ZEROS = array("q", bytes(8 * 1024))
 def fresh_heap(
     card_bytes: int | None,
     is_expandable: bool,
-    host_runs_ahead: bool,
-    streams_keep_pace: bool,
+    launch_nanoseconds: int,
+    in_order_of_issue: bool,
     capacity: int,
     num_tensors: int,
-    num_events: int,
 ) -> array[int]:
-    """Return a heap with room for so many blocks, tensors and events; no ``card_bytes`` is a card without limit."""
+    """Return a heap with room for so many blocks and tensors; no ``card_bytes`` is a GPU without limit."""
     records = ROWS + NUM_ROWS * capacity
     tensors = records + BLOCK_FIELDS * capacity
-    events = tensors + num_tensors
-    heap = _ZEROS * ((events + EVENT_FIELDS * num_events) // len(_ZEROS) + 1)
+    heap = _ZEROS * ((tensors + num_tensors) // len(_ZEROS) + 1)
     heap[CARD_BYTES] = UNLIMITED if card_bytes is None else card_bytes
     heap[IS_EXPANDABLE] = is_expandable
-    heap[HOST_RUNS_AHEAD] = host_runs_ahead
-    heap[STREAMS_KEEP_PACE] = streams_keep_pace
+    heap[LAUNCH] = launch_nanoseconds
+    for stream in range(NUM_STREAMS):
+        heap[CLOCK_OF + stream] = CLOCK if in_order_of_issue else CLOCK + stream
     heap[CAPACITY] = capacity
     heap[MOST_BLOCKS] = capacity // 3 - 1 if is_expandable else capacity - 3
     heap[BLOCKS_OF] = tensors
-    heap[EVENTS] = events
+    heap[NEXT_READY] = NEVER
     heap[NEXT_ADDRESS] = FIRST_ADDRESS
     heap[NEXT_BLOCK] = records
     return heap

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import Simulation
-from fsdp_bench.simulate.symbolic import traced
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
@@ -71,32 +69,11 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
 
 def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    layers = shape.num_hidden_layers
-    found, sizes = traced(_one_block, shape, setup)
-    if found is None:
-        found, sizes, layers = *_on_host(Simulation(shape, setup, CUDA, layers)), 1
-    counts = [layers if block >= 0 else 1 for block in found.blocks]
-    tensors = list(zip(sizes, counts, strict=True))
-    held = sum(num_bytes * count for num_bytes, count in tensors[found.num_pinned :])
-    return tensors[: found.num_pinned], held
-
-
-class _OnHost(NamedTuple):
-    """Tensors in host memory: first the pinned ones, then what the optimizer updates."""
-
-    blocks: list[int]
-    num_pinned: int
-
-
-def _one_block(shape: ModelShape, setup: TrainSetup) -> tuple[_OnHost | None, list[int]]:
-    """Return what one block and the root have on the host, and sizes; None where a block does not stand for others."""
-    simulation = Simulation(shape, setup, CUDA, 1)
-    return _on_host(simulation) if simulation.is_stretchable else (None, [])
-
-
-def _on_host(simulation: Simulation) -> tuple[_OnHost, list[int]]:
-    wrapper, itemsize = simulation.wrapper, simulation.sizes.store
-    pinned = [(numel * itemsize, block) for numel, block in wrapper.host_tensors()]
-    shards = wrapper.shards(simulation.model)
-    tensors = pinned + [(shard.numel * shard.itemsize, shard.block) for shard in shards]
-    return _OnHost([block for _, block in tensors], len(pinned)), [num_bytes for num_bytes, _ in tensors]
+    simulation, count = Simulation(shape, setup, CUDA, 1), shape.num_hidden_layers
+    if not simulation.blocks_are_alike:
+        simulation, count = Simulation(shape, setup, CUDA, count), 1
+    itemsize = simulation.sizes.store
+    pinned = [(numel * itemsize, count if block >= 0 else 1) for numel, block in simulation.wrapper.host_tensors()]
+    shards = simulation.wrapper.shards(simulation.model)
+    held = sum(shard.numel * shard.itemsize * (count if shard.block >= 0 else 1) for shard in shards)
+    return pinned, held

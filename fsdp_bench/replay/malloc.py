@@ -13,37 +13,38 @@ from fsdp_bench.replay.heap import (
     BLOCK_ROW,
     BLOCKS_OF,
     CAPACITY,
-    EVENT_FIELDS,
-    EVENTS,
+    CLOCK_OF,
+    EVENT_ROOM,
+    EVENT_TIMES,
+    FIRST_EVENT,
     FIRST_QUEUED,
-    HAS_FINISHED,
-    HOST_RUNS_AHEAD,
+    GROUP_CLOCK,
+    HOST,
+    LAUNCH,
     MOST_BLOCKS,
+    NEVER,
+    NEXT_READY,
     NO_MEMORY,
     NUM_EVENTS,
     NUM_OOMS,
     NUM_POOLS,
     NUM_QUEUED,
-    NUM_RECORDED,
     NUM_RETRIES,
     NUM_STREAMS,
-    NUM_WAITED,
-    ORDERED,
-    PASSED,
+    NUM_WAITING,
     PEAK_ACTIVE,
     PEAK_ALLOCATED,
     POOL,
+    READY_ROW,
     SIZE,
-    STREAMS_KEEP_PACE,
-    TICKET,
-    TICKET_ROW,
+    STARTED,
     USES,
     Heap,
     num_blocks,
     row,
 )
+from fsdp_bench.replay.program import Code
 from fsdp_bench.replay.segments import MIN_BLOCK_BYTES, SMALL_BYTES, grow, put, take, trim
-from fsdp_bench.simulate.repeat import Code
 
 
 def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:
@@ -51,7 +52,7 @@ def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:
     if num_bytes == 0:  # NativeCachingAllocator::allocate
         heap[heap[BLOCKS_OF] + tensor] = NO_MEMORY
         return True
-    if heap[HAS_FINISHED]:
+    if heap[NEXT_READY] <= heap[HOST]:
         free_finished(heap)
     size = -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     pool = 2 * stream + (1 if size <= SMALL_BYTES else 0)
@@ -90,7 +91,9 @@ def grow_or_flush(heap: Heap, pool: int, size: int) -> int:
 def empty_cache(heap: Heap) -> None:
     """Wait for outstanding events and return what is free to the card; release_cached_blocks."""
     for stream in range(NUM_STREAMS):  # synchronize_and_free_events
-        heap[PASSED + stream] = heap[TICKET]
+        if heap[NUM_QUEUED + stream] > 0:
+            last = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream] - 1) % heap[CAPACITY]
+            heap[HOST] = max(heap[HOST], heap[row(heap, READY_ROW + stream) + last])
     free_finished(heap)
     for pool in range(NUM_POOLS):
         trim(heap, pool)
@@ -123,26 +126,32 @@ def defer(heap: Heap, block: int) -> None:
     """Record one event on every stream that uses a freed block; insert_events."""
     for stream in range(NUM_STREAMS):
         if heap[block + USES] >> stream & 1:
-            heap[TICKET] += 1
+            ready = recorded(heap, stream)
             at = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream]) % heap[CAPACITY]
-            heap[row(heap, TICKET_ROW + stream) + at] = heap[TICKET]
+            heap[row(heap, READY_ROW + stream) + at] = ready
             heap[row(heap, BLOCK_ROW + stream) + at] = block
             heap[NUM_QUEUED + stream] += 1
             heap[block + NUM_EVENTS] += 1
+            heap[NEXT_READY] = min(heap[NEXT_READY], ready)
     heap[block + USES] = 0
-    if not heap[HOST_RUNS_AHEAD]:
-        heap[HAS_FINISHED] = 1
+
+
+def recorded(heap: Heap, stream: int) -> int:
+    """Return when an event recorded on a stream happens. It takes a nanosecond, so that events have an order."""
+    clock = heap[CLOCK_OF + stream]
+    heap[clock] += 1
+    return heap[clock]
 
 
 def free_finished(heap: Heap) -> None:
     """Free what all events have happened for; process_events: each stream's queue up to the first that has not."""
-    heap[HAS_FINISHED] = 0
+    heap[NEXT_READY] = NEVER
     for stream in range(NUM_STREAMS):
-        if not heap[HOST_RUNS_AHEAD]:
-            heap[PASSED + stream] = heap[TICKET]
         while heap[NUM_QUEUED + stream] > 0:
             at = heap[FIRST_QUEUED + stream]
-            if heap[row(heap, TICKET_ROW + stream) + at] > heap[PASSED + stream]:
+            ready = heap[row(heap, READY_ROW + stream) + at]
+            if ready > heap[HOST]:
+                heap[NEXT_READY] = min(heap[NEXT_READY], ready)
                 break
             heap[FIRST_QUEUED + stream] = (at + 1) % heap[CAPACITY]
             heap[NUM_QUEUED + stream] -= 1
@@ -153,42 +162,8 @@ def free_finished(heap: Heap) -> None:
                 put(heap, block)
 
 
-def record_event(heap: Heap, event: int, stream: int) -> None:
-    """Event.record on a stream: the event comes after what that stream waited for, and after what it did."""
-    record, known = heap[EVENTS] + EVENT_FIELDS * event, ORDERED + NUM_STREAMS * stream
-    for other in range(NUM_STREAMS):
-        heap[record + other] = heap[known + other]
-    heap[record + stream] = heap[TICKET]
-    heap[record + NUM_STREAMS] = heap[TICKET]
-
-
-def stream_wait(heap: Heap, stream: int, event: int) -> None:
-    """Stream.wait_event: what ``stream`` does from now on happens after ``event``."""
-    record, known = heap[EVENTS] + EVENT_FIELDS * event, ORDERED + NUM_STREAMS * stream
-    for other in range(NUM_STREAMS):
-        heap[known + other] = max(heap[known + other], heap[record + other])
-
-
-def host_wait(heap: Heap, event: int) -> None:
-    """Event.synchronize: the host goes on when ``event``, recorded before, has happened."""
-    record = heap[EVENTS] + EVENT_FIELDS * event
-    for stream in range(NUM_STREAMS):
-        ticket = heap[record + (NUM_STREAMS if heap[STREAMS_KEEP_PACE] else stream)]
-        heap[PASSED + stream] = max(heap[PASSED + stream], ticket)
-    heap[HAS_FINISHED] = 1
-
-
-def synchronize(heap: Heap, stream: int) -> None:
-    """cudaStreamSynchronize: the host goes on when all that a stream was given has happened."""
-    for other in range(NUM_STREAMS):
-        ticket = heap[ORDERED + NUM_STREAMS * stream + other]
-        if other == stream or heap[STREAMS_KEEP_PACE]:
-            ticket = heap[TICKET]
-        heap[PASSED + other] = max(heap[PASSED + other], ticket)
-    heap[HAS_FINISHED] = 1
-
-
-KIND, TENSOR, STRIDE, NUM_BYTES, STREAM, BEGIN, END, FIRST_TURN, TURN_STEP, TURNS = range(len(Code._fields))
+KIND, NUMBER, STRIDE, AMOUNT, STREAM, BEGIN, END, FIRST_RUN, RUN_STEP, NUM_RUNS = range(10)
+"""The columns of program.Code."""
 
 PART, TURN, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
 PLACES = 5
@@ -206,14 +181,14 @@ def hand_over(heap: Heap, pairs: Iterable[tuple[int, int]]) -> None:
 
 
 def run(heap: Heap, code: Code, first_part: int, last_part: int, at: MutableSequence[int]) -> None:
-    """Run a program from a part up to another: until the card is full, or the heap has no room for more blocks."""
+    """Run a program from a part up to another: until the GPU is full, or the heap has no room for more blocks."""
     at[STATUS] = RUNNING
     for part in range(first_part, last_part):
         at[PART] = part
         heap[PEAK_ALLOCATED] = heap[ALLOCATED]
-        for turn in range(code[TURNS][part]):
-            at[TURN] = code[FIRST_TURN][part] + code[TURN_STEP][part] * turn
-            run_turn(heap, code, at)
+        for count in range(code[NUM_RUNS][part]):
+            at[TURN] = code[FIRST_RUN][part] + code[RUN_STEP][part] * count
+            run_part(heap, code, at)
             at[PLACES + part] = max(heap[PEAK_ALLOCATED], at[PLACES + part])
             if heap[NUM_RETRIES] > 0 and at[FIRST_FULL_PART] < 0:
                 at[FIRST_FULL_PART] = part
@@ -222,30 +197,64 @@ def run(heap: Heap, code: Code, first_part: int, last_part: int, at: MutableSequ
     at[STATUS] = ENDED
 
 
-def run_turn(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
-    """Run one turn of a part."""
-    turn, part = at[TURN], at[PART]
-    kinds, tensors, strides = code[KIND], code[TENSOR], code[STRIDE]
-    sizes, streams = code[NUM_BYTES], code[STREAM]
+def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
+    """Run a part once; kinds are those of events.py."""
+    blocks_left_out, part = at[TURN], at[PART]
+    kinds, numbers, strides = code[KIND], code[NUMBER], code[STRIDE]
+    amounts, streams = code[AMOUNT], code[STREAM]
     for index in range(code[BEGIN][part], code[END][part]):
-        kind = kinds[index]
-        tensor = tensors[index] + turn * strides[index]
+        kind, stream = kinds[index], streams[index]
+        number = numbers[index] + blocks_left_out * strides[index]
         if kind == 0:
             if num_blocks(heap) > heap[MOST_BLOCKS]:
                 at[STATUS] = TOO_MANY_BLOCKS
                 return
-            if not allocate(heap, tensor, sizes[index], streams[index]):
+            if not allocate(heap, number, amounts[index], stream):
                 at[STATUS], at[INSTRUCTION] = OUT_OF_MEMORY, index
                 return
         elif kind == 1:
-            free(heap, tensor)
+            free(heap, number)
         elif kind == 2:
-            record_stream(heap, tensor, streams[index])
-        elif kind == 3:
-            record_event(heap, heap[NUM_RECORDED], streams[index])
-            heap[NUM_RECORDED] += 1
-        elif kind == 4:
-            host_wait(heap, heap[NUM_WAITED])
-            heap[NUM_WAITED] += 1
+            record_stream(heap, number, stream)
+        elif kind <= 6:
+            issue(heap, kind, stream, number, amounts[index])
         else:
-            synchronize(heap, streams[index])
+            wait(heap, kind, stream, number, amounts[index])
+
+
+def issue(heap: Heap, kind: int, stream: int, group: int, nanoseconds: int) -> None:
+    """Give a stream work; a group's collectives run one after another."""
+    clock = heap[CLOCK_OF + stream]
+    heap[HOST] += heap[LAUNCH]
+    begin = max(heap[HOST], heap[clock])
+    if group > 0:
+        begin = max(begin, heap[GROUP_CLOCK + group])
+        heap[GROUP_CLOCK + group] = begin + nanoseconds
+    if kind == 5:
+        heap[STARTED] = max(heap[STARTED], begin + nanoseconds)
+    else:
+        heap[clock] = begin + nanoseconds
+
+
+def wait(heap: Heap, kind: int, stream: int, number: int, nanoseconds: int) -> None:
+    """Let a stream or the host wait, or the host work."""
+    clock = heap[CLOCK_OF + stream]
+    if kind == 7:
+        heap[clock] = max(heap[clock], heap[heap[CLOCK_OF + number]])
+    elif kind == 8:
+        at = (heap[FIRST_EVENT + number] + heap[NUM_WAITING + number]) % EVENT_ROOM
+        heap[EVENT_TIMES + number * EVENT_ROOM + at] = recorded(heap, stream)
+        heap[NUM_WAITING + number] += 1
+    elif kind <= 10:
+        at = heap[FIRST_EVENT + number]
+        time = heap[EVENT_TIMES + number * EVENT_ROOM + at]
+        heap[FIRST_EVENT + number] = (at + 1) % EVENT_ROOM
+        heap[NUM_WAITING + number] -= 1
+        waits = clock if kind == 9 else HOST
+        heap[waits] = max(heap[waits], time)
+    elif kind == 11:
+        heap[HOST] = max(heap[HOST], heap[clock])
+    elif kind == 12:
+        heap[clock] = max(heap[clock], heap[STARTED])
+    else:
+        heap[HOST] += nanoseconds

@@ -9,18 +9,16 @@ What is exposed is the time in which a collective runs and no operator does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.simulate.events import Stream
-from fsdp_bench.simulate.issued import Action, Do, Timeline, Work
+from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.repeat import REPEATED_BLOCK, SIMULATED_BLOCKS
-from fsdp_bench.simulate.step import Simulation
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 
 Spans = list[tuple[float, float]]
 """Begin and end in seconds, in order."""
@@ -69,62 +67,12 @@ def step_time(
     Raises:
         SpecError: for models that cannot be predicted.
     """
-    actions = issued(shape, setup, kernels)
-    return replay(actions, rates, with_spans)
+    return schedule(steady_step(shape, setup, kernels), rates, with_spans)
 
 
-def issued(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Iterable[Action]:
-    """Return what the host issues in one step: the parts of a middle block as often as the model has such blocks."""
-    extra = shape.num_hidden_layers - SIMULATED_BLOCKS
-    has_buckets = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD  # DDP's cut across blocks
-    if extra > 0 and not has_buckets:
-        recorded = _recorded(shape, setup, kernels, SIMULATED_BLOCKS)
-        if recorded is not None:
-            return repeated(recorded, extra)
-    recorded = _recorded(shape, setup, kernels, shape.num_hidden_layers)
-    assert recorded is not None  # all blocks are there
-    return repeated(recorded, 0)
-
-
-@lru_cache(maxsize=4)
-def _recorded(shape: ModelShape, setup: TrainSetup, kernels: Kernels, num_blocks: int) -> tuple[Action, ...] | None:
-    timeline = Timeline()
-    simulation = Simulation(shape, setup, kernels, num_blocks, timeline)
-    if num_blocks < shape.num_hidden_layers and not simulation.is_stretchable:
-        return None
-    simulation.load()
-    simulation.warm_up()
-    timeline.actions.clear()
-    simulation.step()
-    if setup.world_size == 1:  # a group of one has nothing to send
-        return tuple(action for action in timeline.actions if action.do not in (Do.SEND, Do.START))
-    return tuple(timeline.actions)
-
-
-def repeated(actions: Sequence[Action], extra_blocks: int) -> list[Action]:
-    """Write repetitions out: of micro-batches, and of a middle block's parts."""
-    done: list[Action] = []
-    micro_batch: list[Action] = []
-    times = 1
-    for part in _parts(actions):
-        if part[0].do is Do.REPEAT:
-            done += micro_batch * times
-            micro_batch, times = [], part[0].block
-            continue
-        is_middle = part[0].do is Do.MARK and part[0].block == REPEATED_BLOCK
-        micro_batch += part * (1 + extra_blocks) if is_middle else part
-    return done + micro_batch * times
-
-
-def _parts(actions: Sequence[Action]) -> list[list[Action]]:
-    parts: list[list[Action]] = [[]]
-    for action in actions:
-        if action.do is Do.MARK or action.do is Do.REPEAT:
-            parts.append([])
-        parts[-1].append(action)
-        if action.do is Do.REPEAT:
-            parts.append([])
-    return [part for part in parts if part]
+def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
+    """Return when the last step of a log ends, and what was exposed."""
+    return run(log.last_step(), rates, with_spans)
 
 
 class _Clock:
@@ -135,43 +83,46 @@ class _Clock:
         self.host = 0.0
         self.streams = [0.0] * len(Stream)
         self.groups: dict[str, float] = {}
-        self.events: dict[str, deque[float]] = {}
+        self.events: dict[int, deque[float]] = {}
         self.started = 0.0
         """When the last of the collectives that nobody waited for ends."""
 
-    def issue(self, action: Action, seconds: float) -> float:
+    def issue(self, event: Event, work: Work, seconds: float) -> float:
         """Let an operator, a copy or a collective run as soon as it can; return when it begins."""
         self.host += self.rates.launch_seconds
-        begin = max(self.host, self.streams[action.stream])
-        work = action.work
-        assert work is not None
+        begin = max(self.host, self.streams[event.stream])
         if work.group:
             begin = max(begin, self.groups.get(work.group, 0.0))
             self.groups[work.group] = begin + seconds
         end = begin + seconds
-        if action.do is Do.START and not self.rates.blocks_host:
+        if event.kind is Kind.START_COLLECTIVE and not self.rates.blocks_host:
             self.started = max(self.started, end)
             return begin
-        self.streams[action.stream] = end
+        self.streams[event.stream] = end
         if self.rates.blocks_host:
             self.host = end
         return begin
 
-    def wait(self, action: Action) -> None:
-        """Follow the actions that only order others."""
-        do, stream, streams = action.do, action.stream, self.streams
-        if do is Do.WAIT:
-            streams[stream] = max(streams[stream], streams[action.other])
-        elif do is Do.RECORD:
-            self.events.setdefault(action.name, deque()).append(streams[stream])
-        elif do is Do.WAIT_EVENT:
-            streams[stream] = max(streams[stream], self.events[action.name].popleft())
-        elif do is Do.HOST_WAIT:
-            self.host = max(self.host, self.events[action.name].popleft())
-        elif do is Do.SYNCHRONIZE:
+    def wait(self, event: Event) -> None:
+        """Follow the events that only order others."""
+        kind, stream, streams = event.kind, event.stream, self.streams
+        if kind is Kind.WAIT_STREAM:
+            streams[stream] = max(streams[stream], streams[event.number])
+        elif kind is Kind.RECORD_EVENT:
+            self.events.setdefault(event.number, deque()).append(streams[stream])
+        elif kind is Kind.WAIT_EVENT:
+            streams[stream] = max(streams[stream], self._oldest(event.number))
+        elif kind is Kind.HOST_WAIT:
+            self.host = max(self.host, self._oldest(event.number))
+        elif kind is Kind.SYNCHRONIZE:
             self.host = max(self.host, streams[stream])
-        elif do is Do.FINISH:
+        elif kind is Kind.WAIT_COLLECTIVES:
             streams[stream] = max(streams[stream], self.started)
+
+    def _oldest(self, queue: int) -> float:
+        """Return when the oldest event of a queue happened; those of an earlier step have."""
+        waiting = self.events.get(queue)
+        return waiting.popleft() if waiting else 0.0
 
     @property
     def now(self) -> float:
@@ -179,51 +130,58 @@ class _Clock:
         return max(self.host, self.started, *self.streams)
 
 
-KIND = {Do.RUN: "compute", Do.SEND: "collective", Do.START: "collective", Do.COPY: "copy", Do.HOST: "host"}
+KIND = {
+    Kind.KERNEL: "compute",
+    Kind.COLLECTIVE: "collective",
+    Kind.START_COLLECTIVE: "collective",
+    Kind.COPY: "copy",
+    Kind.HOST_WORK: "host",
+}
 
 
-def replay(actions: Iterable[Action], rates: Rates, with_spans: bool = False) -> StepTime:
-    """Run a step's actions."""
-    clock, memo, unknown = _Clock(rates), _Memo(rates), dict[str, None]()
+def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
+    """Run a step's events."""
+    clock, durations, unknown = _Clock(rates), Durations(rates), dict[str, None]()
     intervals: dict[str, Spans] = {"compute": [], "collective": [], "copy": [], "host": []}
     spans: list[Span] = []
     phase, block, cpu_optimizer = "", -1, 0.0
-    for action in actions:
-        work = action.work
+    for event in events:
+        work = event.work
         if work is None:
-            clock.wait(action)
-            if action.do is Do.MARK:
-                phase, block = action.name, action.block
+            clock.wait(event)
+            if event.kind is Kind.MARK:
+                phase, block = event.label, event.number
             continue
-        seconds = memo.seconds(action.do, work)
+        seconds = durations.seconds(event.kind, work)
         if seconds is None:
             unknown[work.name if not work.group else f"{work.name} ({work.group})"] = None
             seconds = 0.0
-        if action.do is Do.HOST:
+        if event.kind is Kind.HOST_WORK:
             begin = clock.host
             clock.host += seconds
             cpu_optimizer += seconds if work.name.startswith("optimizer") else 0.0
         else:
-            begin = clock.issue(action, seconds)
-        kind = KIND[action.do]
+            begin = clock.issue(event, work, seconds)
+        kind = KIND[event.kind]
         intervals[kind].append((begin, begin + seconds))
         if with_spans:
-            spans.append(Span(kind, action.stream, begin, begin + seconds, work, phase, block))
+            spans.append(Span(kind, event.stream, begin, begin + seconds, work, phase, block))
     return _summary(clock.now, intervals, tuple(unknown), tuple(spans), cpu_optimizer)
 
 
-class _Memo:
+class Durations:
     """What each piece of work takes, asked once."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._known: dict[tuple[Do, Work], float | None] = {}
+        self._known: dict[tuple[Kind, Work], float | None] = {}
 
-    def seconds(self, do: Do, work: Work) -> float | None:
-        key = (do, work)
+    def seconds(self, kind: Kind, work: Work) -> float | None:
+        """Return how long a piece of work takes; None where nobody knows."""
+        key = (kind, work)
         if key not in self._known:
-            ask = {Do.RUN: self._rates.run, Do.COPY: self._rates.copy, Do.HOST: self._rates.host}
-            self._known[key] = ask.get(do, self._rates.send)(work)
+            ask = {Kind.KERNEL: self._rates.run, Kind.COPY: self._rates.copy, Kind.HOST_WORK: self._rates.host}
+            self._known[key] = ask.get(kind, self._rates.send)(work)
         return self._known[key]
 
 

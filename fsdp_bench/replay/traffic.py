@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.simulate.autograd import Sent
-from fsdp_bench.simulate.issued import Work
-from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
-from fsdp_bench.simulate.step import Simulation
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.simulate.events import Kind, Work
+from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -30,37 +27,30 @@ class Traffic:
     """One after another; None where nobody documents or measured what joins the ranks."""
 
 
-def collectives_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Sent]:
-    """Return the collectives of a step in the steady state, in the order in which they are issued."""
-    if setup.world_size == 1:
-        return []
-    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
-    simulation.load()
-    simulation.warm_up()
-    simulation.tape.sent.clear()
-    simulation.step()
-    return list(simulation.tape.sent)
+def collectives(log: Log) -> list[Work]:
+    """Return the collectives of a log's last step, in the order in which they are issued."""
+    kinds = (Kind.COLLECTIVE, Kind.START_COLLECTIVE)
+    return [event.work for event in log.last_step() if event.kind in kinds and event.work is not None]
 
 
-def traffic(sent: Sequence[Sent], setup: TrainSetup, rates: Rates | None = None) -> list[Traffic]:
+def traffic(sent: Sequence[Work], setup: TrainSetup, rates: Rates | None = None) -> list[Traffic]:
     """Sum collectives up by kind and group; with the hardware's rates also their time."""
-    found: dict[tuple[str, str], list[Sent]] = {}
-    for one in sent:
-        found.setdefault((one.kind, one.group), []).append(one)
+    found: dict[tuple[str, str], list[Work]] = {}
+    for work in sent:
+        found.setdefault((work.name, work.group), []).append(work)
     return [
         Traffic(
             kind=kind,
             group=group,
             group_size=setup.group_sizes[group],
-            calls=sum(one.times for one in issued),
-            message_bytes=sum(one.times * one.num_bytes for one in issued),
+            calls=len(issued),
+            message_bytes=sum(work.num_bytes for work in issued),
             seconds=None if rates is None else _seconds(issued, rates),
         )
         for (kind, group), issued in found.items()
     ]
 
 
-def _seconds(issued: Sequence[Sent], rates: Rates) -> float | None:
-    seconds = [(one.times, rates.send(Work(one.kind, one.num_bytes, group=one.group))) for one in issued]
-    known = [times * each for times, each in seconds if each is not None]
-    return sum(known) if len(known) == len(seconds) else None
+def _seconds(issued: Sequence[Work], rates: Rates) -> float | None:
+    known = [seconds for seconds in map(rates.send, issued) if seconds is not None]
+    return sum(known) if len(known) == len(issued) else None

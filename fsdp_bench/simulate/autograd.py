@@ -1,4 +1,4 @@
-"""PyTorch's lifetimes without PyTorch: storages, tensors, the autograd graph and its engine, recording events.
+"""PyTorch's autograd without data: tensors, the graph and its engine.
 
 A tensor here has a size and no data. Who holds it decides how long it lives, exactly as in torch: Python's own
 reference counts free a storage when its last tensor, saved variable or gradient buffer is gone (CPython only). So
@@ -18,172 +18,12 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from fsdp_bench.simulate.events import Category, Event, Kind, Stream
-from fsdp_bench.simulate.issued import Timeline, Untimed
+from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.tape import Tape, Tensor
 
-_ALLOCATE, _FREE, _COMPUTE = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE
-_new = tuple.__new__
-"""Makes an Event of its fields; twice as fast as calling it."""
-
-
-CUDA_BLOCK_BYTES = 512
-"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
-
-
-class Sent(NamedTuple):
-    """One collective of one rank."""
-
-    kind: str
-    """all_gather, reduce_scatter, all_reduce."""
-    group: str
-    """``shard``, ``replicate`` or ``world``."""
-    num_bytes: int
-    """The whole message: an all-gather's output, a reduce-scatter's input, else the tensor."""
-    times: int
-    """How often in a step."""
-
-
-class Tape:
-    """Records the events of one rank."""
-
-    __slots__ = (
-        "category",
-        "events",
-        "grad_enabled",
-        "hooks",
-        "in_backward",
-        "kept",
-        "next_number",
-        "next_sequence",
-        "phase",
-        "repeats",
-        "rounded",
-        "rounding",
-        "sent",
-        "stream",
-        "timeline",
-    )
-
-    def __init__(self, rounding: int = 1, timeline: Timeline | None = None) -> None:
-        self.timeline = timeline or Untimed()
-        """What is issued to which stream."""
-        self.rounding = rounding
-        """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
-        self.rounded: dict[int, int] = {}
-        """What sizes were rounded to; there are few."""
-        self.events: list[Event] = []
-        self.category = Category.ACTIVATIONS
-        """What storages hold that say nothing else."""
-        self.grad_enabled = True
-        self.in_backward = False
-        """Whether autograd's thread runs."""
-        self.hooks: list[Any] = []
-        """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
-        self.kept: Any = None
-        """Where selective checkpointing keeps outputs of costly operators: see checkpoint.py."""
-        self.phase = "load"
-        self.stream = _COMPUTE
-        """The current stream (torch.cuda.current_stream): what is allocated comes from its pool."""
-        self.next_number = 0
-        self.next_sequence = 0
-        self.sent: list[Sent] = []
-        """The collectives, in the order in which they are issued."""
-        self.repeats = 1
-        """For how many micro-batches the one that runs stands."""
-
-    def send(self, kind: str, group: str, num_bytes: int, stream: Stream = _COMPUTE, starts: bool = False) -> None:
-        """Issue a collective that ``stream`` waits for, unless it is only started."""
-        self.sent.append(Sent(kind, group, num_bytes, self.repeats))
-        self.timeline.send(kind, group, num_bytes, stream, starts)
-
-    def synchronize(self, stream: Stream) -> None:
-        """``stream.synchronize()``, which is also what copies to pageable host memory do."""
-        self.events.append(Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream))
-        self.timeline.synchronize(stream)
-
-    def synchronize_device(self) -> None:
-        """torch.cuda.synchronize between two steps; no part of their time."""
-        self.events += [Event(Kind.SYNCHRONIZE, -1, 0, Category.TEMPORARY, stream) for stream in Stream]
-
-    def mark(self, phase: str, block: int = -1) -> None:
-        """Begin a phase, or, with a number, that block's part of it."""
-        self.phase = phase
-        self.timeline.mark(phase, block)
-        self.events.append(Event(Kind.MARK, block, 0, Category.TEMPORARY, _COMPUTE, phase))
-
-    def mark_block(self, block: int) -> None:
-        """Begin a block's part of the phase that runs; -1 ends it."""
-        self.mark(self.phase, block)
-
-    def storage(
-        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream | None = None
-    ) -> Storage:
-        """Allocate, on the current stream unless another one is named."""
-        return Storage(self, num_bytes, label, category or self.category, self.stream if stream is None else stream)
-
-    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
-        """Allocate a tensor that needs no gradient."""
-        return Tensor(Storage(self, numel * itemsize, label, category or self.category, self.stream), numel, itemsize)
-
-    def record_stream(self, storage: Storage, stream: Stream) -> None:
-        """Tensor.record_stream: nothing where it is the storage's own stream."""
-        if stream is not storage.stream:
-            self.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
-
-
-class Storage:
-    """Bytes on the device, from its creation until its last reference is gone."""
-
-    __slots__ = ("category", "num_bytes", "number", "stream", "tape")
-
-    def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
-        self.tape = tape
-        rounded = tape.rounded.get(num_bytes)
-        if rounded is None:
-            rounded = tape.rounded[num_bytes] = num_bytes - num_bytes % -tape.rounding  # up: what is left is negative
-        self.num_bytes = num_bytes = rounded
-        self.category = category
-        self.stream = stream
-        self.number = tape.next_number
-        tape.next_number += 1
-        tape.events.append(_new(Event, (_ALLOCATE, self.number, num_bytes, category, stream, label)))
-
-    def __del__(self) -> None:
-        self.tape.events.append(_new(Event, (_FREE, self.number, self.num_bytes, self.category, self.stream, "")))
-
-
-class Tensor:
-    """A size, a storage, and the node that made it when a gradient is needed."""
-
-    __slots__ = ("is_view", "itemsize", "node", "numel", "output", "storage")
-
-    def __init__(
-        self,
-        storage: Storage | None,
-        numel: int,
-        itemsize: int,
-        node: Node | None = None,
-        output: int = 0,
-        is_view: bool = False,
-    ) -> None:
-        self.storage = storage
-        """None for parameters: whoever shards them owns their bytes."""
-        self.numel = numel
-        self.itemsize = itemsize
-        self.node = node
-        self.output = output
-        self.is_view = is_view
-
-    def detach(self) -> Tensor:
-        """Return the same storage without its history."""
-        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True)
-
-    def view(self, numel: int | None = None) -> Tensor:
-        """Return a view, of a part where ``numel`` says so."""
-        return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)
-
+_COMPUTE = Stream.COMPUTE
 
 Gradients = Sequence[Tensor | None]
 Backward = Callable[[Any, list[Tensor]], Gradients]
@@ -296,7 +136,7 @@ class Engine:
             node = heapq.heappop(self._ready)[2]
             tape.stream = node.stream
             if node.waits_for is not None:
-                tape.timeline.wait(node.stream, node.waits_for)
+                tape.wait_stream(node.stream, node.waits_for)
                 node.waits_for = None
             if node.pre_hooks:
                 for hook in node.pre_hooks:
@@ -308,7 +148,7 @@ class Engine:
             else:
                 self._evaluate(node)
         if self._leaf_stream is not stream:  # exec_post_processing
-            tape.timeline.wait(stream, self._leaf_stream)
+            tape.wait_stream(stream, self._leaf_stream)
         tape.stream = stream
         del node
         for callback in self.callbacks:
@@ -362,7 +202,7 @@ class Engine:
         if first is None:
             buffer[slot] = gradient
             return
-        tape.timeline.run("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
+        tape.kernel("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
         if self.accumulates_in_place and is_last_reference(first):
             return
         storage = tape.storage(first.numel * first.itemsize, "aten::add", Category.TEMPORARY, target.stream)

@@ -1,14 +1,34 @@
 """The event vocabulary: one training step of one rank, in the order in which its Python thread issues it.
 
+What the allocator sees:
+
     ALLOCATE tensor bytes      a storage comes to life on the device
     FREE tensor                its last reference is gone
     RECORD_STREAM tensor       Tensor.record_stream: the storage is also used on ``stream``
-    RECORD_EVENT               ``number`` names an event recorded on ``stream``
-    HOST_WAIT                  the host waits until the event ``number`` has happened (Event.synchronize)
-    SYNCHRONIZE                the host waits for all that ``stream`` has been given
-    MARK                       a new phase or a new unit begins; nothing happens
 
-Replays read them: memory.py the peaks, allocator.py the segments of the CUDA caching allocator. Sizes are bytes.
+What is issued to a stream, each with its Work:
+
+    KERNEL                     an operator
+    COLLECTIVE                 a collective; ``stream`` waits for it
+    START_COLLECTIVE           a collective that nobody waits for yet (``async_op=True``)
+    COPY                       bytes to or from the host
+
+Who waits for whom:
+
+    WAIT_STREAM                ``stream`` waits for all that stream ``number`` has been given
+    RECORD_EVENT               an event behind all that ``stream`` has been given; ``number`` is its Queue
+    WAIT_EVENT                 ``stream`` waits for the oldest event of Queue ``number`` that nobody waited for
+    HOST_WAIT                  the host waits for that event (Event.synchronize)
+    SYNCHRONIZE                the host waits for all that ``stream`` has been given
+    WAIT_COLLECTIVES           ``stream`` waits for all collectives that were started
+
+And what is no work of the device:
+
+    HOST_WORK                  the host itself works: hooks of a wrapper, an optimizer in host memory
+    MARK                       a phase begins, or a block's part of it
+    REPEAT                     what follows, up to the next of these, runs ``number`` times
+
+The readers of these events are in replay/. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +43,19 @@ class Kind(IntEnum):
     ALLOCATE = 0
     FREE = 1
     RECORD_STREAM = 2
-    RECORD_EVENT = 3
-    HOST_WAIT = 4
-    SYNCHRONIZE = 5
-    MARK = 6
+    KERNEL = 3
+    COLLECTIVE = 4
+    START_COLLECTIVE = 5
+    COPY = 6
+    WAIT_STREAM = 7
+    RECORD_EVENT = 8
+    WAIT_EVENT = 9
+    HOST_WAIT = 10
+    SYNCHRONIZE = 11
+    WAIT_COLLECTIVES = 12
+    HOST_WORK = 13
+    MARK = 14
+    REPEAT = 15
 
 
 class Category(StrEnum):
@@ -53,15 +82,60 @@ class Stream(IntEnum):
     ALL_REDUCE = 4
 
 
+class Queue(IntEnum):
+    """Whose CUDA events: those of one queue are waited for in the order in which they were recorded."""
+
+    FREE = 0
+    """FSDP1's _FreeEventQueue, which limits how far all-gathers run ahead."""
+    ALL_GATHER = 1
+    """fully_shard's AllGatherResult.all_gather_event."""
+    COPY_OUT = 2
+    """fully_shard's AllGatherState.event: the gathered parameters were copied out of the buffer."""
+    REDUCE_SCATTER = 3
+    """fully_shard's ReduceScatterState.event."""
+
+
+class Work(NamedTuple):
+    """What an operator, a collective or a copy is about: enough to say how long it takes."""
+
+    name: str
+    """The operator of torch; a collective's kind; ``to_device`` or ``to_host``; a host's work."""
+    num_bytes: int = 0
+    """Read and written; of a collective the whole message."""
+    dims: tuple[int, ...] = ()
+    """Of a matrix product m, n, k; of attention batch, heads, key-value heads, length, head size; of an optimizer
+    tensors and elements."""
+    itemsize: int = 0
+    group: str = ""
+    """Of a collective: ``shard``, ``replicate`` or ``world``."""
+
+    @property
+    def is_product(self) -> bool:
+        """A matrix product; its layout is the end of its name."""
+        return self.name.startswith("aten::mm ")
+
+    @property
+    def is_attention(self) -> bool:
+        """Attention, or its backward."""
+        return self.name.startswith("aten::scaled_dot_product_attention")
+
+    @property
+    def is_backward(self) -> bool:
+        """The gradient of an operator."""
+        return self.name.endswith("_backward")
+
+
 class Event(NamedTuple):
     """One event."""
 
     kind: Kind
     number: int
-    """The tensor's number, unique among those alive; the event's number for RECORD_EVENT and HOST_WAIT."""
+    """The tensor's number, unique among those alive; of the other kinds see the module."""
     num_bytes: int = 0
     """Size of the storage, for ALLOCATE and FREE."""
     category: Category = Category.TEMPORARY
     stream: Stream = Stream.COMPUTE
     label: str = ""
-    """The operator or symbol of torch that does it; for MARK the phase."""
+    """The operator or symbol of torch that allocates; of a MARK the phase, whose ``number`` is the block or -1."""
+    work: Work | None = None
+    """What is done, where something is."""

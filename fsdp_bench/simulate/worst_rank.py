@@ -12,11 +12,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from fsdp_bench.simulate.autograd import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.models.transformer import Transformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
+from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
 from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape

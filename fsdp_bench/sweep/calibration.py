@@ -17,9 +17,10 @@ import msgspec
 
 from fsdp_bench.rates.calibrated import Calibrated
 from fsdp_bench.rates.datasheet import Rates, Silent
-from fsdp_bench.replay.schedule import issued, replay
-from fsdp_bench.simulate.issued import Action, Work
+from fsdp_bench.replay.schedule import run
+from fsdp_bench.simulate.events import Event, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Measured, Profile, RankProfile
@@ -143,9 +144,9 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
     return high
 
 
-def _is_reducers(action: Action) -> bool:
+def _is_reducers(event: Event) -> bool:
     """Whether DistributedDataParallel does it, which the bare probe is without: copies into buckets and back."""
-    return action.work is not None and action.work.name in ("aten::mul_out", "aten::copy_")
+    return event.work is not None and event.work.name in ("aten::mul_out", "aten::copy_")
 
 
 class _Probe:
@@ -159,15 +160,15 @@ class _Probe:
             optimizer=OptimizerKind.SGD,
             sequence_length=PROBE_SEQUENCE,
         )
-        actions = issued(PROBE, self._setup, CUDA if device == "cuda" else CPU_GLOO)
+        step = steady_step(PROBE, self._setup, CUDA if device == "cuda" else CPU_GLOO).last_step()
         is_bare = strategy is ShardingStrategy.NO_SHARD
-        self._actions = [action for action in actions if not (is_bare and _is_reducers(action))]
+        self._events = [event for event in step if not (is_bare and _is_reducers(event))]
         profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
         self._rates = Calibrated(profile, self._setup, measured.num_ranks)
 
     def seconds(self, launch_seconds: float, hook_seconds: float) -> float:
         """Return what it takes with such a host."""
-        found = replay(self._actions, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
+        found = run(self._events, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
         assert found is not None
         return found
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.estimate import Estimate, Verdict, estimate
-from fsdp_bench.plan.search.dials import Step
-from fsdp_bench.plan.search.judge import Judge
+from fsdp_bench.plan.search.fit import FitCheck
+from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
@@ -62,14 +62,15 @@ def test_it_fits_exactly_where_the_headroom_is_left(server: str) -> None:
     assert on(cluster(server, reserved + kept - 1), headroom_bytes=0).fits is True
 
 
-def test_a_search_judges_as_a_prediction_does() -> None:
+def test_a_search_checks_as_a_prediction_does() -> None:
     setup = TrainSetup(world_size=8, sequence_length=512)
     for server in ("p5.48xlarge", "g6e.48xlarge"):
         for stated in (None, 0, 5 * GIB):
             where = cluster(server)
-            judge = Judge(headroom_bytes=stated)
-            assert judge.size_bytes(Step(MODEL, setup, where)) == on(where, stated).room_bytes
-            assert judge.estimate(Step(MODEL, setup, where)).required_headroom == on(where, stated).required_headroom
+            check = FitCheck(headroom_bytes=stated)
+            candidate = Candidate(MODEL, setup, where)
+            assert check.memory_limit_bytes(candidate) == on(where, stated).room_bytes
+            assert check.estimate(candidate).required_headroom == on(where, stated).required_headroom
 
 
 def shrunk_until(fails: Callable[[Estimate], bool]) -> Estimate:

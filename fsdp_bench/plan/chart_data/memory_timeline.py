@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.question import Question
+from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS, simulate
+from fsdp_bench.simulate.step import BETWEEN_STEPS, steady_step
 
 CATEGORIES = (
     Category.PARAMETERS,
@@ -75,7 +76,9 @@ class MemoryTimeline:
 
 def memory_timeline(question: Question) -> MemoryTimeline:
     """Simulate a step with every block, and return its live memory."""
-    step = simulate(question.model, question.setup, question.kernel_set, question.model.num_hidden_layers)
+    asked = question.model, question.setup, question.kernel_set
+    rank = worst_rank(*asked)[0].rank
+    step = steady_step(*asked, rank, num_blocks=question.model.num_hidden_layers)
     return MemoryTimeline(tuple(_shown(phases(step.events))))
 
 

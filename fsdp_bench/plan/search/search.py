@@ -1,168 +1,177 @@
-"""The inverse questions: how far a dial can be turned before a setup no longer fits.
+"""The largest candidate that fits: without allocation retries, with the headroom, and within the host's memory.
 
-Two limits are found: ``fits``, the last step below the first one that needs an allocation retry or more host memory
-than a node has; and ``runs``, a step that ends without running out of memory, retries or not, while the next one does
-run out.
+On the size ladder a wider model begins with fewer layers than the one before it has, and may need less memory. So the
+answer is defined in two parts: the last width whose shallowest model fits, and of that width the most layers that fit.
+Any other quantity is searched as if all its candidates were of one width.
 
-Memory does not grow at every step of every dial: on the size ladder a wider model begins with fewer layers, and what
-the caching allocator reserves jumps with the sizes. So ``fits`` is the largest step below the *first* failure, and a
-larger one may fit again. To find that first failure, steps below are tried that could fail if a smaller share of what
-is reserved were live than at any step tried so far (WORSE says how much smaller). ``runs`` is taken to be monotonic.
+1. The ceiling is the largest candidate whose live bytes and host memory are within the limits. Both are predicted in
+   milliseconds and grow with the width and with the number of layers, so bisection finds it. (The shallowest model of
+   a width is less deep than that of any larger width.)
+2. The caching allocator reserves more than is live. Its replay takes longer, and what it reserves grows less regularly:
+   it may fall by some percent where a model gets wider. So the shallowest models are replayed one by one, from the
+   ceiling down, until one fits; then the number of layers is searched, again from above.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods, get_context
 
 from fsdp_bench.plan.estimate import Estimate
-from fsdp_bench.plan.search.dial_steps import Hint, Steps, last_that_fits, last_that_runs
-from fsdp_bench.plan.search.dials import Dial, model_dial
-from fsdp_bench.plan.search.judge import Judge, Limit
-from fsdp_bench.replay.compiled import compiled_run
+from fsdp_bench.plan.search.fit import FitCheck, Limit
+from fsdp_bench.plan.search.quantity import Quantity, size_ladder
+from fsdp_bench.replay.allocator import AllocatorReading
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
 
-__all__ = ["Judge", "Limit", "Reach", "largest_model", "reach", "reach_all"]
-
-GARBAGE_THRESHOLD = 50_000
-"""Objects between two collections in a worker: blocks name their neighbours, so thousands are made and dropped."""
-
 
 @dataclass(frozen=True)
-class Reach:
-    """How far a dial can be turned."""
+class SearchResult:
+    """The largest candidate of a quantity that fits."""
 
-    dial: Dial
+    quantity: Quantity
     fits: int
-    """Index of the last step that fits, below the first that does not; -1 where none does."""
+    """Its index; -1 where none fits."""
     runs: int
-    """Index of a step that ends without running out of memory, retries allowed, while the next one does run out; at
-    least ``fits``."""
+    """Index of the largest that ends without running out of memory, allocation retries allowed; at least ``fits``."""
     limited_by: Limit | None
-    """Of the step after ``fits``; None where the dial ends."""
+    """What the next candidate is short of; None where there is none."""
     at: Estimate | None
-    """The step that ``fits``."""
+    """The prediction of the one that fits."""
     beyond: Estimate | None
-    """The step after it."""
+    """The prediction of the next one."""
     beyond_bytes: int | None
-    """What that step would reserve without retries, on a card that has as much; None where the card is not what is
-    short."""
+    """What the next one would reserve on a GPU without limit; None where the GPU is not what is short."""
 
 
-def reach(dial: Dial, judge: Judge) -> Reach:
-    """Find how far a dial can be turned.
+def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
+    """Find the largest candidate that fits.
 
     Raises:
-        SpecError: when the card's memory is not known, for setups that cannot run there, and for models that cannot be
+        SpecError: when the GPU's memory is not known, for setups that cannot run there, and for models that cannot be
             predicted.
     """
-    return _reach(dial, judge, _Hints())
+    return SearchResult(quantity, *_find(quantity, check))
 
 
 def largest_model(
-    setup: TrainSetup, hardware: Cluster | Gpu, family: Family = Family.LLAMA, judge: Judge | None = None
-) -> Reach:
-    """Find the largest model of the size ladder that trains under a setup: ``found.at.model``, None where none does.
+    setup: TrainSetup, hardware: Cluster | Gpu, family: Family = Family.LLAMA, check: FitCheck | None = None
+) -> SearchResult:
+    """Find the largest model of the size ladder that fits: ``found.at.model``; ``found.at`` is None where none does.
 
     Raises:
-        SpecError: as ``reach``.
+        SpecError: as ``find_largest``.
     """
-    return reach(model_dial(Family(family), setup, hardware), judge or Judge())
+    return find_largest(size_ladder(Family(family), setup, hardware), check or FitCheck())
 
 
-def reach_all(dials: Sequence[Dial], judge: Judge, progress: Callable[[int], None] = lambda done: None) -> list[Reach]:
-    """Find how far each dial can be turned, on all processors; ``progress`` is told how many are done.
+def find_all(
+    quantities: Sequence[Quantity], check: FitCheck, progress: Callable[[int], None] = lambda done: None
+) -> list[SearchResult]:
+    """Find the largest candidate of each quantity, on all processors; calls ``progress`` with the number found so far.
 
     Raises:
-        SpecError: as ``reach``.
+        SpecError: as ``find_largest``.
     """
-    workers = min(len(dials), os.cpu_count() or 1)
-    found: list[Reach] = []
-    hints = _Hints()
-    if workers < 2 or "fork" not in get_all_start_methods():  # Windows: dials hold functions, which only fork keeps
-        for dial in dials:
-            found.append(_reach(dial, judge, hints))
-            progress(len(found))
-        return found
-    if judge.budget_bytes is None:
-        compiled_run()  # once, for all workers
-    with ProcessPoolExecutor(workers, get_context("fork"), _share, (dials, judge)) as pool:
-        for answer in pool.map(_reach_shared, range(len(dials))):
-            found.append(Reach(dials[len(found)], *answer))
-            progress(len(found))
+    found: list[SearchResult] = []
+    for answer in _answers(quantities, check):
+        found.append(SearchResult(quantities[len(found)], *answer))
+        progress(len(found))
     return found
 
 
-class _Hints:
-    """Where searches ended, by setup: the next one begins where the most similar one did."""
-
-    def __init__(self) -> None:
-        self._ended: list[tuple[TrainSetup, Hint]] = []
-
-    def add(self, setup: TrainSetup, hint: Hint) -> None:
-        self._ended.append((setup, hint))
-
-    def nearest(self, setup: TrainSetup) -> Hint:
-        if not self._ended:
-            return Hint()
-        return max(self._ended, key=lambda ended: _similarity(ended[0], setup))[1]
+_Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None]
+"""The fields of a SearchResult behind the first, which holds functions that cannot be sent between processes."""
 
 
-def _similarity(one: TrainSetup, other: TrainSetup) -> int:
-    """Return how much two setups have in common of what decides how large a model fits."""
-    return (
-        8 * (one.offload == other.offload)
-        + 4 * (one.strategy == other.strategy)
-        + 4 * (one.checkpointing == other.checkpointing)
-        + 2 * (one.precision.store == other.precision.store)
-        + (one.precision.compute == other.precision.compute)
-        + (one.api == other.api)
-    )
+def _answers(quantities: Sequence[Quantity], check: FitCheck) -> Iterator[_Answer]:
+    """Yield answers in order. The first comes from this process: what it loads and compiles, forked processes have."""
+    workers = min(len(quantities) - 1, os.cpu_count() or 1)
+    alone = workers < 2 or "fork" not in get_all_start_methods()
+    for quantity in quantities if alone else quantities[:1]:
+        yield _find(quantity, check)
+    if not alone:
+        with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check)) as pool:
+            yield from pool.map(_find_shared, range(1, len(quantities)))
 
 
-_shared: tuple[Sequence[Dial], Judge, _Hints] | None = None
+_shared: tuple[Sequence[Quantity], FitCheck] | None = None
 
 
-def _share(dials: Sequence[Dial], judge: Judge) -> None:
-    """Keep what a forked worker works on: dials hold functions, which cannot be sent."""
+def _share(quantities: Sequence[Quantity], check: FitCheck) -> None:
     global _shared
-    _shared = dials, judge, _Hints()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_THRESHOLD)
+    _shared = quantities, check
 
 
-Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None]
-"""A Reach without its dial."""
-
-
-def _reach_shared(index: int) -> Answer:
+def _find_shared(index: int) -> _Answer:
     assert _shared is not None
-    dials, judge, hints = _shared
-    found = _reach(dials[index], judge, hints)
-    return found.fits, found.runs, found.limited_by, found.at, found.beyond, found.beyond_bytes
+    quantities, check = _shared
+    return _find(quantities[index], check)
 
 
-def _reach(dial: Dial, judge: Judge, hints: _Hints) -> Reach:
-    setup = dial[0].setup
-    steps = Steps(dial, judge, hints.nearest(setup))
-    fits = last_that_fits(steps)
-    runs = fits if judge.budget_bytes is not None else last_that_runs(steps, fits)
-    hints.add(setup, Hint(max(fits, 0), steps.share(fits)))
-    beyond = fits + 1 if fits + 1 < len(dial) else None
-    not_fitting = None if beyond is None else steps.estimate(beyond)
-    limit = None if beyond is None or not_fitting is None else judge.limit(dial[beyond], not_fitting)
-    return Reach(
-        dial=dial,
-        fits=fits,
-        runs=runs,
-        limited_by=limit,
-        at=steps.estimate(fits) if fits >= 0 else None,
-        beyond=not_fitting,
-        beyond_bytes=None if beyond is None or limit is None or limit.place == "host" else steps.needs(beyond),
-    )
+def _find(quantity: Quantity, check: FitCheck) -> _Answer:
+    for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
+        check.refuse(quantity[index])
+    candidates = _Candidates(quantity, check)
+    widths = _up_to_ceiling(quantity, candidates.may_fit)
+    if check.budget_bytes is not None:
+        fits = runs = widths[-1][-1] if widths else -1
+    else:
+        fits, runs = _largest(widths, candidates.fits), _largest(widths, candidates.runs)
+    at = check.estimate(quantity[fits], candidates.readings.get(fits)) if fits >= 0 else None
+    if fits + 1 == len(quantity):
+        return fits, runs, None, at, None, None
+    beyond = check.estimate(quantity[fits + 1], candidates.readings.get(fits + 1))
+    limit = check.limit(quantity[fits + 1], beyond)
+    needed = None if limit.place == "host" else check.needed_bytes(quantity[fits + 1], beyond)
+    return fits, runs, limit, at, beyond, needed
+
+
+class _Candidates:
+    """What is predicted of each candidate, by its index; the allocator is replayed once for each."""
+
+    def __init__(self, quantity: Quantity, check: FitCheck) -> None:
+        self._quantity, self._check = quantity, check
+        self.readings: dict[int, AllocatorReading] = {}
+
+    def may_fit(self, index: int) -> bool:
+        """Whether live bytes and host memory are within their limits."""
+        return self._check.may_fit(self._quantity[index])
+
+    def runs(self, index: int) -> bool:
+        """Whether it ends without running out of memory, allocation retries allowed."""
+        if index not in self.readings and not self.may_fit(index):
+            return False
+        if index not in self.readings:
+            self.readings[index] = self._check.read(self._quantity[index])
+        return self.readings[index].out_of_memory is None
+
+    def fits(self, index: int) -> bool:
+        """Whether it ends without allocation retries."""
+        return self.runs(index) and not self.readings[index].num_alloc_retries
+
+
+def _up_to_ceiling(quantity: Quantity, may_fit: Callable[[int], bool]) -> list[range]:
+    """Return the candidates of each width up to the largest that may fit: for bisection, see the module."""
+    widths = quantity.widths
+    count = bisect_left(widths, True, key=lambda width: not may_fit(width[0]))
+    if count == 0:
+        return []
+    *smaller, last = widths[:count]
+    return [*smaller, last[: bisect_left(last, True, key=lambda index: not may_fit(index))]]
+
+
+def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:
+    """Return the largest candidate for which a condition holds, see the module; -1 where there is none."""
+    width = next((width for width in reversed(widths) if holds(width[0])), None)
+    if width is None:
+        return -1
+    index, stride, above = width[-1], 1, width.stop
+    while not holds(index):
+        above, index, stride = index, max(index - stride, width[0]), 2 * stride
+    return bisect_left(range(above), True, lo=index + 1, key=lambda index: not holds(index)) - 1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fsdp_bench.plan.max_size import Cell, Sizes
-from fsdp_bench.plan.search.dials import Dial
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult
+from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MOST_BARS,
@@ -45,8 +45,8 @@ class Arrangement:
     rows: str | None
 
 
-def arrange(places: Sequence[tuple[str, Sequence[Dial]]]) -> Arrangement:
-    """Choose levels and rows for the settings of some places, before anything is predicted.
+def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
+    """Choose levels and rows for the settings of some servers or GPUs, before anything is predicted.
 
     Raises:
         SpecError: for more settings than a picture shows legibly.
@@ -70,14 +70,14 @@ def _word(field: str, name: str, setup: TrainSetup) -> str:
     return name if field == SERVER else str(getattr(setup, field))
 
 
-def picture(sizes: Sequence[Sizes], arrangement: Arrangement) -> MaxSizePicture:
+def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizePicture:
     """Return the picture of predicted answers."""
     first = sizes[0].cells[0]
-    words = WORDS[first.dial.name]
+    words = WORDS[first.quantity.name]
     cells = [(one.name, cell) for one in sizes for cell in one.cells]
     orders = {level: list(dict.fromkeys(_word(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
-    def place(pair: tuple[str, Cell]) -> tuple[int, ...]:
+    def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
         name, cell = pair
         within = (words.index(_word(level, name, cell.setup)) for level, words in orders.items())
         return ORDER.index(cell.setup.strategy), *within
@@ -96,11 +96,11 @@ def picture(sizes: Sequence[Sizes], arrangement: Arrangement) -> MaxSizePicture:
         rows=tuple(rows),
         conditions=tuple(_conditions(sizes)),
         notes=tuple(_notes(sizes)),
-        number=lambda value: value_text(first.dial.name, value),
+        number=lambda value: value_text(first.quantity.name, value),
     )
 
 
-def _bar(name: str, cell: Cell, levels: Sequence[str]) -> MaxSizeBar:
+def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
     setup = cell.setup
     group = setup.strategy.value
     if setup.effective_strategy is not setup.strategy:
@@ -116,10 +116,10 @@ def _bar(name: str, cell: Cell, levels: Sequence[str]) -> MaxSizeBar:
     )
 
 
-def _subtitle(sizes: Sequence[Sizes]) -> str:
+def _subtitle(sizes: Sequence[HardwareResult]) -> str:
     setup = sizes[0].cells[0].setup
     first = sizes[0].cells[0]
-    name, model = first.dial.name, first.dial[0].model
+    name, model = first.quantity.name, first.quantity[0].model
     what = f"{model.family.value} models" if name == "num_parameters" else model.name
     batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
     batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU"
@@ -127,24 +127,24 @@ def _subtitle(sizes: Sequence[Sizes]) -> str:
     return f"{what}, {batch.get(name, both)}, by sharding strategy"
 
 
-def _servers(sizes: Sequence[Sizes]) -> str:
+def _servers(sizes: Sequence[HardwareResult]) -> str:
     """Return what was sized for: ``2 x p5.48xlarge (16 x H100-SXM)``, several joined."""
     names = [hardware_words(one.hardware, one.cells[0].setup.world_size) for one in sizes]
-    if sizes[0].cells[0].dial.name == "world_size":
+    if sizes[0].cells[0].quantity.name == "world_size":
         names = [one.name for one in sizes]
     *others, last = names
     return " and ".join([", ".join(others), last] if others else [last])
 
 
-def _conditions(sizes: Sequence[Sizes]) -> list[str]:
+def _conditions(sizes: Sequence[HardwareResult]) -> list[str]:
     """Return what a reader needs to know to repeat the picture."""
     first = sizes[0].cells[0]
     setups = [cell.setup for one in sizes for cell in one.cells]
     varying = [level for level in LEVELS[1:] if len({str(getattr(setup, level)) for setup in setups}) > 1]
     told = ["source: predicted, not measured", f"model: {model_line(first)}"]
-    told.append(f"setup: {common_line(first.setup, varying, first.dial.name)}")
+    told.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     told += [_hardware(one) for one in sizes]
-    shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.reach is not None]
+    shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.found is not None]
     told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
@@ -158,11 +158,11 @@ def _groups(setup: TrainSetup) -> str:
     return f"hybrid strategies in shard groups of {setup.shard_group_size}"
 
 
-def _hardware(sizes: Sizes) -> str:
-    gpu, hardware = sizes.gpu, sizes.cells[0].dial[0].hardware
+def _hardware(sizes: HardwareResult) -> str:
+    gpu, hardware = sizes.gpu, sizes.cells[0].quantity[0].hardware
     world = sizes.cells[0].setup.world_size
     name = f"{world} x {gpu.name}"
-    up_to = "up to " if sizes.cells[0].dial.name == "world_size" else ""
+    up_to = "up to " if sizes.cells[0].quantity.name == "world_size" else ""
     if isinstance(hardware, Cluster):
         name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
     source = gpu.usable_memory_source
@@ -170,13 +170,13 @@ def _hardware(sizes: Sizes) -> str:
     return f"{up_to}{name}, {format_gib(gpu.usable_memory_bytes or 0)} usable on each{read}"
 
 
-def _notes(sizes: Sequence[Sizes]) -> list[str]:
+def _notes(sizes: Sequence[HardwareResult]) -> list[str]:
     """Return a line for each reason why there is no bar, and for what a reader must know of those that there are."""
     missing = [
         (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
         for one in sizes
         for cell in one.cells
-        if cell.reach is None
+        if cell.found is None
     ]
     notes = dict.fromkeys(note for one in sizes for cell in one.cells if cell.at for note in cell.at.notes)
     return [*notes, *(reason for reason, _ in groupby(sorted(missing)))][:MOST_REASONS]

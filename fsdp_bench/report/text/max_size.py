@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.max_size import Cell, Sizes, limit_words
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines
@@ -43,7 +43,7 @@ LEAVING = (
 """Headers of the columns that a narrow terminal leaves out, the first to leave first."""
 
 
-def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
+def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
     """Return every place's table; the first line is the answer."""
     several = len(sizes) > 1 or any(len(one.answered) > 1 for one in sizes)
     lines = nothing_fits_lines(failure, several) if failure else []
@@ -53,7 +53,7 @@ def report(sizes: Sequence[Sizes], failure: NothingFits | None) -> str:
     return "\n".join(lines)
 
 
-def _answer(sizes: Sizes) -> str:
+def _answer(sizes: HardwareResult) -> str:
     """Return what holds for one place, on one line."""
     if not sizes.answered:
         return f"{sizes.title}: unknown what fits (predicted)"
@@ -62,13 +62,13 @@ def _answer(sizes: Sizes) -> str:
     return best_line(sizes, varying_fields([cell.question for cell in sizes.cells]))
 
 
-def _table(sizes: Sizes) -> list[str]:
+def _table(sizes: HardwareResult) -> list[str]:
     first = sizes.cells[0]
     varying = varying_fields([cell.question for cell in sizes.cells])
     lines = [
         fact("model", model_line(first)),
-        fact("setup", common_line(first.setup, varying, first.dial.name)),
-        *hardware_facts(first.question, "up to " if first.dial.name == "world_size" else ""),
+        fact("setup", common_line(first.setup, varying, first.quantity.name)),
+        *hardware_facts(first.question, "up to " if first.quantity.name == "world_size" else ""),
         fact("modelled", modelled(first.question)),
         fact("fits", meaning(sizes)),
         *(fact("load", line) for line in load_lines(first)),
@@ -87,7 +87,7 @@ def _table(sizes: Sizes) -> list[str]:
     return [*lines, *_unanswered(sizes)]
 
 
-def _unanswered(sizes: Sizes) -> list[str]:
+def _unanswered(sizes: HardwareResult) -> list[str]:
     """Return a line for each reason why settings have no answer."""
     told: dict[tuple[str, str], list[str]] = {}
     for cell in sizes.cells:
@@ -102,12 +102,12 @@ def _unanswered(sizes: Sizes) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
+def best_line(sizes: HardwareResult, varying: Sequence[str]) -> str:
     """Return the answer of one place: the most of all settings, or the fewest GPUs."""
     fitting = [cell for cell in sizes.answered if cell.fits is not None]
-    choose = min if fitting[0].dial.name == "world_size" else max
+    choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits or 0)
-    words, name = words_of(best), best.dial.name
+    words, name = words_of(best), best.quantity.name
     found = value_text(name, best.fits or 0)
     if name == "num_parameters":
         found = best.at.question.model.name if best.at else found
@@ -118,7 +118,7 @@ def best_line(sizes: Sizes, varying: Sequence[str]) -> str:
     return f"{sizes.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
 
 
-def meaning(sizes: Sizes) -> str:
+def meaning(sizes: HardwareResult) -> str:
     """Return what "fits" means here, with everything that it leaves out."""
     parts = ["no allocation retries", *([kept_free(sizes)] if sizes.answered else [])]
     if any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered):
@@ -126,13 +126,13 @@ def meaning(sizes: Sizes) -> str:
     return "; ".join(parts)
 
 
-def kept_free(sizes: Sizes) -> str:
+def kept_free(sizes: HardwareResult) -> str:
     """Return how much of each GPU is kept free for the CUDA context and NCCL."""
     answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond) is not None]
     return "; ".join(required_lines(one.estimate for one in answers))
 
 
-def load_lines(cell: Cell) -> list[str]:
+def load_lines(cell: SettingResult) -> list[str]:
     """Return who builds the model in host memory, where anyone does."""
     build = cell.assumptions.build
     return (
@@ -140,7 +140,7 @@ def load_lines(cell: Cell) -> list[str]:
     )
 
 
-def host_line(sizes: Sizes) -> str:
+def host_line(sizes: HardwareResult) -> str:
     """Return what offloaded states are held against."""
     has = sizes.hardware.server.host_memory_bytes if isinstance(sizes.hardware, Cluster) else None
     if has is None:
@@ -148,9 +148,9 @@ def host_line(sizes: Sizes) -> str:
     return f"offloaded states within the {format_gib(has)} of a node"
 
 
-def _header(sizes: Sizes, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
+def _header(sizes: HardwareResult, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
     """Return the column names, and those of numbers."""
-    name = sizes.cells[0].dial.name
+    name = sizes.cells[0].quantity.name
     header = ["strategy", *map(header_of, varying), COLUMN, "without\nOOM"]
     header += ["layers x\nhidden"] if name == "num_parameters" else []
     header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if sizes.with_time else ())]
@@ -158,8 +158,8 @@ def _header(sizes: Sizes, varying: Sequence[str], has_host: bool) -> tuple[list[
     return [*header, "limited by"], numbers
 
 
-def _row(cell: Cell, varying: Sequence[str], has_host: bool, with_time: bool) -> list[str]:
-    name, at = cell.dial.name, cell.at
+def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time: bool) -> list[str]:
+    name, at = cell.quantity.name, cell.at
     row = [*labels(cell.shown, varying)]
     row.append(NONE if cell.fits is None else value_text(name, cell.fits))
     row.append(NONE if cell.runs is None else value_text(name, cell.runs))
@@ -178,17 +178,17 @@ def _share(at: Prediction) -> str:
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.card_bytes or 0) / GIB:.1f}"
 
 
-def why(cell: Cell) -> str:
+def why(cell: SettingResult) -> str:
     """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
     if cell.limit is None:
-        shape, turned = cell.dial[0].model, cell.dial.name
+        shape, turned = cell.quantity[0].model, cell.quantity.name
         if turned == "sequence_length" and shape.family is Family.GPT2:
             return f"its {shape.max_position_embeddings:,} learned positions"
         return "nothing: the dial ends here"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
         return limit_words(cell.limit).removesuffix(" on the card").removesuffix(" on the GPU")
-    smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.dial.values[0]:,}")
+    smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}")
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)

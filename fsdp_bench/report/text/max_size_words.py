@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.max_size import Cell
+from fsdp_bench.plan.max_size import SettingResult
 from fsdp_bench.spec.units import format_count
 
 
@@ -57,9 +57,9 @@ WORDS = {
 """By the name of the dial, which is a field of ModelShape or TrainSetup."""
 
 
-def words_of(cell: Cell) -> DialWords:
+def words_of(cell: SettingResult) -> DialWords:
     """Return the words of a cell's dial."""
-    return WORDS[cell.dial.name]
+    return WORDS[cell.quantity.name]
 
 
 def value_text(name: str, value: int) -> str:
@@ -67,14 +67,14 @@ def value_text(name: str, value: int) -> str:
     return format_count(value) if name == "num_parameters" else f"{value:,}"
 
 
-def model_line(cell: Cell) -> str:
+def model_line(cell: SettingResult) -> str:
     """Return which model is sized, or which models are tried."""
-    first, count = cell.dial[0].model, len(cell.dial)
-    if cell.dial.name == "num_parameters":
-        last = cell.dial[count - 1].model
+    first, count = cell.quantity[0].model, len(cell.quantity)
+    if cell.quantity.name == "num_parameters":
+        last = cell.quantity[count - 1].model
         sizes = f"{format_count(first.num_parameters)} to {format_count(last.num_parameters)}"
         return f"ladder of {first.family.value} models, {sizes} in {count} steps, vocabulary {first.vocab_size}"
-    if cell.dial.name == "num_hidden_layers":
+    if cell.quantity.name == "num_hidden_layers":
         widths = f"{first.hidden_size} wide, {first.num_attention_heads} heads / {first.num_key_value_heads} kv"
         return f"{first.name} with other depths: {first.family.value}, {widths}, vocabulary {first.vocab_size}"
     return f"{first.name}: {first.describe()}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdp_bench.plan.max_size import Cell, Sizes
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.plan.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
 from fsdp_bench.report.text.max_size_words import value_text, words_of
@@ -20,7 +20,7 @@ from fsdp_bench.spec.units import format_gib
 class NothingFits:
     """The setting that is nearest to fitting, and what was tried to mend it."""
 
-    cell: Cell
+    cell: SettingResult
     prediction: Prediction
     """Of the dial's first step."""
     remedies: tuple[Remedy, ...]
@@ -35,7 +35,7 @@ class NothingFits:
         return then <= (1 - GAIN) * now
 
 
-def nothing_fits(sizes: Sequence[Sizes]) -> NothingFits | None:
+def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
     """Return the setting that needs the least beyond what there is; None where anything fits or is unknown."""
     if not sizes or not all(one.nothing_fits for one in sizes):
         return None
@@ -43,7 +43,7 @@ def nothing_fits(sizes: Sequence[Sizes]) -> NothingFits | None:
     cell = min(cells, key=_shortage)
     prediction = cell.beyond
     assert prediction is not None
-    is_turned_down = cell.dial.name == "world_size"
+    is_turned_down = cell.quantity.name == "world_size"
     more = None if is_turned_down or _on_host(cell) else with_twice_the_gpus(prediction)
     return NothingFits(cell, prediction, tuple(remedies(prediction)), more)
 
@@ -52,8 +52,8 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer on one line, and a line for each thing that would help, or would not."""
     lines = [_sentence(found) + (f" ({_where(found)})" if several else "")]
     if found.cell.runs is not None:
-        runs = value_text(found.cell.dial.name, found.cell.runs)
-        what = found.cell.dial.name.replace("_", " ")
+        runs = value_text(found.cell.quantity.name, found.cell.runs)
+        what = found.cell.quantity.name.replace("_", " ")
         lines.append(f"  with allocation retries, which cost throughput, {what} {runs} would run (predicted)")
     lines += [f"  {remedy_line(remedy)}" for remedy in found.remedies]
     if found.twice_the_gpus is not None and not found.gpus_help:
@@ -90,7 +90,7 @@ def _sentence(found: NothingFits) -> str:
     """Return what the smallest needs, of how much, in which phase, and what most of it is."""
     prediction = found.prediction
     words, model = words_of(found.cell), prediction.question.model.name
-    smallest = words.smallest.format(model=model, value=f"{found.cell.dial.values[0]:,}")
+    smallest = words.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
     estimate = prediction.estimate
     if _on_host(found.cell):
         need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
@@ -108,7 +108,7 @@ def _where(found: NothingFits) -> str:
     return f"nearest: {name}, " + title(question, [*varying_fields([question]), "checkpointing"])
 
 
-def _on_host(cell: Cell) -> bool:
+def _on_host(cell: SettingResult) -> bool:
     return cell.limit is not None and cell.limit.place == "host"
 
 
@@ -116,7 +116,7 @@ def _needed(prediction: Prediction) -> int:
     return prediction.needed_bytes
 
 
-def _shortage(cell: Cell) -> float:
+def _shortage(cell: SettingResult) -> float:
     """Return how many times what there is is needed."""
     assert cell.beyond is not None
     estimate = cell.beyond.estimate

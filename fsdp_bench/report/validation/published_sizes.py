@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.max_size import Cell
+from fsdp_bench.plan.max_size import SettingResult
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.words import fact
 from fsdp_bench.spec.units import format_count, format_gib
@@ -36,5 +36,5 @@ def published_text(found: Sequence[SizeComparison]) -> str:
     ])  # fmt: skip
 
 
-def _size(cell: Cell) -> str:
+def _size(cell: SettingResult) -> str:
     return format_count(cell.at.question.model.num_parameters) if cell.at else "none fits"

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Tensor
 from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.setup import Checkpointing
 
 

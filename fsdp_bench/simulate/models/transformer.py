@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from fsdp_bench.simulate.autograd import Storage, Tape, Tensor
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
+from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
 
 M = TypeVar("M", bound="Module")

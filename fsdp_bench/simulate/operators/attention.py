@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from fsdp_bench.simulate.autograd import Gradients, Tensor
+from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, flash_backward_workspace
+from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
 _NAME = "aten::scaled_dot_product_attention"
@@ -113,9 +114,8 @@ def _kernel(
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
 
     def issue(name: str, passes: int) -> None:
-        if tape.timeline.is_on:
-            dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
-            tape.timeline.attention(name, dims, passes * (sum(numels) + numels[0]) * itemsize, itemsize)
+        dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
+        tape.attention(name, dims, passes * (sum(numels) + numels[0]) * itemsize, itemsize)
 
     def kernel() -> Tensor:
         issue(_NAME, 1)

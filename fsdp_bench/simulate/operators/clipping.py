@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.autograd import Storage, Tape
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.tape import Storage, Tape
 
 
 class Scratch:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Backward, Gradients, Node, Tape, Tensor
+from fsdp_bench.simulate.autograd import Backward, Gradients, Node
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.kernels import FP32, Kernels, embedding_backward_workspace, sum_over_rows_workspace
+from fsdp_bench.simulate.tape import Tape, Tensor
 
 Saved = Any
 """What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
@@ -34,7 +35,6 @@ class Operators:
 
     def __init__(self, tape: Tape, kernels: Kernels) -> None:
         self.tape = tape
-        self.timeline = tape.timeline
         self.kernels = kernels
         self.batch = 1
         """Sequences in the running micro-batch."""
@@ -57,9 +57,8 @@ class Operators:
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Issue an operator that reads or writes each of these once, and is bound by that."""
-        if self.timeline.is_on:
-            num_bytes = sum(tensor.numel * tensor.itemsize for tensor in tensors)
-            self.timeline.run(name, num_bytes, tensors[0].itemsize)
+        num_bytes = sum([tensor.numel * tensor.itemsize for tensor in tensors])
+        self.tape.kernel(name, num_bytes, tensors[0].itemsize)
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
@@ -234,12 +233,12 @@ class Operators:
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            self.timeline.product("tn", out_features, in_features, rows, itemsize)
+            self.tape.product("tn", out_features, in_features, rows, itemsize)
             dw = None if needs_db else self._gradient(*dw_like)  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
                 dx = self._gradient(*dx_like)
-                self.timeline.product("nn", rows, in_features, out_features, itemsize)
+                self.tape.product("nn", rows, in_features, out_features, itemsize)
             if not needs_db:
                 return dx, dw
             dw = self._gradient(*dw_like)
@@ -252,7 +251,7 @@ class Operators:
             node = Node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
 
         def product() -> Tensor:
-            self.timeline.product("nt", rows, out_features, in_features, itemsize)
+            self.tape.product("nt", rows, out_features, in_features, itemsize)
             out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
             self._make_workspace(self.tape.in_backward)
             return out
@@ -273,7 +272,7 @@ class Operators:
         out = self.tape.tensor(columns, itemsize, "aten::sum", Category.GRADIENTS)
         inside = [] if self.kernels.observed else sum_over_rows_workspace(rows, columns, self.kernels)
         _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
-        self.timeline.run("aten::sum", (rows + 1) * columns * itemsize, itemsize)
+        self.tape.kernel("aten::sum", (rows + 1) * columns * itemsize, itemsize)
         return out
 
     def make_workspaces(self) -> None:
@@ -328,7 +327,7 @@ class Operators:
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
             dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
-            self.timeline.run("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
+            self.tape.kernel("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
             return (dw,)
 
         return self.record(out, [weight], [indices], backward)
@@ -439,7 +438,7 @@ class Operators:
             _opened = saved.copy()
             dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
             # Once for the input's gradient, and once more over both tensors for the weight's.
-            self.timeline.run(name + "_backward", 5 * numel * itemsize, itemsize)
+            self.tape.kernel(name + "_backward", 5 * numel * itemsize, itemsize)
             dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
             if bias is None:
                 return dx, dw
@@ -469,12 +468,12 @@ class Operators:
         out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
         # Of each row one element is read, and its target.
-        self.timeline.run("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
+        self.tape.kernel("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
         numel, itemsize = x.numel, x.itemsize
 
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _opened = saved.copy()
-            self.timeline.run("aten::nll_loss_backward", numel * itemsize, itemsize)
+            self.tape.kernel("aten::nll_loss_backward", numel * itemsize, itemsize)
             return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
         return self.record(out, [x], [x, targets, total_weight], backward)

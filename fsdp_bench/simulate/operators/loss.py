@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsdp_bench.simulate.autograd import Gradients, Tensor
+from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, CrossEntropy
+from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.setup import Checkpointing, Loss
 
 NUM_CHUNKS = 8

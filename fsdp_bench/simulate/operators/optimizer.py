@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from fsdp_bench.simulate.autograd import Storage, Tape
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
 
@@ -68,17 +68,14 @@ once or twice in each of eight: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, a
 
 
 def issue(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool) -> None:
-    """Put a step's work on the timeline, block by block; where it is in host memory, the host does it."""
-    timeline = tape.timeline
-    if not timeline.is_on:
-        return
+    """Issue a step's work, block by block; where it is in host memory, the host does it."""
     for block, group in groupby(shards, key=lambda shard: shard.block):
         held = list(group)
-        timeline.mark("optimizer", block)
+        tape.mark("optimizer", block)
         dims = (len(held), sum(shard.numel for shard in held))
         num_bytes = _PASSES[kind] * sum(shard.numel * shard.itemsize for shard in held)
-        (timeline.host if on_host else timeline.update)(f"optimizer {kind.value}", num_bytes, dims)
-    timeline.mark("optimizer", -1)
+        (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)
+    tape.mark("optimizer", -1)
 
 
 def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], steps_on_device: bool) -> None:

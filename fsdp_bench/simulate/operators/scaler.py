@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.autograd import Storage, Tensor
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.clipping import Scratch
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.tape import Storage, Tensor
 
 _FP64 = 8
 
@@ -38,7 +38,7 @@ class Scaler:
         """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""
         tape = self._op.tape
         if self._is_sharded or self._has_dtensors:  # whether any rank found an overflow
-            tape.send("all_reduce", "world" if self._is_sharded else "shard", FP32)
+            tape.collective("all_reduce", "world" if self._is_sharded else "shard", FP32)
         scratch = Scratch(tape)
         scratch.hold("aten::double", _FP64)
         scratch.hold("aten::reciprocal", _FP64)

@@ -8,16 +8,17 @@ in fp32, matrix products run on copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Engine, Leaf, Storage, Tensor
+from fsdp_bench.simulate.autograd import Engine, Leaf
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.transformer import Module, Transformer, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import INT64
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.tape import Storage, Tensor
+from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.spec.setup import TrainSetup
 
 _BROADCAST_BYTES = 250 * 1024**2
@@ -44,7 +45,7 @@ class _Gradient:
         self._when_ready(self._numel)
 
 
-class Ddp:
+class Ddp(Wrapper):
     """One replica."""
 
     def __init__(
@@ -60,7 +61,6 @@ class Ddp:
         self.op = op
         self.model = model
         self.sizes = sizes
-        self.reduces_gradients = True
         self.world_size = setup.world_size
         self.shape = model.shape
         self.weights = model.all_weights()
@@ -91,20 +91,18 @@ class Ddp:
             if self.sizes.casts_back:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
                 sizes = self.sizes
-                self.op.tape.timeline.run(
-                    "aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), sizes.store
-                )
-            self.op.tape.send("all_reduce", "world", num_bytes, starts=True)
+                self.op.tape.kernel("aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), sizes.store)
+            self.op.tape.start_collective("all_reduce", "world", num_bytes)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
         if is_last:
-            self.op.tape.timeline.finish()
+            self.op.tape.wait_for_collectives()
             self._run("aten::copy_", 2 * self._seen_numel)  # finalize_bucket_dense
             self._seen_numel, self._bucket_limit = 0, _FIRST_BUCKET_BYTES
             self._has_reduced = not self._was_rebuilt
 
     def _run(self, name: str, numel: int) -> None:
         """Issue an operator that reads and writes so many stored elements in all."""
-        self.op.tape.timeline.run(name, numel * self.sizes.store, self.sizes.store)
+        self.op.tape.kernel(name, numel * self.sizes.store, self.sizes.store)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
         """_pre_forward, and torch.autocast around the model's forward."""
@@ -155,25 +153,18 @@ class Ddp:
     def _rebuild_buckets(self) -> None:
         """Reducer::rebuild_buckets, once: buckets in the order in which the first step's gradients came.
 
-        Here a bucket ends with its block, so that blocks are alike; there it may go on into the next one.
+        A bucket is full with the gradient that reaches the limit (compute_bucket_assignment_by_size).
         """
         self._has_reduced, self._was_rebuilt = False, True
         self._buckets.clear()
-        tape, limit = self.op.tape, _FIRST_BUCKET_BYTES
-        for block, weights in groupby(reversed(self.weights), key=lambda weight: weight.block):
-            tape.mark_block(block)
-            buckets = [0]
-            for weight in weights:
-                if buckets[-1] >= limit:
-                    buckets.append(0)
-                    limit = _BUCKET_BYTES
-                buckets[-1] += weight.numel * self.sizes.store
-            if len(buckets) > 1 and buckets[-1] < _FIRST_BUCKET_BYTES:
-                rest = buckets.pop()
-                buckets[-1] += rest
-            for num_bytes in buckets:
+        tape, limit, num_bytes = self.op.tape, _FIRST_BUCKET_BYTES, 0
+        for weight in reversed(self.weights):
+            num_bytes += weight.numel * self.sizes.store
+            if num_bytes >= limit:
                 self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
-        tape.mark_block(-1)
+                limit, num_bytes = _BUCKET_BYTES, 0
+        if num_bytes:
+            self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
 
     def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
         """Yield weights, marking whose turn it is."""
@@ -181,9 +172,6 @@ class Ddp:
             self.op.tape.mark_block(weight.block)
             yield weight
         self.op.tape.mark_block(-1)
-
-    def lazy_init(self) -> None:
-        """Before the first forward nothing is allocated."""
 
     def after_a_step(self) -> None:
         """Be as the first steps leave it: the buckets are those that stay."""

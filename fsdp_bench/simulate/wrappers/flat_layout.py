@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.precision import Sizes
-from fsdp_bench.simulate.symbolic import sym_max, sym_min
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 ALIGNMENT_BYTES = 16
@@ -47,9 +46,9 @@ class FlatLayout:
     def in_shard(self, index: int, weight: Weight, rank: int) -> int:
         """Return how many elements of a weight a rank of the group holds (FlatParamHandle._get_shard_metadata)."""
         begin, offset = rank * self.shard_numel, self.offsets[index]
-        end = sym_min(begin + self.shard_numel, offset + weight.numel)
-        return sym_max(end - sym_max(begin, offset), 0)
+        end = min(begin + self.shard_numel, offset + weight.numel)
+        return max(end - max(begin, offset), 0)
 
     def unpadded_shard_numel(self, rank: int) -> int:
         """Return how many elements of the flat parameter a rank holds; the last ranks' shards may be padded."""
-        return sym_max(sym_min(self.numel - rank * self.shard_numel, self.shard_numel), 0)
+        return max(min(self.numel - rank * self.shard_numel, self.shard_numel), 0)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fsdp_bench.simulate.autograd import Leaf, Node, Storage, Tensor
+from fsdp_bench.simulate.autograd import Leaf, Node
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
+from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
 from fsdp_bench.spec.setup import BackwardPrefetch
 
@@ -140,7 +141,7 @@ class FlatParamHandle:
             self._use_whole(shard)
             return
         if shard is not None:
-            tape.timeline.wait(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
+            tape.wait_stream(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
         wrapper.limit()
         if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
             return
@@ -148,7 +149,7 @@ class FlatParamHandle:
         self.full_param = tape.storage(
             self.padded_numel * sizes.compute, "_full_param_padded", category, Stream.ALL_GATHER
         )
-        tape.send("all_gather", "shard", self.padded_numel * sizes.compute, Stream.ALL_GATHER)
+        tape.collective("all_gather", "shard", self.padded_numel * sizes.compute, Stream.ALL_GATHER)
         del shard
 
     def _use_whole(self, moved: Storage | None) -> None:
@@ -186,7 +187,7 @@ class FlatParamHandle:
             if wrapper.offload:
                 tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
                 wrapper.copy("to_device", numel * sizes.store, stream)
-            tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+            tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if wrapper.is_sharded:
                 wrapper.record_stream(shard, Stream.ALL_GATHER)
             return shard
@@ -234,7 +235,7 @@ class FlatParamHandle:
         if not self.prefetched:
             self.unshard(in_forward=True)
         self.needs_pre_forward_unshard = False
-        self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
+        self.tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
         wrapper.prefetch_forward(self)
         out = forward(*inputs)
         wrapper.hook("_post_forward")
@@ -266,7 +267,7 @@ class FlatParamHandle:
         def backward(_saved: list[Tensor], _gradients: list[Tensor]) -> list[Tensor]:
             zeros = [tape.tensor(padding, itemsize, "aten::zeros", Category.GRADIENTS) for padding in paddings]
             flat = tape.tensor(numel, itemsize, "aten::cat", Category.GRADIENTS)
-            tape.timeline.run("aten::cat", 2 * numel * itemsize, itemsize, tape.stream)
+            tape.kernel("aten::cat", 2 * numel * itemsize, itemsize, tape.stream)
             del zeros
             return [flat]
 
@@ -280,7 +281,7 @@ class FlatParamHandle:
             self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
         else:
             num_bytes = 3 * gradient.numel * gradient.itemsize
-            self.tape.timeline.run("aten::add_", num_bytes, gradient.itemsize, self.tape.stream)
+            self.tape.kernel("aten::add_", num_bytes, gradient.itemsize, self.tape.stream)
         # Otherwise it is added in place. The engine holds it until the post-backward hook has run (call_function).
         self.post_backward()
 
@@ -295,7 +296,7 @@ class FlatParamHandle:
         if self.needs_pre_backward_unshard:
             if not self.prefetched:
                 self.unshard(in_forward=False)
-            self.tape.timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
+            self.tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
         self.needs_pre_backward_unshard = False
         if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
             wrapper.prefetch_backward(self)
@@ -321,7 +322,7 @@ class FlatParamHandle:
             self._use_unsharded_grad_views()
             return
         computed, precision = self.grad, wrapper.setup.precision
-        self.tape.timeline.wait(Stream.REDUCE_SCATTER, self.tape.stream)
+        self.tape.wait_stream(Stream.REDUCE_SCATTER, self.tape.stream)
         if computed is not None and computed.storage is not None:
             wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:
@@ -334,7 +335,7 @@ class FlatParamHandle:
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
-            wrapper.tape.send("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
+            wrapper.tape.collective("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
             self._divide(self.layout.numel)
             self._divide_after(self.layout.numel)
             if self.sizes.casts_back:
@@ -347,7 +348,7 @@ class FlatParamHandle:
 
     def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
         """Issue an operator that reads elements of such a size."""
-        self.tape.timeline.run(name, num_bytes, itemsize, stream)
+        self.tape.kernel(name, num_bytes, itemsize, stream)
 
     def _divide(self, numel: int) -> None:
         """_div_if_needed: gradients are divided in two parts, before and after they are added up."""
@@ -391,11 +392,11 @@ class FlatParamHandle:
         first = Category.REDUCTION_BUFFERS if self.sizes.casts_back else kept
         shard = self._reduction(self.layout.shard_numel, self.sizes.reduce, "reduce_scatter output", first)
         stream, numel = Stream.REDUCE_SCATTER, self.layout.shard_numel
-        self.tape.send("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce, stream)
+        self.tape.collective("reduce_scatter", "shard", self.padded_numel * self.sizes.reduce, stream)
         if self.wrapper.setup.strategy.is_hybrid:
             stream = Stream.ALL_REDUCE
-            self.tape.timeline.wait(stream, Stream.REDUCE_SCATTER)
-            self.tape.send("all_reduce", "replicate", numel * self.sizes.reduce, stream)
+            self.tape.wait_stream(stream, Stream.REDUCE_SCATTER)
+            self.tape.collective("all_reduce", "replicate", numel * self.sizes.reduce, stream)
         self._divide_after(numel, stream)
         if self.wrapper.copies_messages:
             self._reduction(self.padded_numel, self.sizes.reduce, "gloo's copy")

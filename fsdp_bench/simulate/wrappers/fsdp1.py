@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fsdp_bench.simulate.autograd import Engine, Storage
-from fsdp_bench.simulate.events import Category, Event, Kind, Stream
+from fsdp_bench.simulate.autograd import Engine
+from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Transformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.tape import Storage
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
+from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
-class Fsdp1:
+class Fsdp1(Wrapper):
     """The units of one model and what they share."""
 
     def __init__(
@@ -43,9 +45,8 @@ class Fsdp1:
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
         self.keeps_copies = self.offload and not self.is_sharded and not sizes.casts
-        self.reduces_gradients = True
         self.post_forward_order: list[FlatParamHandle] = []
-        self._free_events: list[int] = []
+        self._num_free_events = 0
         self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
@@ -113,7 +114,10 @@ class Fsdp1:
             call()
 
     def after_a_step(self) -> None:
-        """Be as a step leaves it: with use_orig_params the flat gradients are still there."""
+        """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
+        if self.is_sharded:
+            for _ in range(2):
+                self.enqueue_free()
         if self.keeps_copies:
             for handle in self._by_block():
                 copy, handle.loaded = handle._pre_unshard(), None
@@ -146,27 +150,24 @@ class Fsdp1:
 
     def limit(self) -> None:
         """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
-        if self.setup.limit_all_gathers and len(self._free_events) >= 2:
-            self._event(Kind.HOST_WAIT, self._free_events.pop(0))
-            self.tape.timeline.host_wait("free")
+        if self.setup.limit_all_gathers and self._num_free_events >= 2:
+            self._num_free_events -= 1
+            self.tape.host_wait(Queue.FREE)
 
     def enqueue_free(self) -> None:
         """_reshard with limit_all_gathers: an event after the last use of what was freed."""
         if self.setup.limit_all_gathers:
-            number = self.tape.next_number
-            self.tape.next_number += 1
-            self._event(Kind.RECORD_EVENT, number)
-            self.tape.timeline.record(self.tape.stream, "free")
-            self._free_events.append(number)
+            self.tape.record_event(self.tape.stream, Queue.FREE)
+            self._num_free_events += 1
 
     def hook(self, name: str) -> None:
         """Let the host run a hook: Python, between the operators that it issues."""
-        self.tape.timeline.host(f"fsdp1 {name}")
+        self.tape.host_work(f"fsdp1 {name}")
 
     def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
         """Copy between host and device, where these are two."""
         if not self.on_host:
-            self.tape.timeline.copy(name, num_bytes, stream)
+            self.tape.copy(name, num_bytes, stream)
 
     def offload_gradient(self, numel: int, stream: Stream) -> None:
         """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
@@ -179,9 +180,6 @@ class Fsdp1:
         """_no_dispatch_record_stream."""
         self.tape.record_stream(storage, stream)
 
-    def _event(self, kind: Kind, number: int) -> None:
-        self.tape.events.append(Event(kind, number, 0, Category.TEMPORARY, self.tape.stream))
-
     # -- order -------------------------------------------------------------------------------------------------
 
     def root_pre_forward(self) -> None:
@@ -192,7 +190,7 @@ class Fsdp1:
         if not self.is_initialized:
             self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
-            self.tape.timeline.wait(stream, Stream.COMPUTE)
+            self.tape.wait_stream(stream, Stream.COMPUTE)
         if self.zeroed or self.rank:
             for handle in self._by_block():
                 if self.zeroed or (handle.holds_no_parameter and not handle.shows_gradients):
@@ -238,7 +236,7 @@ class Fsdp1:
     def _final_callback(self) -> None:
         if self.reduces_gradients:
             for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
-                self.tape.timeline.wait(Stream.COMPUTE, stream)
+                self.tape.wait_stream(Stream.COMPUTE, stream)
             if self.offload:
                 self.tape.synchronize(Stream.COMPUTE)
         for handle in self._by_block():

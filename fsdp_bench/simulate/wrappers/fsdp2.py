@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Engine, Leaf, Node, Storage, Tape, Tensor
-from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.autograd import Engine, Leaf, Node
+from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.tape import Storage, Tape, Tensor
+from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
 from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
 
@@ -81,12 +83,12 @@ class ParamGroup:
         elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
             inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
             num_bytes = self.shard_numel * (sizes.store + sizes.compute)
-            tape.timeline.run("aten::_foreach_copy_", num_bytes, sizes.store, copy_in)
+            tape.kernel("aten::_foreach_copy_", num_bytes, sizes.store, copy_in)
         self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
-        tape.timeline.run("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, sizes.compute, copy_in)
-        tape.timeline.wait(Stream.ALL_GATHER, copy_in)
-        tape.send("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
-        tape.timeline.record(Stream.ALL_GATHER, "all_gather")
+        tape.kernel("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, sizes.compute, copy_in)
+        tape.wait_stream(Stream.ALL_GATHER, copy_in)
+        tape.collective("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
+        tape.record_event(Stream.ALL_GATHER, Queue.ALL_GATHER)
         del inputs
 
     def _inputs_from_host(self, stream: Stream) -> list[Storage]:
@@ -97,11 +99,11 @@ class ParamGroup:
             moved = None
             if self.wrapper.moves_to_device:
                 moved = self._unsharded_storage(numel * self.sizes.store, stream)
-                self.tape.timeline.copy("to_device", numel * self.sizes.store, stream)
+                self.tape.copy("to_device", numel * self.sizes.store, stream)
             if self.sizes.casts:
                 moved = self._unsharded_storage(numel * self.sizes.compute, stream)
                 sizes = self.sizes
-                self.tape.timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+                self.tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if moved is not None:
                 inputs.append(moved)
         return inputs
@@ -114,41 +116,40 @@ class ParamGroup:
         if self.all_gather_result is None:
             return
         previous = self.wrapper.all_gather_state if in_forward else None  # torch's local holds it to the end
-        timeline = self.tape.timeline
+        tape = self.tape
         if in_forward:
             if previous is not None:
-                timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+                tape.wait_event(Stream.ALL_GATHER_COPY_IN, Queue.COPY_OUT)
             self.wrapper.all_gather_state = None
         if self.group_size > 1:
-            timeline.wait_event(Stream.COMPUTE, "all_gather")
-            if timeline.is_on:
-                gathered = sum(param.gathered_bytes for param in self.params)
-                timeline.run("fsdp::split_with_sizes_copy", 2 * gathered, self.sizes.compute)
+            tape.wait_event(Stream.COMPUTE, Queue.ALL_GATHER)
+            gathered = sum(param.gathered_bytes for param in self.params)
+            tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, self.sizes.compute)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
                 param.gathered_bytes, "alloc_all_gather_outputs", Category.UNSHARDED_PARAMETERS
             )
         self.is_unsharded = True
-        timeline.record(Stream.COMPUTE, "copy_out")
+        tape.record_event(Stream.COMPUTE, Queue.COPY_OUT)
         if in_forward and self.group_size > 1:
             self.wrapper.all_gather_state = self.all_gather_result
         else:
-            timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+            tape.wait_event(Stream.ALL_GATHER_COPY_IN, Queue.COPY_OUT)
         self.all_gather_result = None
         del previous, moved
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
         moved = None
-        timeline, numel, sizes = self.tape.timeline, param.padded_shard_numel, self.sizes
+        tape, numel, sizes = self.tape, param.padded_shard_numel, self.sizes
         if self.wrapper.moves_to_device:
             moved = self._unsharded_storage(numel * sizes.store, Stream.COMPUTE)
-            timeline.copy("to_device", numel * sizes.store, Stream.COMPUTE)
+            tape.copy("to_device", numel * sizes.store, Stream.COMPUTE)
         if sizes.casts:
             moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
-            timeline.run("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store)
-        timeline.run("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
+            tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store)
+        tape.kernel("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
         return moved
 
     def reshard(self) -> None:
@@ -229,7 +230,7 @@ class ParamGroup:
         for param in self.params:
             if param.accumulated_grad is not None and param.grad is not None:
                 num_bytes = param.grad.numel * (2 * self.sizes.reduce + self.sizes.compute)
-                self.tape.timeline.run("aten::add_", num_bytes, self.sizes.reduce)
+                self.tape.kernel("aten::add_", num_bytes, self.sizes.reduce)
                 param.grad = None  # unsharded_accumulated_grad += grad
         if not self.wrapper.reduces_gradients:
             self.reshard()
@@ -245,7 +246,7 @@ class ParamGroup:
                 param.grad = None
         self.reshard()
         if self.wrapper.reduce_scatter_states:
-            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
+            self.tape.wait_event(Stream.COMPUTE, Queue.REDUCE_SCATTER)
         self.wrapper.reduce_scatter_states.clear()
         self.all_reduce_state = None
         self._reduce(gradients)
@@ -262,7 +263,7 @@ class ParamGroup:
                     gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
                 )
                 num_bytes = gradient.numel * (sizes.compute + sizes.reduce)
-                self.tape.timeline.run("aten::_to_copy", num_bytes, sizes.compute)
+                self.tape.kernel("aten::_to_copy", num_bytes, sizes.compute)
             del gradient
 
     def _reduce(self, gradients: list[Tensor]) -> None:
@@ -273,47 +274,45 @@ class ParamGroup:
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
         numel = sum(param.padded_numel for param in self.params)
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
-        timeline = tape.timeline
-        if timeline.is_on:
-            read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
-            name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
-            timeline.run(name, read + numel * sizes.reduce, itemsize)
+        read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
+        name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
+        tape.kernel(name, read + numel * sizes.reduce, itemsize)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
-        timeline.wait(stream, Stream.COMPUTE)
+        tape.wait_stream(stream, Stream.COMPUTE)
         stays = self.gradient is None and not wrapper.moves_to_device
         kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
         output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
         if self.group_size > 1:
             wrapper.divide(numel, stream)
-            tape.send("reduce_scatter", "shard", numel * sizes.reduce, stream)
+            tape.collective("reduce_scatter", "shard", numel * sizes.reduce, stream)
         else:
-            timeline.run("aten::copy_", 2 * numel * sizes.reduce, sizes.reduce, stream)
-        timeline.record(stream, "reduce_scatter")
+            tape.kernel("aten::copy_", 2 * numel * sizes.reduce, sizes.reduce, stream)
+        tape.record_event(stream, Queue.REDUCE_SCATTER)
         after = stream
         if wrapper.all_reduces:
             after = Stream.ALL_REDUCE
-            timeline.wait(after, stream)
-            tape.send("all_reduce", "replicate", self.shard_numel * sizes.reduce, after)
+            tape.wait_stream(after, stream)
+            tape.collective("all_reduce", "replicate", self.shard_numel * sizes.reduce, after)
         if wrapper.copies_messages and self.group_size > 1:
             tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
             output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
-            timeline.run("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
+            tape.kernel("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
-            timeline.copy("to_host", self.shard_numel * sizes.store, after)
+            tape.copy("to_host", self.shard_numel * sizes.store, after)
         elif self.gradient is None:
             self.gradient = output
         else:
-            timeline.run("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
+            tape.kernel("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
 
-class Fsdp2:
+class Fsdp2(Wrapper):
     """The units of one model and what they share (FSDPCommContext, FSDPStateContext)."""
 
     def __init__(
@@ -335,7 +334,6 @@ class Fsdp2:
         self.copies_messages = op.kernels.gloo
         self.moves_to_device = self.offload and not on_host
         self.all_reduces = setup.strategy.is_hybrid
-        self.reduces_gradients = True
         self.all_gather_state: Storage | None = None
         self.reduce_scatter_states: list[Storage] = []
         self.post_forward_order: list[ParamGroup] = []
@@ -386,12 +384,6 @@ class Fsdp2:
         """Return elements and block of each pinned tensor with offload: padded shards, and gradients like them."""
         return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
 
-    def lazy_init(self) -> None:
-        """Before the first forward nothing is allocated."""
-
-    def after_a_step(self) -> None:
-        """Be as a step leaves it: nothing is kept."""
-
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
         for group in self._by_block():
@@ -406,17 +398,17 @@ class Fsdp2:
 
     def hook(self, name: str) -> None:
         """Let the host run a hook: Python, between the operators that it issues."""
-        self.tape.timeline.host(f"fsdp2 {name}")
+        self.tape.host_work(f"fsdp2 {name}")
 
     def divide(self, numel: int, stream: Stream) -> None:
         """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
         if self.copies_messages or self.setup.precision.reduce == "fp16":
-            self.tape.timeline.run("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
+            self.tape.kernel("aten::div_", 2 * numel * self.sizes.reduce, self.sizes.reduce, stream)
 
     def forget_all_gather(self) -> None:
         """FSDPState._post_forward of the root: free the last all-gather's output."""
         if self.all_gather_state is not None:
-            self.tape.timeline.wait_event(Stream.ALL_GATHER_COPY_IN, "copy_out")
+            self.tape.wait_event(Stream.ALL_GATHER_COPY_IN, Queue.COPY_OUT)
             self.all_gather_state = None
 
     def queue_final_callback(self) -> None:
@@ -433,14 +425,14 @@ class Fsdp2:
             group.all_reduce_state = None
             if group.all_gather_result is not None:
                 if self.group_size > 1:
-                    self.tape.timeline.wait_event(Stream.COMPUTE, "all_gather")
+                    self.tape.wait_event(Stream.COMPUTE, Queue.ALL_GATHER)
                 group.all_gather_result = None
         for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
-            self.tape.timeline.wait(Stream.COMPUTE, stream)
+            self.tape.wait_stream(Stream.COMPUTE, stream)
         if self.moves_to_device and self.reduces_gradients:
-            self.tape.timeline.synchronize(Stream.COMPUTE)
+            self.tape.synchronize(Stream.COMPUTE)
         self.post_forward_order.clear()
         if self.reduce_scatter_states:
-            self.tape.timeline.wait_event(Stream.COMPUTE, "reduce_scatter")
+            self.tape.wait_event(Stream.COMPUTE, Queue.REDUCE_SCATTER)
         self.reduce_scatter_states.clear()
         self._callback_queued = False

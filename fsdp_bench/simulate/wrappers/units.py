@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.autograd import Tape
 from fsdp_bench.simulate.models.transformer import Module, ModuleList, Transformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import (
     SELECTIVE_AROUND_UNITS,
@@ -51,8 +51,7 @@ def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:
 def blocks_are_alike(model: Transformer, units: list[Module], setup: TrainSetup) -> bool:
     """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-        # DistributedDataParallel has no units, but buckets, which matter where they are reduced in another dtype.
-        return setup.precision.reduce == setup.precision.store
+        return False  # DistributedDataParallel's buckets end anywhere
     inside = {id(weight) for unit in units for weight in unit.all_weights()}
     return all(id(weight) in inside for block in model.blocks for weight in block.all_weights())
 

@@ -96,13 +96,13 @@ def _matches_search(search: Search, selection: str) -> bool:
     if "=" not in selection:
         raise SpecError(f"--only {selection}: a [frontier] sweep has cells, not trials; FIELD=VALUE")
     facts = _facts(search.model, search.setup)
-    if search.is_on_ladder:
+    if search.quantity.is_model_size:
         facts = {
             "family": search.model.family.value,
             "vocab_size": search.model.vocab_size,
             **to_builtins(search.setup),
         }
-    facts.pop(search.dial.name, None)
+    facts.pop(search.quantity.name, None)
     return _has(facts, selection)
 
 

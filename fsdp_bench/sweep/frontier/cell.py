@@ -1,9 +1,8 @@
-"""One cell of a frontier sweep: its prediction, what its trials have answered, what is to be tried next.
+"""One cell of a frontier sweep: its prediction, the outcomes of its trials, and which candidate to try next.
 
 Two limits are searched: first ``fits`` (without allocation retries), then ``runs`` (without running out of memory).
-Trials of the first search answer the second too; when the step above ``fits`` ran out of memory, as always on a CPU,
-the second takes none of its own. When that step ended with retries, the steps above it are searched in the same way,
-from the second prediction on, and counted on their own: at most what bisection of these steps takes.
+Trials of the first search answer the second too: where the candidate above ``fits`` ran out of memory, as always on a
+CPU, the second takes none of its own. Where it ended with retries, those above it are searched in the same way.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from fsdp_bench.sweep.frontier.forecast import Forecast
 
 
 class Finding:
-    """One cell's search: its prediction, what its trials have answered, what is to be tried next."""
+    """The search in one cell."""
 
     def __init__(self, search: Search, predicted: Forecast, records: dict[int, TrialRecord]) -> None:
         self.search = search
         self.predicted = predicted
         self.records = records
-        """By index of the dial."""
+        """By index of the candidate."""
 
     @property
     def next_index(self) -> int | None:
-        """The step to try next; None when both limits are known, or cannot be."""
+        """The candidate to try next; None when both limits are known, or cannot be."""
         index = self._undecided
         return None if index in self.records else index
 
     @property
     def _undecided(self) -> int | None:
-        """The step that the search stands at: to be tried, or tried without an answer."""
+        """The candidate that decides how the search goes on: not tried yet, or tried without an answer."""
         if self.search.skip_reason is not None:
             return None
         index = self._fits_bracket.next_index(self._fits_answers)
@@ -45,7 +44,7 @@ class Finding:
 
     @property
     def _fits_bracket(self) -> Bracket:
-        return Bracket(self.search.dial.values, self.predicted.fits)
+        return Bracket(len(self.search.quantity), self.predicted.fits)
 
     @property
     def _fits_answers(self) -> dict[int, bool]:
@@ -58,19 +57,20 @@ class Finding:
 
     @property
     def _retried(self) -> bool:
-        """Whether the step above ``fits`` ended ok, with retries."""
+        """Whether the candidate above ``fits`` ended ok, with retries."""
         record = self.records.get(self.fits + 1)
         return record is not None and record.outcome is Outcome.OK
 
     @property
     def _first_above(self) -> int:
-        """The first step that only the second search asks for."""
+        """The first candidate that only the second search tries."""
         return self.fits + 2
 
     @property
     def _runs_bracket(self) -> Bracket:
         predicted, first = self.predicted.runs, self._first_above
-        return Bracket(self.search.dial.values[first:], None if predicted is None else max(predicted - first, -1))
+        above = max(len(self.search.quantity) - first, 0)
+        return Bracket(above, None if predicted is None else max(predicted - first, -1))
 
     @property
     def _runs_answers(self) -> dict[int, bool]:
@@ -90,7 +90,7 @@ class Finding:
 
     @property
     def full_index(self) -> int | None:
-        """The smallest step that ran out of memory; every larger one is skipped."""
+        """The smallest candidate that ran out of memory; every larger one is skipped."""
         return min((index for index, record in self.records.items() if _ran_out(record)), default=None)
 
     @property
@@ -113,27 +113,27 @@ class Finding:
             record = self.records[index]
             why = " ".join((record.reason or "no reason").split())
             return f"{self.print(index)} ended {record.outcome.value}, which is no answer: {why}"
-        if self.full_index is None or self.full_index + 1 == len(self.search.dial):
+        if self.full_index is None or self.full_index + 1 == len(self.search.quantity):
             return self.predicted.why_not
-        count = len(self.search.dial) - self.full_index - 1
+        count = len(self.search.quantity) - self.full_index - 1
         steps = "1 step" if count == 1 else f"{count} steps"
         return f"{steps} skipped: larger than {self.print(self.full_index)}, which ran out of memory"
 
     def print(self, index: int) -> str:
-        """Return a step of the dial as people read it; ``none`` for -1."""
-        if self.search.is_on_ladder and index >= 0:
-            return self.search.dial[index].model.name
+        """Return a candidate's value as people read it; ``none`` for -1."""
+        if self.search.quantity.is_model_size and index >= 0:
+            return self.search.quantity[index].model.name
         return self.dial_range.print(self.value(index))
 
     def value(self, index: int) -> int:
-        """Return the dial's value at an index; 0 for none."""
-        return self.search.dial.values[index] if index >= 0 else 0
+        """Return the value at an index; 0 for none."""
+        return self.search.quantity.values[index] if index >= 0 else 0
 
     @property
     def dial_range(self) -> DialRange:
-        """The dial in a record."""
-        values = self.search.dial.values
-        return DialRange(name=self.search.dial.name, smallest=values[0], largest=values[-1], num_steps=len(values))
+        """The range of values, as a record has it."""
+        values = self.search.quantity.values
+        return DialRange(name=self.search.quantity.name, smallest=values[0], largest=values[-1], num_steps=len(values))
 
     @property
     def start(self) -> str:
@@ -154,7 +154,7 @@ class Finding:
             dial=self.dial_range,
             family=search.model.family,
             vocab_size=search.model.vocab_size,
-            model=None if search.is_on_ladder else search.model,
+            model=None if search.quantity.is_model_size else search.model,
             status=status,
             reason=self.reason,
             predicted=None
@@ -170,12 +170,12 @@ class Finding:
         return Reached(
             fits=self.value(fits),
             runs=self.value(runs),
-            num_parameters=self.search.dial[fits].model.num_parameters if fits >= 0 else 0,
+            num_parameters=self.search.quantity[fits].model.num_parameters if fits >= 0 else 0,
             limited_by=limited_by,
         )
 
     def _first_failure(self) -> FirstFailure | None:
-        """Read what the step above ``fits`` was short of from its trial."""
+        """Return what the candidate above ``fits`` was short of, from its trial."""
         record = self.records.get(self.fits + 1)
         if record is None:
             return None

@@ -1,8 +1,8 @@
-"""A sweep file with [frontier] to searches: every cell of [grid] and [[include]] has a dial that is turned.
+"""Reads a sweep file with [frontier]: of every cell of [grid] and [[include]] the largest that fits is searched.
 
 [frontier]
-dial = "params"       the size ladder; or "num_hidden_layers", "micro_batch_size", "sequence_length"
-smallest = "10M"      where the dial begins and ends, in its own unit
+dial = "params"       what is searched: the model's size, or "num_hidden_layers", "micro_batch_size", "sequence_length"
+smallest = "10M"      the smallest and the largest value that are tried
 largest = "70B"
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.search.dials import Dial, batch_dial, depth_dial, model_dial, sequence_dial
+from fsdp_bench.plan.search.quantity import OF_ONE_MODEL, Quantity, size_ladder
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.frontier import cell_label
 from fsdp_bench.spec.hardware import Gpu
@@ -35,47 +35,40 @@ DIALS = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 _KEYS = ("dial", "smallest", "largest")
 
 RESOLUTION = 1.01
-"""Steps of a frontier's dial differ by 1 % or more: finer ones within the 5 % around a prediction could not be told
-apart in 4 trials."""
+"""Values differ by 1 % or more: finer differences are not worth a trial."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """One cell: everything but the dial's value is fixed."""
+    """One cell: everything is fixed but the value of the quantity that is searched."""
 
     label: str
-    dial: Dial
+    quantity: Quantity
     model: ModelShape
-    """The model that the dial begins with."""
+    """The model of the smallest value."""
     setup: TrainSetup
     run: RunPlan
     device: Device
     skip_reason: str | None
 
     def trial(self, index: int) -> Trial:
-        """Return the trial of a step."""
-        step = self.dial[index]
+        """Return the trial of a candidate."""
+        candidate = self.quantity[index]
         return Trial(
             spec=TrialSpec(
-                id=trial_id(step.model, step.setup, self.run, self.device),
-                model=step.model,
-                setup=step.setup,
+                id=trial_id(candidate.model, candidate.setup, self.run, self.device),
+                model=candidate.model,
+                setup=candidate.setup,
                 run=self.run,
                 device=self.device,
             )
         )
 
-    def turned(self, model: ModelShape, setup: TrainSetup) -> int:
-        """Return the dial's value of a model and its setup."""
-        if self.is_on_ladder:
-            return model.num_parameters
-        value: int = getattr(model if self.dial.name == "num_hidden_layers" else setup, self.dial.name)
+    def value_of(self, model: ModelShape, setup: TrainSetup) -> int:
+        """Return the value that a model and its setup have."""
+        name = self.quantity.name
+        value: int = getattr(setup if name in ("micro_batch_size", "sequence_length") else model, name)
         return value
-
-    @property
-    def is_on_ladder(self) -> bool:
-        """Whether the size of the model is what is turned."""
-        return self.dial.name == "num_parameters"
 
 
 @dataclass(frozen=True)
@@ -141,38 +134,37 @@ def searches_of(file: SweepFile) -> FrontierPlan:
 
 
 def _refuse_own_key(word: str, place: str, keys: dict[str, Any]) -> None:
-    """The dial's own key, and on the ladder every name of a model, has no place in a cell."""
+    """Refuse a cell that fixes what is searched; where the model's size is, every name of a model does."""
     for key in ("params", "model") if word == "params" else (word,):
         if key in keys:
-            raise SpecError(f"{place} {key}: [frontier] turns {word!r}; leave it out here, or choose another dial")
+            raise SpecError(f"{place} {key}: [frontier] searches {word!r}; leave it out here, or choose another dial")
 
 
 def _search(word: str, cell: Cell, words: dict[str, Any], file: SweepFile, excluded: list[Exclude]) -> Search:
-    dial, setup = _dial(word, cell, file)
-    dial = _bounded(word, dial, words)
-    step = dial[0]
-    name = step.model.family.value if word == "params" else step.model.name
+    quantity, setup = _quantity(word, cell, file)
+    quantity = _bounded(word, quantity, words)
+    smallest = quantity[0]
+    name = smallest.model.family.value if word == "params" else smallest.model.name
     return Search(
-        label=cell_label(setup, name, dial.name),
-        dial=dial,
-        model=step.model,
-        setup=step.setup,
+        label=cell_label(setup, name, quantity.name),
+        quantity=quantity,
+        model=smallest.model,
+        setup=smallest.setup,
         run=file.run,
         device=file.device,
-        skip_reason=why_not(step.model, step.setup, file, excluded),
+        skip_reason=why_not(smallest.model, smallest.setup, file, excluded),
     )
 
 
-def _dial(word: str, cell: Cell, file: SweepFile) -> tuple[Dial, TrainSetup]:
+def _quantity(word: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
     setup, card = setup_of(cell, file.machine), card_of(file)
     if word == "params":
         vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the words too
-        return model_dial(Family(cell.get("family", "llama")), setup, card, vocab_size), setup
+        return size_ladder(Family(cell.get("family", "llama")), setup, card, vocab_size), setup
     shape = shape_of(cell, file.models, file.machine)
     if word != "sequence_length":
         check_positions(shape, setup)
-    build = {"num_hidden_layers": depth_dial, "micro_batch_size": batch_dial, "sequence_length": sequence_dial}[word]
-    return build(shape, setup, card), setup
+    return OF_ONE_MODEL[word](shape, setup, card), setup
 
 
 def card_of(file: SweepFile) -> Gpu | None:
@@ -185,24 +177,26 @@ def card_of(file: SweepFile) -> Gpu | None:
     return msgspec.structs.replace(gpu, usable_memory_bytes=min(limit, gpu.usable_memory_bytes or limit))
 
 
-def _bounded(word: str, dial: Dial, words: dict[str, Any]) -> Dial:
-    """Cut a dial to smallest and largest, and thin it to the resolution."""
+def _bounded(word: str, quantity: Quantity, words: dict[str, Any]) -> Quantity:
+    """Keep the values from smallest to largest that differ by RESOLUTION."""
     read = partial(_bound, word, words)
-    smallest, largest = read("smallest", 1), read("largest", dial.values[-1])
-    if largest > dial.values[-1] and "largest" in words:
-        raise SpecError(f"[frontier] largest: {shown(words['largest'])} is beyond the dial's end, {dial.values[-1]}")
+    smallest, largest = read("smallest", 1), read("largest", quantity.values[-1])
+    if largest > quantity.values[-1] and "largest" in words:
+        raise SpecError(
+            f"[frontier] largest: {shown(words['largest'])} is above the largest possible, {quantity.values[-1]}"
+        )
     if smallest > largest:
         raise SpecError(f"[frontier] smallest: {shown(words['smallest'])} is above largest")
     values: list[int] = []
-    for value in dial.values:
+    for value in quantity.values:
         if smallest <= value <= largest and (not values or value >= RESOLUTION * values[-1]):
             values.append(value)
-    last = max((value for value in dial.values if value <= largest), default=0)
+    last = max((value for value in quantity.values if value <= largest), default=0)
     if values and values[-1] != last:
-        values[-1] = last  # the end is a step of its own, whatever the resolution
+        values[-1] = last  # the largest is always tried
     if not values:
-        raise SpecError(f"[frontier] smallest, largest: {dial.name} has no step between {smallest} and {largest}")
-    return replace(dial, values=tuple(values))
+        raise SpecError(f"[frontier] smallest, largest: {quantity.name} has no value between {smallest} and {largest}")
+    return replace(quantity, values=tuple(values))
 
 
 def _bound(word: str, words: dict[str, Any], key: str, default: int) -> int:

@@ -1,12 +1,12 @@
-"""Where a search begins: the prediction for one cell."""
+"""The prediction for one cell, where the search with real trials begins."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 
-from fsdp_bench.plan.search.judge import Judge
-from fsdp_bench.plan.search.search import reach
+from fsdp_bench.plan.search.fit import FitCheck
+from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FirstFailure
@@ -26,25 +26,25 @@ class Forecast:
 
 @cache
 def forecast(search: Search) -> Forecast:
-    """Predict how far a cell's dial can be turned, against the same limit as its trials have; once per process."""
+    """Predict a cell's limits, under the same memory limit as its trials have; once per process."""
     if search.skip_reason is not None:
         return Forecast(None, None, None)
     try:
-        found = reach(search.dial, _judge(search))
+        found = find_largest(search.quantity, _check(search))
     except SpecError as error:
         return Forecast(None, None, None, f"no prediction: {error}")
     limit, above = found.limited_by, found.fits + 1
-    if limit is None or above == len(search.dial):
+    if limit is None or above == len(search.quantity):
         return Forecast(found.fits, found.runs, None)
     place = "budget" if search.device == "cpu" else limit.place
     failure = FirstFailure(
-        value=search.dial.values[above], place=place, phase=limit.phase, ran_out=found.runs == found.fits
+        value=search.quantity.values[above], place=place, phase=limit.phase, ran_out=found.runs == found.fits
     )
     return Forecast(found.fits, found.runs, failure)
 
 
-def _judge(search: Search) -> Judge:
+def _check(search: Search) -> FitCheck:
     if search.device == "cpu":
         kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
-        return Judge(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
-    return Judge(headroom_bytes=0)  # a trial may fill the card: what context and NCCL take is not torch's to have
+        return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
+    return FitCheck(headroom_bytes=0)  # a trial may fill the card: what context and NCCL take is not torch's to have

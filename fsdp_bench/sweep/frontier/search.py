@@ -1,7 +1,7 @@
 """The measured largest model: every cell of a frontier sweep is searched with real trials, from its prediction on.
 
 A cell's trials are ordinary records in trials/, and what is known of a cell is read from them: nothing is repeated,
-and a step above one that ran out of memory is never run, whichever run or prediction found that.
+and nothing larger than what ran out of memory is ever tried, whichever run found that.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.runner import TrialRunner, look_up
 
 Observer = Callable[[Finding, Trial, TrialRecord | None], None]
-"""Told of each trial twice: with None when it starts, with its record when it has one."""
+"""Called for each trial twice: with None when it starts, and with its record when it has ended."""
 
 
 def recall(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[Finding]:
-    """Predict every cell, and sort out what is recorded of it."""
+    """Return every cell with its prediction and its records."""
     return [Finding(search, forecast(search), _recorded(search, records)) for search in plan.searches]
 
 
 def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
-    """Return a cell's records by index: those whose ID a step of the dial has."""
-    indices = {value: index for index, value in enumerate(search.dial.values)}
+    """Return a cell's records by index: those whose ID is that of a candidate's trial."""
+    indices = {value: index for index, value in enumerate(search.quantity.values)}
     found: dict[int, TrialRecord] = {}
     for record in records:
-        index = indices.get(search.turned(record.model, record.setup))
+        index = indices.get(search.value_of(record.model, record.setup))
         if index is not None and search.trial(index).spec.id == record.id:
             found[index] = record
     return found

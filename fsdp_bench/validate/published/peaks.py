@@ -7,17 +7,17 @@ other tensors than our models, that is a named term beside the prediction (publi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from fsdp_bench.plan.estimate import estimate
+from fsdp_bench.plan.estimate import estimate, replay
 from fsdp_bench.replay.allocator import AllocatorReading
-from fsdp_bench.replay.allocator import replay as replay_allocator
-from fsdp_bench.simulate.events import Event, Kind
-from fsdp_bench.simulate.live_memory import replay
+from fsdp_bench.replay.live_memory import live_memory
+from fsdp_bench.replay.program import program
 from fsdp_bench.simulate.operators.kernels import kernels_on
-from fsdp_bench.simulate.step import events_of_first_steps
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.validate.published.cases import PublishedCase, describe, read_cases
 from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 from fsdp_bench.validate.published.terms import ADAMW_NOT_STATED, Term, terms_of
@@ -79,29 +79,24 @@ def predict_case(plan: Plan) -> Prediction:
         whole = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
         return Prediction(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
     kernels = kernels_on(plan.kernels, plan.gpu)
-    events = without_reducer(events_of_first_steps(plan.model, plan.setup, kernels))
-    live = replay(events)
-    card = plan.gpu.usable_memory_bytes if plan.gpu else None
-    reading = replay_allocator(events, card, streams_keep_pace=True)
-    return Prediction(reading, live.peak_phase, events[live.phases[live.peak_phase].event].label)
+    log = without_reducer(first_steps(plan.model, plan.setup, kernels))
+    live = live_memory(log)
+    steps = program(log)
+    assert steps is not None  # every block of DistributedDataParallel is simulated
+    reading = replay(steps, plan.setup, plan.gpu.usable_memory_bytes if plan.gpu else None, hardware=plan.gpu)
+    return Prediction(reading, live.peak_phase, log.events[live.phases[live.peak_phase].event].label)
 
 
 _REDUCER_LABELS = ("initialize_buckets", "rebuild_buckets", "_broadcast_coalesced")
 """ddp.py: what DistributedDataParallel allocates beside the model."""
 
 
-def without_reducer(events: Iterable[Event]) -> list[Event]:
-    """Return the events of DistributedDataParallel without those of its Reducer: the bare model."""
-    kept: list[Event] = []
-    dropped: set[int] = set()
-    for event in events:
-        if event.kind == Kind.ALLOCATE and event.label in _REDUCER_LABELS:
-            dropped.add(event.number)
-        elif event.kind == Kind.FREE and event.number in dropped:
-            dropped.discard(event.number)
-        else:
-            kept.append(event)
-    return kept
+def without_reducer(log: Log) -> Log:
+    """Return the log of DistributedDataParallel with nothing in what its Reducer allocates: the bare model."""
+    its_own = {event.number for event in log.events if event.label in _REDUCER_LABELS}
+    return replace(
+        log, events=[event._replace(num_bytes=0) if event.number in its_own else event for event in log.events]
+    )
 
 
 # -- comparing -------------------------------------------------------------------------------------------------------

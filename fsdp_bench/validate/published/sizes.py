@@ -13,8 +13,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.max_size import Assumptions, Cell, Sizes, document_of, largest
-from fsdp_bench.plan.search.dials import depth_dial
+from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
+from fsdp_bench.plan.search.quantity import layer_counts
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Cluster, Source
 from fsdp_bench.spec.model import Family, ModelShape
@@ -82,9 +82,9 @@ class SizeComparison:
     """A published bar and what is predicted to reserve as much, by precision."""
 
     published: PublishedSize
-    predicted: Sizes
+    predicted: HardwareResult
 
-    def cells(self) -> list[tuple[str, Cell]]:
+    def cells(self) -> list[tuple[str, SettingResult]]:
         """Return the predicted cells with their precision."""
         return [(str(cell.setup.precision), cell) for cell in self.predicted.cells]
 
@@ -113,8 +113,8 @@ def compare_published_sizes() -> list[SizeComparison]:
     for bar in bars:
         cluster = _cluster(bar)
         setups = [_setup(bar, precision, cluster.world_size) for precision in PRECISIONS]
-        places.append((cluster, [depth_dial(BLOCKS, setup, cluster) for setup in setups]))
-    return [SizeComparison(*pair) for pair in zip(bars, largest(places, Assumptions(headroom_bytes=0)), strict=True)]
+        places.append((cluster, [layer_counts(BLOCKS, setup, cluster) for setup in setups]))
+    return [SizeComparison(*pair) for pair in zip(bars, max_sizes(places, Assumptions(headroom_bytes=0)), strict=True)]
 
 
 def _cluster(bar: PublishedSize) -> Cluster:

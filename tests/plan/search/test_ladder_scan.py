@@ -1,4 +1,4 @@
-"""The search's answers against a scan of the whole ladder, under setups drawn at random: what WORSE rests on."""
+"""The search's answers against a scan of every model of the size ladder, under setups drawn at random."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu
-from fsdp_bench.plan.search.dials import model_dial
-from fsdp_bench.plan.search.judge import Judge
-from fsdp_bench.plan.search.search import reach
+from fsdp_bench.plan.search.fit import FitCheck
+from fsdp_bench.plan.search.quantity import size_ladder
+from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import (
@@ -23,6 +23,7 @@ from fsdp_bench.spec.setup import (
     TrainSetup,
     impossible,
 )
+from fsdp_bench.spec.units import GIB
 
 SETUPS = int(os.environ.get("FSDP_BENCH_TEST_SCANS", "12"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SCAN_SEED", "1"))
@@ -52,17 +53,21 @@ def drawn_setup(draw: random.Random) -> TrainSetup:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(SETUPS))
-def test_the_search_finds_the_last_step_below_the_first_failure(number: int) -> None:
+def test_the_search_finds_what_a_scan_of_every_model_finds(number: int) -> None:
+    """The definition, model by model: the last width whose shallowest model fits, then the most layers that fit."""
     draw = random.Random(f"{SEED} {number}")
     setup, family = drawn_setup(draw), draw.choice([Family.LLAMA, Family.LLAMA, Family.GPT2])
-    judge = Judge(expandable_segments=draw.random() < 0.2)
-    dial = model_dial(family, setup, GPU)
-    needed: list[int] = []
+    check = FitCheck(expandable_segments=draw.random() < 0.2, headroom_bytes=0)
+    quantity = size_ladder(family, setup, GPU)
+    needed: list[list[int]] = []  # by width
+    for width in quantity.widths:
+        needed.append([check.read(quantity[index], is_limited=False).peak_reserved_bytes for index in width])
+        if min(needed[-1]) > 2 * GIB * max(CARDS_GIB):
+            break
     for gib in CARDS_GIB:
-        card_bytes = int(gib * 2**30)
-        while len(needed) < len(dial) and max(needed, default=0) <= card_bytes:
-            needed.append(judge.replay(judge.program(dial[len(needed)])).until().peak_reserved_bytes)
-        first_failure = next((index for index, size in enumerate(needed) if size > card_bytes), len(dial))
+        card_bytes = int(gib * GIB)
+        last = max(number for number, sizes in enumerate(needed) if sizes[0] <= card_bytes)
+        most = max(layers for layers, size in enumerate(needed[last]) if size <= card_bytes)
         card = replace(GPU, usable_memory_bytes=card_bytes)
-        found = reach(model_dial(family, setup, card), judge)
-        assert found.fits == first_failure - 1, (gib, setup, family, judge)
+        found = find_largest(size_ladder(family, setup, card), check)
+        assert found.fits == quantity.widths[last][most], (gib, setup, family, check)

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.search.dials import model_dial
+from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MEASURED,
@@ -139,7 +139,7 @@ def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg
     names = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed")[:precisions]
     gpu = loader.gpu("A10G")
     return [
-        model_dial(
+        size_ladder(
             Family.LLAMA,
             TrainSetup(strategy=strategy, precision=Precision.parse(name), checkpointing=mode, world_size=8),
             gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.plan.search.dials import Dial, Step
+from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import (
     SCHEMA_VERSION,
@@ -40,10 +40,10 @@ STEPS = 32
 def a_search(device: Device = "cuda", skip_reason: str | None = None) -> Search:
     """Return a search of 1 to 32 layers."""
     setup = TrainSetup(sequence_length=16)
-    dial = Dial(
+    dial = Quantity(
         "num_hidden_layers",
         range(1, STEPS + 1),
-        lambda layers: Step(replace(SHAPE, num_hidden_layers=layers), setup, None),
+        lambda layers: Candidate(replace(SHAPE, num_hidden_layers=layers), setup, None),
     )
     return Search("a cell", dial, SHAPE, setup, RunPlan(), device, skip_reason)
 
@@ -92,7 +92,7 @@ def test_trials_with_retries_run_but_do_not_fit_and_each_limit_takes_its_predict
     assert (cell.measured.fits, cell.measured.runs, cell.steps_apart) == (11, 15, 0)
     assert cell.measured.limited_by is not None
     assert (cell.measured.limited_by.phase, cell.measured.limited_by.ran_out) == ("backward", False)
-    assert cell.measured.num_parameters == finding.search.dial[10].model.num_parameters
+    assert cell.measured.num_parameters == finding.search.quantity[10].model.num_parameters
 
 
 def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_trials() -> None:

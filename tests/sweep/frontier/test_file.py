@@ -34,13 +34,13 @@ def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_p
     text = CPU + "[frontier]\nsmallest='20M'\nlargest='100M'\n[grid]\nvocab_size=4096\nstrategy=['zero3','ddp']"
     plan = read(tmp_path, text)
     assert [search.setup.strategy.value for search in plan.searches] == ["FULL_SHARD", "NO_SHARD"]
-    dial = plan.searches[0].dial
-    assert dial.name == "num_parameters"
-    assert 20e6 <= dial.values[0] < 24e6
-    assert 90e6 <= dial.values[-1] <= 100e6
-    assert all(dial[index].model.vocab_size == 4096 for index in range(len(dial)))
+    quantity = plan.searches[0].quantity
+    assert quantity.name == "num_parameters"
+    assert 20e6 <= quantity.values[0] < 24e6
+    assert 90e6 <= quantity.values[-1] <= 100e6
+    assert all(quantity[index].model.vocab_size == 4096 for index in range(len(quantity)))
     trial = plan.searches[0].trial(3)
-    assert trial.spec.model.num_parameters == dial.values[3]
+    assert trial.spec.model.num_parameters == quantity.values[3]
     assert trial.spec.run.memory_limit_bytes == 64 * 1024**2
 
 
@@ -48,11 +48,11 @@ def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_p
     ("word", "field"),
     [("num_hidden_layers", "model"), ("micro_batch_size", "setup"), ("sequence_length", "setup")],
 )
-def test_other_dials_turn_their_field_of_a_named_model(tmp_path: Path, word: str, field: str) -> None:
+def test_other_quantities_are_a_field_of_a_named_model(tmp_path: Path, word: str, field: str) -> None:
     (search,) = read(tmp_path, CPU + f"[frontier]\ndial='{word}'\n[grid]\nmodel='tiny'").searches
-    value = search.dial.values[2]
+    value = search.quantity.values[2]
     assert getattr(getattr(search.trial(2).spec, field), word) == value
-    steps = search.dial.values
+    steps = search.quantity.values
     assert all(larger >= RESOLUTION * smaller for smaller, larger in pairwise(steps))
 
 
@@ -81,15 +81,15 @@ def test_only_keeps_cells_by_field_and_refuses_what_is_not_one(tmp_path: Path) -
     [
         (CPU + "[frontier]\ndail='params'", ["[frontier]", "'dail'", "did you mean 'dial'"]),
         (CPU + "[frontier]\ndial='depth'", ["[frontier] dial", "'depth'", "num_hidden_layers"]),
-        (CPU + LADDER + "params='10M'", ["[grid] params", "turns 'params'"]),
-        (CPU + LADDER + "model='tiny'", ["[grid] model", "turns 'params'"]),
+        (CPU + LADDER + "params='10M'", ["[grid] params", "searches 'params'"]),
+        (CPU + LADDER + "model='tiny'", ["[grid] model", "searches 'params'"]),
         (CPU + DEPTH.replace("model=", "num_hidden_layers=3\nmodel="), ["unknown key 'num_hidden_layers'"]),
         (CPU + "[frontier]\ndial='sequence_length'\n[grid]\nmodel='tiny'\nseq=128", ["[grid] sequence_length"]),
         (CPU + "[frontier]\ndial='micro_batch_size'\n[grid]\nbatch=1\nmodel='tiny'", ["[grid] micro_batch_size"]),
         (CPU + "[frontier]\ndial='micro_batch_size'\n[grid]\nworld_size=2", ["[grid]", "names no model"]),
         (CPU + LADDER + "[[exclude]]\nparams='10M'\nreason='x'", ["[[exclude]] 1 params"]),
         (CPU + LADDER.replace("'100M'", "'100Q'"), ["[frontier] largest", "'100Q'"]),
-        (CPU + LADDER.replace("'100M'", "'1K'"), ["[frontier]", "no step"]),
+        (CPU + LADDER.replace("'100M'", "'1K'"), ["[frontier]", "no value"]),
         (CPU + "[frontier]\nsmallest='2M'\nlargest='1M'\n[grid]\nworld_size=2", ["smallest", "above largest"]),
         (CPU + DEPTH.replace("[grid]", "largest='9'\n[grid]"), ["[frontier] largest", "'9'", "1 or more"]),
         ("[run]\ndevice='cpu'\n" + LADDER, ["needs [run] memory_limit"]),

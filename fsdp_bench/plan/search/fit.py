@@ -1,0 +1,157 @@
+"""Decides whether a candidate fits, and names what one that does not fit is short of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.plan.estimate import Estimate, allocator_room, estimate, read_allocator, refuse_endless
+from fsdp_bench.plan.search.quantity import Candidate
+from fsdp_bench.rates.communicators import communicators_of
+from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.step import Step, simulate
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import Offload
+
+NO_FLASH_ATTENTION = (
+    "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a candidate that does not fit is short of."""
+
+    place: str
+    """``card`` (the GPU's memory) or ``host``."""
+    phase: str
+    """Of the GPU the phase in which its memory runs out first; of the host ``load`` or ``training``."""
+    category: str
+    """The largest part of what is held in that phase: a category of the breakdown, or a part of HostMemory."""
+
+
+@dataclass(frozen=True)
+class FitCheck:
+    """What a candidate is checked against.
+
+    On a GPU: the caching allocator's reserved peak within ``usable_memory_bytes`` less the headroom for the CUDA
+    context and NCCL (headroom.py, or ``headroom_bytes`` where that is given), and the host's memory where it is known.
+    With ``budget_bytes``: live bytes within a budget, as measured trials on a CPU have it.
+    """
+
+    kernels: Kernels = CUDA
+    build: Build = Build.META
+    expandable_segments: bool = False
+    budget_bytes: int | None = None
+    headroom_bytes: int | None = None
+
+    def refuse(self, candidate: Candidate) -> None:
+        """Refuse what ``predict`` refuses.
+
+        Raises:
+            SpecError: for setups that cannot run, for 16 bits on a GPU without flash attention, for a world size that
+                is not the cluster's, and for a GPU of which nobody documents the usable memory.
+        """
+        setup, gpu = candidate.setup, _gpu(candidate)
+        refuse_endless(candidate.model, setup)
+        if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
+            raise SpecError(reason)
+        if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
+            raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
+        if isinstance(candidate.hardware, Cluster) and candidate.hardware.world_size != setup.world_size:
+            raise SpecError(f"world_size: {setup.world_size} is not the cluster's {candidate.hardware.world_size} GPUs")
+        if self.budget_bytes is None and gpu is None:
+            raise SpecError("no GPU is named; --server NAME or --gpu NAME")
+        if self.budget_bytes is None and gpu is not None and gpu.usable_memory_bytes is None:
+            raise SpecError(
+                f"gpu: nobody documents how much of a {gpu.name} a process can use; --gpu-memory 24GiB,"
+                " in Python usable_memory_bytes of the Gpu"
+            )
+
+    def memory_limit_bytes(self, candidate: Candidate) -> int:
+        """Return the budget, or what torch's allocator can have of the GPU."""
+        if self.budget_bytes is not None:
+            return self.budget_bytes
+        communicators = communicators_of(candidate.setup, _cluster(candidate))
+        return allocator_room(_gpu(candidate), communicators, self.headroom_bytes) or 0
+
+    def may_fit(self, candidate: Candidate) -> bool:
+        """Return whether live bytes and host memory are within their limits: necessary, and quickly known."""
+        if self.host_share(candidate) > 1:
+            return False
+        return self._live_bytes(candidate) <= self.memory_limit_bytes(candidate)
+
+    def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
+        """Return what the caching allocator shows on this GPU, or on one without limit."""
+        limit = self.memory_limit_bytes(candidate) if is_limited else None
+        kernels = kernels_on(self.kernels, _gpu(candidate))
+        return read_allocator(candidate.model, candidate.setup, kernels, limit, self.expandable_segments)
+
+    def host_share(self, candidate: Candidate) -> float:
+        """Return the part of a node's memory that its ranks need; 0 where a node's memory is not known."""
+        cluster = _cluster(candidate)
+        if cluster is None or cluster.server.host_memory_bytes is None:
+            return 0.0
+        if candidate.setup.offload is Offload.NONE and self.build is Build.META:
+            return 0.0
+        needed = host_memory(candidate.model, candidate.setup, cluster.gpus_per_node, self.build).peak_bytes
+        return needed / cluster.server.host_memory_bytes
+
+    def estimate(self, candidate: Candidate, reading: AllocatorReading | None = None) -> Estimate:
+        """Return everything that is predicted of a candidate; ``reading`` where it is known already."""
+        return estimate(
+            candidate.model,
+            candidate.setup,
+            candidate.hardware,
+            self.kernels,
+            self.build,
+            self.expandable_segments,
+            reading,
+            self.headroom_bytes,
+        )
+
+    def needed_bytes(self, candidate: Candidate, found: Estimate) -> int:
+        """Return what a candidate would reserve on a GPU without limit; of a budget what it holds live."""
+        if self.budget_bytes is not None:
+            return found.memory.peak_allocated_bytes
+        return self.read(candidate, is_limited=False).peak_reserved_bytes
+
+    def limit(self, candidate: Candidate, found: Estimate) -> Limit:
+        """Return what a candidate that does not fit is short of."""
+        if self.budget_bytes is None and self.host_share(candidate) > 1:
+            return _host_limit(found.host, found.host_bytes or 0)
+        first = None if self.budget_bytes is not None else found.allocator.full_in_phase
+        phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
+        if phase != found.memory.peak_phase:
+            simulated = self._simulate(candidate)
+            held = simulated.breakdown(simulated.replay().phases[phase])
+        return Limit("card", phase, max(held, key=lambda name: held[name]))
+
+    def _live_bytes(self, candidate: Candidate) -> int:
+        return self._simulate(candidate).replay().peak_bytes
+
+    def _simulate(self, candidate: Candidate) -> Step:
+        return simulate(candidate.model, candidate.setup, kernels_on(self.kernels, _gpu(candidate)))
+
+
+def _cluster(candidate: Candidate) -> Cluster | None:
+    return candidate.hardware if isinstance(candidate.hardware, Cluster) else None
+
+
+def _gpu(candidate: Candidate) -> Gpu | None:
+    return candidate.hardware.gpu if isinstance(candidate.hardware, Cluster) else candidate.hardware
+
+
+def _host_limit(host: HostMemory, available: int) -> Limit:
+    if host.load_bytes > available:
+        return Limit("host", "load", "parameters")
+    parts = {
+        "pinned parameters": host.pinned_parameters_bytes,
+        "pinned gradients": host.pinned_gradients_bytes,
+        "optimizer state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+    }
+    return Limit("host", "training", max(parts, key=lambda name: parts[name]))

@@ -1,0 +1,160 @@
+"""The quantity whose largest value is searched, and its candidates: setups that differ in nothing else.
+
+size_ladder        the models of the size ladder (catalog/ladder.py), 10M to 1T parameters
+layer_counts       num_hidden_layers of one model
+batch_sizes        micro_batch_size
+sequence_lengths   sequence_length, in multiples of 128
+gpu_counts         world_size, from many GPUs to one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.ladder import SMALLEST, rung, rungs
+from fsdp_bench.plan.estimate import DEEPEST
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
+
+Hardware = Cluster | Gpu | None
+
+SEQUENCE_STEP = 128
+"""Tokens: what kernels are tiled by, and fine enough to plan with."""
+LONGEST_SEQUENCE = 1 << 22
+LARGEST_BATCH = 1 << 14
+MOST_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setup that may fit or not."""
+
+    model: ModelShape
+    setup: TrainSetup
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Candidates in the order in which they need more memory."""
+
+    name: str
+    """The field of ModelShape or TrainSetup that differs."""
+    values: Sequence[int]
+    candidate: Callable[[int], Candidate]
+    """Returns the candidate of a value."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Candidate:
+        return self.candidate(self.values[index])
+
+    @property
+    def is_model_size(self) -> bool:
+        """Whether candidates are models of the size ladder."""
+        return self.name == "num_parameters"
+
+    @property
+    def widths(self) -> list[range]:
+        """Indices of the models of each width on the size ladder; of any other quantity all indices together."""
+        if not self.is_model_size:
+            return [range(len(self))]
+        widths = groupby(range(len(self)), key=lambda index: self[index].model.hidden_size)
+        ranges = [list(indices) for _, indices in widths]
+        return [range(indices[0], indices[-1] + 1) for indices in ranges]
+
+
+def size_ladder(family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None) -> Quantity:
+    """Return the models of the size ladder; gpt2 gets as many learned positions as the sequence needs."""
+    positions = max(setup.sequence_length, POSITIONS[family])
+    by_size = _models_by_size(family, vocab_size, positions)
+    return Quantity("num_parameters", tuple(by_size), lambda size: Candidate(by_size[size], setup, hardware))
+
+
+@lru_cache(maxsize=8)
+def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> dict[int, ModelShape]:
+    smallest = rung(family, SMALLEST, vocab_size, positions).num_parameters
+    sized = ((shape.num_parameters, shape) for shape in rungs(family, vocab_size, positions))
+    return {size: shape for size, shape in sized if size >= smallest}
+
+
+POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
+"""Positions of the ladder's models; a longer sequence gets as many as it needs."""
+
+
+def layer_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+    """Return one model with 1 to DEEPEST layers."""
+    return Quantity(
+        "num_hidden_layers",
+        range(1, DEEPEST + 1),
+        lambda layers: Candidate(replace(shape, num_hidden_layers=layers), setup, hardware),
+    )
+
+
+def batch_sizes(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+    """Return micro-batches of 1 sequence and more."""
+    return Quantity(
+        "micro_batch_size",
+        range(1, min(LARGEST_BATCH, MOST_TOKENS // setup.sequence_length) + 1),
+        lambda batch: Candidate(shape, replace(setup, micro_batch_size=batch), hardware),
+    )
+
+
+def sequence_lengths(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+    """Return sequence lengths; gpt2 ends at its learned positions.
+
+    Raises:
+        SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
+    """
+    longest = shape.max_position_embeddings if shape.family is Family.GPT2 else LONGEST_SEQUENCE
+    longest = min(longest, MOST_TOKENS // setup.micro_batch_size)
+    if longest < SEQUENCE_STEP:
+        raise SpecError(f"seq: {shape.name} has only {longest} learned positions; the search begins at {SEQUENCE_STEP}")
+    return Quantity(
+        "sequence_length",
+        range(SEQUENCE_STEP, longest + 1, SEQUENCE_STEP),
+        lambda length: Candidate(shape, replace(setup, sequence_length=length), hardware),
+    )
+
+
+def gpu_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+    """Return numbers of GPUs, the largest first: whole nodes, then fewer GPUs of one node.
+
+    A hybrid strategy keeps its shard size; numbers of GPUs that it cannot have are left out.
+    """
+    each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
+    counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
+    counts += range(each - 1, 0, -1)
+    allowed = [count for count in counts if _is_allowed(setup, count)]
+    return Quantity("world_size", allowed, lambda count: Candidate(shape, *_on_gpus(setup, hardware, count)))
+
+
+def _is_allowed(setup: TrainSetup, count: int) -> bool:
+    if not setup.strategy.is_hybrid:
+        return True
+    shard = setup.shard_size
+    return count >= 4 and (count % shard == 0 and count > shard if shard else count % 2 == 0)
+
+
+def _on_gpus(setup: TrainSetup, hardware: Hardware, count: int) -> tuple[TrainSetup, Hardware]:
+    if isinstance(hardware, Cluster):
+        each = min(count, hardware.server.gpus_per_node)
+        hardware = replace(hardware, gpus_per_node=each, num_nodes=count // each)
+    return replace(setup, world_size=count), hardware
+
+
+OF_ONE_MODEL: dict[str, Callable[[ModelShape, TrainSetup, Hardware], Quantity]] = {
+    "num_hidden_layers": layer_counts,
+    "micro_batch_size": batch_sizes,
+    "sequence_length": sequence_lengths,
+    "gpus": gpu_counts,
+}
+"""What can be searched for one model, by the name that users write."""

@@ -1,0 +1,106 @@
+"""Live memory of one rank: the peak of each phase, and what is alive there.
+
+What the repeated block adds is the same each time (simulate/repeat.py), so that a peak within its part lies in its
+first or in its last run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fsdp_bench.simulate.events import Category, Kind
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.worst_rank import candidate_ranks
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+
+BREAKDOWN = tuple(category.value for category in Category)
+
+_ALLOCATE, _FREE = Kind.ALLOCATE, Kind.FREE
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where the most is allocated in one phase."""
+
+    num_bytes: int
+    event: int
+    """Index of the event that reaches it; of the mark where it is the beginning of a part."""
+    runs: int
+    """How often the part of the repeated block had run before."""
+
+
+@dataclass(frozen=True)
+class LiveMemory:
+    """Live bytes of one rank."""
+
+    phases: dict[str, Peak]
+    end_bytes: int
+    """What is left at the end of the events."""
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase with the highest peak; the first of equals."""
+        return max(self.phases, key=lambda phase: self.phases[phase].num_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated over all phases."""
+        return self.phases[self.peak_phase].num_bytes
+
+
+def live_memory(log: Log) -> LiveMemory:
+    """Follow the live bytes of a log."""
+    phases: dict[str, Peak] = {}
+    levels = list(accumulate(_changes(log), initial=0))
+    repeated = 0
+    for part in log.parts:
+        within = levels[part.begin : part.end + 1]
+        top = highest = max(within)
+        runs, further = 0, log.times(part) - 1
+        if further:
+            added = further * (within[-1] - within[0])
+            if added > 0:
+                top, runs = top + added, further
+        top += repeated
+        if further:
+            repeated += added
+        known = phases.get(part.phase)
+        if known is None or top > known.num_bytes:
+            phases[part.phase] = Peak(top, part.begin + max(within.index(highest) - 1, 0), runs)
+    return LiveMemory(phases, levels[-1] + repeated)
+
+
+def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
+    """Return a step in the steady state of the rank with the highest peak, the lowest of equals."""
+    logs = [steady_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]
+    return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
+
+
+def breakdown(log: Log, peak: Peak) -> dict[str, int]:
+    """Return what is alive at a peak by category; the values add up to it."""
+    totals: dict[str, int] = dict.fromkeys(BREAKDOWN, 0)
+    changes = _changes(log)
+
+    def add(begin: int, end: int, times: int) -> None:
+        for event, change in zip(log.events[begin:end], changes[begin:end], strict=True):
+            totals[event[3]] += times * change
+
+    for part in log.parts:
+        is_reached = part.begin <= peak.event < part.end
+        if not is_reached:
+            add(part.begin, part.end, log.times(part))
+            continue
+        if log.times(part) > 1:
+            add(part.begin, part.end, peak.runs)
+        add(part.begin, peak.event + 1, 1)
+        break
+    return totals
+
+
+def _changes(log: Log) -> list[int]:
+    """Return what each event adds to the live bytes."""
+    return [event[2] if event[0] == _ALLOCATE else -event[2] if event[0] == _FREE else 0 for event in log.events]

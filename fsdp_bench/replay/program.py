@@ -1,0 +1,263 @@
+"""A log as a program for the allocator: the repeated block's parts written once, with how often they run.
+
+In the run for block ``v`` the repeated block's parts name tensors of block ``v - 1`` where the simulated ones name
+those of block 1. What comes after them runs once, with tensors' numbers moved on by the number of blocks left out. So
+one simulation is the program of every depth.
+
+That this is so is checked, not assumed: the parts of the repeated block and of the next one must be the same with the
+names moved on by one block, no block may name what is further away than its second neighbour, and nothing outside of
+blocks may name what those two make. Where it is not so there is no program, and every block has to be simulated.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.repeat import Log
+
+REACH = 2
+"""How many blocks away a block's part may name something."""
+
+BLOCK = 1 << 24
+"""What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
+PASS = 1 << 14
+
+GROUPS = ("", "shard", "replicate", "world")
+"""Of ranks, each with a communicator of its own."""
+
+_ALLOCATE = Kind.ALLOCATE
+_OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
+_NEVER_READ = (Kind.MARK, Kind.REPEAT)
+"""By the allocator; of micro-batches the simulated ones run once."""
+
+
+class Code(NamedTuple):
+    """A program in columns: instructions, then parts of them."""
+
+    kind: Sequence[int]
+    """events.Kind."""
+    number: Sequence[int]
+    """Of the tensor; of the other kinds as in events.py. Of work the group: 0 for none."""
+    stride: Sequence[int]
+    """What is added to the tensor's number for each block left out."""
+    amount: Sequence[int]
+    """Bytes; of work nanoseconds."""
+    stream: Sequence[int]
+    begin: Sequence[int]
+    """Of the parts: the first instruction, and the one behind the last."""
+    end: Sequence[int]
+    first_run: Sequence[int]
+    """Blocks left out before a part's first run, what each further run adds to them, and how many runs there are."""
+    run_step: Sequence[int]
+    num_runs: Sequence[int]
+
+
+class Section(NamedTuple):
+    """A part without marks."""
+
+    phase: str
+    block: int
+    goes_down: bool
+    begin: int
+    """The first instruction, and the one behind the last."""
+    end: int
+
+
+class _Handover(NamedTuple):
+    """A tensor that a step uses up, and the one that it leaves in its place."""
+
+    block: int
+    """Whose they are; -1 outside of blocks."""
+    found: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the allocator goes through: instructions, and for how many blocks and steps they stand."""
+
+    log: Log
+    events: list[Event]
+    """The event that each instruction is from."""
+    sections: list[Section]
+    number: Sequence[int]
+    stride: Sequence[int]
+    num_outside: int
+    """Tensors that are made outside of blocks; they have the first numbers."""
+    num_each: int
+    """Numbers for those of each block."""
+    hands_over: list[_Handover]
+
+    @property
+    def num_tensors(self) -> int:
+        """Numbers for tensors."""
+        return self.num_outside + self.num_each * (self.log.num_blocks + self.log.extra_blocks)
+
+    @property
+    def num_instructions(self) -> int:
+        """How many run, in all blocks and steps."""
+        each = [(section.end - section.begin) * len(self.runs(section.block)) for section in self.sections]
+        return sum(sum(each[step.start : step.stop]) for step in self.steps)
+
+    @property
+    def steps(self) -> list[range]:
+        """The sections of each step, those of loading with the first one's.
+
+        Before each of the further ones, what the one before left takes the place of what it finds.
+        """
+        ends = [sum(part.end <= step.stop for part in self.log.parts) for step in self.log.steps]
+        simulated = [range(begin, end) for begin, end in pairwise([0, *ends])]
+        return simulated + simulated[-1:] * self.log.further_steps
+
+    def runs(self, block: int) -> range:
+        """Return how many blocks were left out before each run of a block's part."""
+        extra, repeated = self.log.extra_blocks, self.log.repeated_block
+        if block == repeated:
+            return range(extra + 1)
+        return range(1) if 0 <= block < repeated else range(extra, extra + 1)
+
+    def handed_over(self) -> list[tuple[int, int]]:
+        """Return the numbers of what the last step uses up, each with that of what it leaves, in all blocks."""
+        return [
+            (found + run * self.num_each, left + run * self.num_each) if block >= 0 else (found, left)
+            for block, found, left in self.hands_over
+            for run in self.runs(block)
+        ]
+
+    def code(self, nanoseconds: Sequence[int]) -> Code:
+        """Return what the allocator runs; the time of each instruction's work is given."""
+        runs = [self.runs(one.block)[:: -1 if one.goes_down else 1] for one in self.sections]
+        return Code(
+            kind=array("q", [event[0] for event in self.events]),
+            number=self.number,
+            stride=self.stride,
+            amount=array("q", [e[2] if e[6] is None else t for e, t in zip(self.events, nanoseconds, strict=True)]),
+            stream=array("q", [event[4] for event in self.events]),
+            begin=array("q", [section.begin for section in self.sections]),
+            end=array("q", [section.end for section in self.sections]),
+            first_run=array("q", [run.start for run in runs]),
+            run_step=array("q", [run.step for run in runs]),
+            num_runs=array("q", [len(run) for run in runs]),
+        )
+
+
+def program(log: Log) -> Program | None:
+    """Return a log as a program; None where its blocks may not stand for others."""
+    names = _Names(log)
+    if log.extra_blocks and not names.repeat():
+        return None
+    return names.program()
+
+
+class _Names:
+    """Names tensors after where they are made.
+
+    A name says in which block, in which pass over the blocks, and how many were made there before; outside of blocks
+    tensors are only counted. So the same tensors of two blocks have names that are BLOCK apart.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.events: list[Event] = []
+        self.sections: list[Section] = []
+        self.names: list[int] = []
+        # Where no other stream uses what is freed, nothing waits for anything.
+        has_time = any(event[0] == Kind.RECORD_STREAM for event in log.events)
+        read = set(Kind).difference(_NEVER_READ) if has_time else {Kind.ALLOCATE, Kind.FREE}
+        known: dict[int, int] = {}
+        following: dict[int, int] = {}
+        """The next name at each place."""
+        for part in log.parts:
+            is_of_a_block = part.block >= 0 and log.extra_blocks
+            place = (part.block + 1) * BLOCK + part.pass_number * PASS if is_of_a_block else 0
+            name, begin = following.get(place, place), len(self.events)
+            for event in log.events[part.begin : part.end]:
+                kind = event[0]
+                if kind not in read:
+                    continue
+                if kind == _ALLOCATE:
+                    known[event[1]] = name
+                    self.names.append(name)
+                    name += 1
+                else:
+                    self.names.append(known[event[1]] if kind in _OF_A_TENSOR else -1)
+                self.events.append(event)
+            assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
+            following[place] = name
+            self.sections.append(Section(part.phase, part.block, part.goes_down, begin, len(self.events)))
+        self.hands_over = [
+            _Handover(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
+            for found, left in log.hands_over
+        ]
+
+    def repeat(self) -> bool:
+        """Whether the repeated block and the next one do the same, and only their neighbours name what is theirs."""
+        first = self._log.repeated_block
+        done: dict[int, list[list[tuple[object, ...]]]] = {first: [], first + 1: []}
+        for section in self.sections:
+            homes = {name // BLOCK - 1 for name in set(self.names[section.begin : section.end]) if name >= BLOCK}
+            if section.block < 0:
+                if not homes.isdisjoint(done):
+                    return False
+            elif any(abs(home - section.block) > REACH for home in homes):
+                return False
+            if section.block in done:
+                done[section.block].append(self._relative(section))
+        return done[first] == done[first + 1] and self._hand_over_alike()
+
+    def _relative(self, section: Section) -> list[tuple[object, ...]]:
+        """Return what a section does, with names as they would be in the repeated block."""
+        shift, where = (section.block - self._log.repeated_block) * BLOCK, slice(section.begin, section.end)
+        return [
+            (event[0], event[2], event[4], event[6], name if name < BLOCK else name - shift)
+            for event, name in zip(self.events[where], self.names[where], strict=True)
+        ]
+
+    def _hand_over_alike(self) -> bool:
+        """Whether each block leaves as much as it finds, and the repeated one and the next one the same."""
+        first = self._log.repeated_block
+        relative = [_Handover(block, found % BLOCK, left % BLOCK) for block, found, left in self.hands_over]
+        ours = [each._replace(block=first + 1) for each in relative if each.block == first]
+        next_ones = [each for each in relative if each.block == first + 1]
+        return ours == next_ones and all(found // BLOCK == left // BLOCK for _, found, left in self.hands_over)
+
+    def program(self) -> Program:
+        """Give each tensor a number. Outside of blocks only what was made after the repeated ones moves on."""
+        made = sorted(set(self.names) - {-1})
+        is_repeated = bool(self._log.extra_blocks)
+        within = sorted({name % BLOCK for name in made if name >= BLOCK}) if is_repeated else []
+        place = {name: index for index, name in enumerate(within)}
+        outside = 1 + max((name for name in made if name < BLOCK or not is_repeated), default=0)
+        each = len(within)
+
+        def number(name: int) -> int:
+            if name < BLOCK or not is_repeated:
+                return name
+            return outside + (name // BLOCK - 1) * each + place[name % BLOCK]
+
+        numbers = {name: number(name) for name in made}
+        strides: list[int] = []
+        for section in self.sections:
+            first = BLOCK if section.block >= 0 else (self._log.repeated_block + 2) * BLOCK
+            own = self.names[section.begin : section.end]
+            strides += [each if is_repeated and name >= first else 0 for name in own]
+        return Program(
+            log=self._log,
+            events=self.events,
+            sections=self.sections,
+            number=array("q", [numbers.get(n, _plain(e)) for n, e in zip(self.names, self.events, strict=True)]),
+            stride=array("q", strides),
+            num_outside=outside,
+            num_each=each,
+            hands_over=[_Handover(block, numbers[found], numbers[left]) for block, found, left in self.hands_over],
+        )
+
+
+def _plain(event: Event) -> int:
+    """Return the number of an event that is of no tensor."""
+    return event[1] if event[6] is None else GROUPS.index(event[6].group)

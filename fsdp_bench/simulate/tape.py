@@ -1,0 +1,217 @@
+"""The recorder of a simulated step, and the storages and tensors whose lives it records.
+
+A storage is freed when Python's own reference counts say that nobody holds it any more, as in torch (CPython only).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.simulate.events import Category, Event, Kind, Queue, Stream, Work
+
+_ALLOCATE, _FREE, _COMPUTE, _TEMPORARY = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE, Category.TEMPORARY
+_KERNEL = Kind.KERNEL
+_new = tuple.__new__
+"""Makes an Event of its fields; twice as fast as calling it."""
+
+
+CUDA_BLOCK_BYTES = 512
+"""c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: what torch.cuda.memory_allocated counts in."""
+
+
+class Tape:
+    """Records the events of one rank, and holds what is global in torch: the current stream, grad mode, hooks."""
+
+    __slots__ = (
+        "category",
+        "events",
+        "grad_enabled",
+        "has_peers",
+        "hooks",
+        "in_backward",
+        "kept",
+        "next_number",
+        "next_sequence",
+        "phase",
+        "rounded",
+        "rounding",
+        "stream",
+    )
+
+    def __init__(self, rounding: int = 1, has_peers: bool = True) -> None:
+        self.rounding = rounding
+        """Bytes that an allocation is a multiple of: 512 for CUDA's caching allocator (kMinBlockSize)."""
+        self.has_peers = has_peers
+        """Whether collectives have anything to send: not in a world of one."""
+        self.rounded: dict[int, int] = {}
+        """What sizes were rounded to; there are few."""
+        self.events: list[Event] = []
+        self.category = Category.ACTIVATIONS
+        """What storages hold that say nothing else."""
+        self.grad_enabled = True
+        self.in_backward = False
+        """Whether autograd's thread runs."""
+        self.hooks: list[Any] = []
+        """Saved-tensor hooks in force (torch.autograd.graph.saved_tensors_hooks): objects with pack and unpack."""
+        self.kept: Any = None
+        """Where selective checkpointing keeps outputs of costly operators: see models/activation_checkpointing.py."""
+        self.phase = "load"
+        self.stream = _COMPUTE
+        """The current stream (torch.cuda.current_stream): what is allocated comes from its pool."""
+        self.next_number = 0
+        self.next_sequence = 0
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def storage(
+        self, num_bytes: int, label: str, category: Category | None = None, stream: Stream | None = None
+    ) -> Storage:
+        """Allocate, on the current stream unless another one is named."""
+        return Storage(self, num_bytes, label, category or self.category, self.stream if stream is None else stream)
+
+    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
+        """Allocate a tensor that needs no gradient."""
+        return Tensor(Storage(self, numel * itemsize, label, category or self.category, self.stream), numel, itemsize)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """Tensor.record_stream: nothing where it is the storage's own stream."""
+        if stream is not storage.stream:
+            self.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str, num_bytes: int, itemsize: int, stream: Stream = _COMPUTE) -> None:
+        """Issue an operator that is bound by memory: what it reads and writes, and the size of an element it reads."""
+        work = _new(Work, (name, num_bytes, (), itemsize, ""))
+        self.events.append(_new(Event, (_KERNEL, -1, 0, _TEMPORARY, stream, name, work)))
+
+    def product(self, layout: str, m: int, n: int, k: int, itemsize: int) -> None:
+        """Issue a matrix product, m x k by k x n; ``layout`` says which of them are transposed: nt, nn, tn."""
+        self._issue(_KERNEL, Work(f"aten::mm {layout}", (m * k + k * n + m * n) * itemsize, (m, n, k), itemsize))
+
+    def attention(self, name: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> None:
+        """Issue causal attention or its backward."""
+        self._issue(_KERNEL, Work(name, num_bytes, dims, itemsize))
+
+    def update(self, name: str, num_bytes: int, dims: tuple[int, ...]) -> None:
+        """Issue an optimizer's step on so many tensors of so many elements."""
+        self._issue(_KERNEL, Work(name, num_bytes, dims))
+
+    def collective(self, kind: str, group: str, num_bytes: int, stream: Stream = _COMPUTE) -> None:
+        """Issue a collective that ``stream`` waits for; the size is that of the whole message."""
+        if self.has_peers:
+            self._issue(Kind.COLLECTIVE, Work(kind, num_bytes, group=group), stream)
+
+    def start_collective(self, kind: str, group: str, num_bytes: int) -> None:
+        """Issue a collective that nobody waits for yet."""
+        if self.has_peers:
+            self._issue(Kind.START_COLLECTIVE, Work(kind, num_bytes, group=group))
+
+    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
+        """Issue a copy ``to_device`` or ``to_host``."""
+        self._issue(Kind.COPY, Work(name, num_bytes), stream)
+
+    def host_work(self, name: str, num_bytes: int = 0, dims: tuple[int, ...] = ()) -> None:
+        """Let the host itself work."""
+        self._issue(Kind.HOST_WORK, Work(name, num_bytes, dims))
+
+    def _issue(self, kind: Kind, work: Work, stream: Stream = _COMPUTE) -> None:
+        self.events.append(_new(Event, (kind, -1, 0, _TEMPORARY, stream, work.name, work)))
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def wait_stream(self, stream: Stream, other: Stream) -> None:
+        """``stream.wait_stream(other)``."""
+        self.events.append(Event(Kind.WAIT_STREAM, other, 0, _TEMPORARY, stream))
+
+    def record_event(self, stream: Stream, queue: Queue) -> None:
+        """``stream.record_event()``, to be waited for in its turn."""
+        self.events.append(Event(Kind.RECORD_EVENT, queue, 0, _TEMPORARY, stream))
+
+    def wait_event(self, stream: Stream, queue: Queue) -> None:
+        """``stream.wait_event(event)``: the oldest of that queue."""
+        self.events.append(Event(Kind.WAIT_EVENT, queue, 0, _TEMPORARY, stream))
+
+    def host_wait(self, queue: Queue) -> None:
+        """``event.synchronize()``: the oldest of that queue."""
+        self.events.append(Event(Kind.HOST_WAIT, queue))
+
+    def synchronize(self, stream: Stream) -> None:
+        """``stream.synchronize()``, which is also what copies to pageable host memory do."""
+        self.events.append(Event(Kind.SYNCHRONIZE, -1, 0, _TEMPORARY, stream))
+
+    def synchronize_device(self) -> None:
+        """torch.cuda.synchronize."""
+        for stream in Stream:
+            self.synchronize(stream)
+
+    def wait_for_collectives(self) -> None:
+        """``work.wait()`` for every collective that was started."""
+        self.events.append(Event(Kind.WAIT_COLLECTIVES, -1))
+
+    # -- where in the step ---------------------------------------------------------------------------------------
+
+    def mark(self, phase: str, block: int = -1) -> None:
+        """Begin a phase, or, with a number, that block's part of it."""
+        self.phase = phase
+        self.events.append(Event(Kind.MARK, block, 0, _TEMPORARY, _COMPUTE, phase))
+
+    def mark_block(self, block: int) -> None:
+        """Begin a block's part of the phase that runs; -1 ends it."""
+        self.mark(self.phase, block)
+
+    def repeat(self, times: int) -> None:
+        """Let what follows run so often: a micro-batch that stands for others."""
+        self.events.append(Event(Kind.REPEAT, times))
+
+
+class Storage:
+    """Bytes on the device, from its creation until its last reference is gone."""
+
+    __slots__ = ("category", "num_bytes", "number", "stream", "tape")
+
+    def __init__(self, tape: Tape, num_bytes: int, label: str, category: Category, stream: Stream) -> None:
+        self.tape = tape
+        rounded = tape.rounded.get(num_bytes)
+        if rounded is None:
+            rounded = tape.rounded[num_bytes] = num_bytes - num_bytes % -tape.rounding  # up: what is left is negative
+        self.num_bytes = num_bytes = rounded
+        self.category = category
+        self.stream = stream
+        self.number = tape.next_number
+        tape.next_number += 1
+        tape.events.append(_new(Event, (_ALLOCATE, self.number, num_bytes, category, stream, label, None)))
+
+    def __del__(self) -> None:
+        self.tape.events.append(_new(Event, (_FREE, self.number, self.num_bytes, self.category, self.stream, "", None)))
+
+
+class Tensor:
+    """A size, a storage, and the node that made it when a gradient is needed."""
+
+    __slots__ = ("is_view", "itemsize", "node", "numel", "output", "storage")
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        numel: int,
+        itemsize: int,
+        node: Any = None,
+        output: int = 0,
+        is_view: bool = False,
+    ) -> None:
+        self.storage = storage
+        """None for parameters: whoever shards them owns their bytes."""
+        self.numel = numel
+        self.itemsize = itemsize
+        self.node = node
+        self.output = output
+        self.is_view = is_view
+
+    def detach(self) -> Tensor:
+        """Return the same storage without its history."""
+        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True)
+
+    def view(self, numel: int | None = None) -> Tensor:
+        """Return a view, of a part where ``numel`` says so."""
+        return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)

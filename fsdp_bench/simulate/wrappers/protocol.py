@@ -1,0 +1,43 @@
+"""What a step asks of a wrapper: FSDP1, fully_shard or DistributedDataParallel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from fsdp_bench.simulate.models.transformer import Module
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.tape import Storage
+
+
+class Wrapper(ABC):
+    """A sharded or replicated model; it is put around the model's modules when it is made."""
+
+    reduces_gradients = True
+    """Whether this micro-batch's gradients are reduced (no_sync, set_requires_gradient_sync)."""
+
+    @abstractmethod
+    def load(self) -> list[Storage]:
+        """Materialise and shard the model; return what stays on the device."""
+
+    @abstractmethod
+    def shards(self, model: Module) -> list[Shard]:
+        """Return what the optimizer updates, in the order of model.parameters()."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """optimizer.zero_grad(set_to_none=True)."""
+
+    def lazy_init(self) -> None:  # noqa: B027
+        """Do what is done once, before the first forward's first operator."""
+
+    def after_a_step(self) -> None:  # noqa: B027
+        """Restore the state that a step leaves behind, without having run one."""
+
+    def when_nothing_loaded_is_left(self, call: Callable[[], object]) -> None:
+        """Call once nothing is left that loading made and the first forward frees."""
+        call()
+
+    def host_tensors(self) -> list[tuple[int, int]]:
+        """Return elements and block of each tensor that CPU offload pins in host memory; its gradient is like it."""
+        return []
