@@ -97,6 +97,7 @@ def test_names_and_objects_are_the_same_question() -> None:
         precision=Precision.parse("bf16-mixed"),
         checkpointing=Checkpointing.FULL,
         world_size=16,
+        sequence_length=4096,
     )
     by_name = estimate(LLAMA, server="P5.48XLARGE", nodes=2, strategy="zero3", precision="BF16", checkpointing="Full")
     asked = [

@@ -26,7 +26,6 @@ from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_slidin
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
-from fsdp_bench.replay.compiled import is_kept
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -133,8 +132,8 @@ def command(
 def _tell(done: int, total: int) -> None:
     """Say on the terminal how far it is; the line is taken away at the end."""
     said = f"{done} of {total} settings"
-    if not done and not is_kept():
-        said += "; the allocator's rules are compiled first, once: about ten seconds"
+    if not done:
+        said += "; the first time, the allocator's rules are compiled for some seconds"
     click.echo(f"\r{said:<{WIDTH}}" if done < total else f"\r{'':<{WIDTH}}\r", nl=False, err=True)
 
 

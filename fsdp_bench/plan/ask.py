@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from fsdp_bench.catalog.lookup import Hardware, Place, find_place
 from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict
 from fsdp_bench.plan.estimate import estimate as estimate_memory
 from fsdp_bench.plan.search.fit import FitCheck
@@ -146,7 +147,7 @@ def estimate(
 
     Args:
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
-        setup: how it is trained; by default TrainSetup's defaults.
+        setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
         hardware: a Cluster or a Gpu, instead of the names below.
         kernels: whose operators run: ``cuda`` or ``cpu``.
         build: who builds the model in host memory before it is sharded: ``meta``, ``rank-0`` or ``every-rank``.
@@ -165,7 +166,8 @@ def estimate(
         SpecError: for what is not allowed, naming field, value and what is, and for setups that cannot run, with the
             reason.
     """
-    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
+    fields = with_defaults(setup, setup_fields, find_model(model))
+    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), fields)
     shape = find_model(model, found.sequence_length)
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
@@ -201,7 +203,7 @@ def largest_model(
     estimate, and ``limited_by`` says what the next size is short of.
 
     Args:
-        setup: how it is trained; by default TrainSetup's defaults.
+        setup: how it is trained; by default bf16-mixed, 4096 tokens.
         hardware: a Cluster or a Gpu, instead of the names below.
         family: ``llama`` or ``gpt2``.
         check: assumptions other than the defaults.
@@ -217,7 +219,8 @@ def largest_model(
     Raises:
         SpecError: for what is not allowed, for a GPU of unknown memory, and for setups that cannot run.
     """
-    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), setup_fields)
+    fields = with_defaults(setup, setup_fields)
+    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), fields)
     known = sized(where, gpu_memory, None)
     check = check or FitCheck()
     if headroom is not None:
@@ -226,13 +229,21 @@ def largest_model(
     return LargestModel(**_parts(answer, SearchResult))
 
 
-def read_setup(setup: TrainSetup | None, setup_fields: SetupFields) -> TrainSetup:
+def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: ModelShape) -> TrainSetup:
     """Return a setup with some of its fields replaced.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
     """
-    return _read(setup, None, (None, None, None, None), setup_fields)[1]
+    return _read(setup, None, (None, None, None, None), with_defaults(setup, setup_fields, model))[1]
+
+
+def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: ModelShape | None = None) -> SetupFields:
+    """Return the fields with the defaults of all verbs, where there is no setup and a field is not given."""
+    if setup is not None:
+        return fields
+    length = DEFAULT_SEQUENCE_LENGTH if model is None else min(DEFAULT_SEQUENCE_LENGTH, model.max_position_embeddings)
+    return {"precision": DEFAULT_PRECISION, "sequence_length": length, **fields}
 
 
 def _read(

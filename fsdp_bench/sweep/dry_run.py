@@ -45,7 +45,7 @@ def dry_run(
 
     Args:
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
-        setup: how it is trained; by default TrainSetup's defaults.
+        setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
         kernels: whose operators run, ``cpu`` or ``cuda``.
         setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
 
@@ -54,7 +54,7 @@ def dry_run(
         MachineError: for what cannot be run dry, or not with this torch, in one line.
         DryRunError: when PyTorch's code fails.
     """
-    found = read_setup(setup, setup_fields)
+    found = read_setup(setup, setup_fields, find_model(model))
     shape = find_model(model, found.sequence_length)
     return reading_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.plan.estimate import estimate, predict_memory
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
+from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.live_memory import replay
 from fsdp_bench.simulate.operators.kernels import (
     CPU,
     CUDA,
@@ -20,7 +20,7 @@ from fsdp_bench.simulate.operators.kernels import (
     embedding_backward_workspace,
     flash_backward_workspace,
 )
-from fsdp_bench.simulate.step import simulate
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
@@ -147,10 +147,10 @@ def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
     for checkpointing in Checkpointing:
         for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
             setup = TrainSetup(world_size=8, sequence_length=256, strategy=strategy, checkpointing=checkpointing)
-            whole = simulate(shape, setup, CUDA, shape.num_hidden_layers).events
-            replayed = replay(whole)
-            peak = replayed.phases[replayed.peak_phase]
-            marks = [event.number for event in whole[: peak.event + 1] if event.kind == Kind.MARK]
+            whole = steady_step(shape, setup, CUDA, num_blocks=shape.num_hidden_layers)
+            live = live_memory(whole)
+            peak = live.phases[live.peak_phase]
+            marks = [event.number for event in whole.events[: peak.event + 1] if event.kind == Kind.MARK]
             block = marks[-1] if marks and marks[-1] >= 0 else None
             assert predict_memory(shape, setup).peak_block == block, (strategy, checkpointing)
 

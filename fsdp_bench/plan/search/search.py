@@ -25,6 +25,7 @@ from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Quantity, size_ladder
 from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
@@ -117,6 +118,8 @@ def _find_shared(index: int) -> _Answer:
 def _find(quantity: Quantity, check: FitCheck) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
+    if check.budget_bytes is None:
+        compile_allocator()
     candidates = _Candidates(quantity, check)
     widths = _up_to_ceiling(quantity, candidates.may_fit)
     if check.budget_bytes is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
@@ -95,6 +96,13 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
     if cell.get("world_size") == "gpus":
         return 'params in "% of card" and world_size = "gpus"' if is_share else 'world_size = "gpus"'
     return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_share else None
+
+
+def with_defaults(cell: Cell, file: SweepFile) -> Cell:
+    """Return a cell with the precision and the sequence length of all verbs, where it has none."""
+    model = file.models.get(str(cell.get("model")))
+    positions = DEFAULT_SEQUENCE_LENGTH if model is None else model.max_position_embeddings
+    return {"precision": DEFAULT_PRECISION, "sequence_length": min(DEFAULT_SEQUENCE_LENGTH, positions), **cell}
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:

@@ -8,7 +8,7 @@ from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not
+from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_id
@@ -37,7 +37,8 @@ def trials_of(file: SweepFile) -> SweepPlan:
         trials: dict[str, Trial] = {}
         known, needing_gpu = resolvable(file)
         refuse_if_all_need_gpu(file, "trial", known, needing_gpu)
-        for place, cell in known:
+        for place, words in known:
+            cell = with_defaults(words, file)
             try:
                 setup = setup_of(cell, file.machine)
                 shape = shape_of(cell, file.models, file.machine)

@@ -24,7 +24,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
-from fsdp_bench.sweep.config.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not
+from fsdp_bench.sweep.config.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.grid import check_positions, refuse_if_all_need_gpu, refuse_if_none_runs
 from fsdp_bench.sweep.config.reading import check_keys
 from fsdp_bench.sweep.config.shapes import shape_of
@@ -115,7 +115,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         for place, cell in known:
             _refuse_own_key(word, place, cell)
             try:
-                search = _search(word, cell, words, file, excluded)
+                search = _search(word, with_defaults(cell, file), words, file, excluded)
             except SpecError as error:
                 raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
             found.setdefault(search.trial(0).spec.id, search)
