@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
 from fsdp_bench.report.charts.figure import save
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS, Step
+from fsdp_bench.simulate.step import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
@@ -100,7 +101,7 @@ def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> 
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step.of(events, 0))
+    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: SimpleNamespace(events=events))
     found = memory_timeline(question())
     assert found.peak.total == 1000
     assert (found.peak_phase.name, found.peak.operator) == ("forward", "op9")
