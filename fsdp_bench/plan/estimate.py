@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
@@ -17,7 +17,8 @@ from fsdp_bench.replay.allocator import AllocatorReading, Replay
 from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
+from fsdp_bench.replay.live_memory import LiveMemory, Peak, breakdown, live_memory
+from fsdp_bench.replay.live_memory import worst_rank as find_worst_rank
 from fsdp_bench.replay.program import Program, program
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
@@ -171,6 +172,12 @@ class Estimate:
     def memory_needed_bytes(self) -> int:
         """Peak reserved, or peak allocated where the card was full before."""
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
+
+
+@lru_cache(maxsize=4)
+def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
+    """Return a step of the rank that needs the most, and its live memory; simulated once for all readers."""
+    return find_worst_rank(shape, setup, kernels)
 
 
 def predict_memory(
