@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.plan.estimate import allocator_room, predict_memory
+from fsdp_bench.plan.estimate import available_bytes, predict_memory
 from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
@@ -236,8 +236,8 @@ def _switch_words(change: Alternative) -> str:
 def _may_fit(question: Question) -> bool:
     """Whether live bytes and the host's memory are no obstacle; in milliseconds."""
     cluster = question.hardware if isinstance(question.hardware, Cluster) else None
-    room = allocator_room(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
-    if _live_bytes(question) > room:
+    available = available_bytes(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
+    if _live_bytes(question) > available:
         return False
     if cluster is None or cluster.server.host_memory_bytes is None:
         return True

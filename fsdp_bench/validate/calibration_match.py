@@ -9,13 +9,13 @@ from fsdp_bench.spec.record import TrialRecord
 def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
     """Return why a calibration says nothing about a trial; None where it does.
 
-    On a GPU the cards must have the same name. A CPU's name is not compared: records know its architecture alone.
+    On a GPU the GPUs must have the same name. A CPU's name is not compared: records know its architecture alone.
     """
     if profile.device != record.hardware:
         return f"the calibration is of {profile.machine}"
     cards = {rank.device_name for rank in record.ranks}
     if profile.device == "cuda" and cards != {profile.device_name}:
-        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(cards)) or 'no card'}"
+        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(cards)) or 'no GPU'}"
     if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
         alone = "one process alone had all cores, and the calibration is of several ranks that share them"
         return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"

@@ -17,7 +17,7 @@ from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.record import Outcome, RankReport, RunPlan, TrialSpec
-from fsdp_bench.sweep.run.launchers import ForkServer
+from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 
 pytestmark = [

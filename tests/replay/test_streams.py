@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fsdp_bench.simulate.autograd import is_last_reference
-from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.simulate.events import Event, Kind, Stream
 from fsdp_bench.simulate.operators.kernels import CUDA, sum_over_rows_workspace
 from fsdp_bench.simulate.step import events_of_first_steps
+from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.simulate.test_step import shape
 

@@ -135,7 +135,7 @@ def _limit(panels: Sequence[Panel], height: float) -> float:
 
     The highest peak has room for its mark, and the card's memory is on the scale where a peak comes near it.
     """
-    highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
+    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
     if card is not None and highest >= NEAR * card:
         highest = max(highest, card)
     return highest * height / (height - MARKER)
@@ -196,7 +196,7 @@ def _hidden_reason(prediction: Prediction) -> str:
     if prediction.fits is not False:
         return ""
     if reading.out_of_memory is not None:
-        is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
+        is_seen = estimate.memory.peak_allocated_bytes > (estimate.gpu_bytes or 0)
         if is_seen:
             return ""
         kept = format_gib(estimate.required_headroom.num_bytes)
@@ -241,7 +241,7 @@ _SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt
 
 def _draw_card(axes: Axes, panel: Panel, scale: float) -> None:
     """Draw what a process can use of the card, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.card_bytes, panel.prediction.reserved_bytes
+    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
     if card is None:
         return
     for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
@@ -275,7 +275,7 @@ def _lines(panels: Sequence[Panel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.card_bytes, prediction.estimate.gpu
+    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"

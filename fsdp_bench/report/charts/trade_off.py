@@ -106,7 +106,7 @@ def _figure(points: Sequence[Point], predictions: Sequence[Prediction]) -> Figur
     right = _list(figure, points, top)
     box = (LEFT / WIDTH, bottom / HEIGHT, (WIDTH - LEFT - right) / WIDTH, (top - bottom) / HEIGHT)
     kind = "reserved" if question.kernels == "cuda" else "live tensors"
-    _draw(figure.add_axes(box), points, first.estimate.card_bytes, kind)
+    _draw(figure.add_axes(box), points, first.estimate.gpu_bytes, kind)
     return figure
 
 

@@ -76,7 +76,7 @@ def nothing_fits_document(found: NothingFits) -> dict[str, Any]:
         "model": found.prediction.question.model.name,
         "strategy": setup.strategy.value,
         "needed_bytes": found.prediction.needed_bytes,
-        "gpu_memory_bytes": estimate.card_bytes,
+        "gpu_memory_bytes": estimate.gpu_bytes,
         "phase": estimate.memory.peak_phase,
         "category": dominant(found.prediction),
         "message": _sentence(found),
@@ -95,7 +95,7 @@ def _sentence(found: NothingFits) -> str:
     if _on_host(found.cell):
         need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
-    need, has = format_gib(_needed(prediction)), format_gib(estimate.card_bytes or 0)
+    need, has = format_gib(_needed(prediction)), format_gib(estimate.gpu_bytes or 0)
     phase = estimate.memory.peak_phase
     mostly = dominant(prediction).replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
@@ -122,4 +122,4 @@ def _shortage(cell: SettingResult) -> float:
     estimate = cell.beyond.estimate
     if _on_host(cell):
         return estimate.host.peak_bytes / (estimate.host_bytes or 1)
-    return cell.beyond.needed_bytes / (estimate.card_bytes or 1)
+    return cell.beyond.needed_bytes / (estimate.gpu_bytes or 1)

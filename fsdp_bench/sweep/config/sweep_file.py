@@ -55,7 +55,7 @@ class SweepFile:
     run: RunPlan
     models: dict[str, ModelShape]
     card_is_limited: bool
-    """Whether --gpu-memory made the card smaller than it is."""
+    """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
     """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
 
@@ -101,7 +101,7 @@ def read_file(
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when --gpu-memory asks for a larger card.
+        MachineError: when --gpu-memory asks for a larger GPU.
     """
     if not path.exists():
         raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")

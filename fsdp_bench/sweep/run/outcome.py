@@ -100,7 +100,7 @@ def _reported(end: RankEnd) -> Verdict:
     assert end.report is not None
     assert end.report.failure is not None
     failure = end.report.failure
-    limit = " (a budget, not a card)" if failure.limit == "budget" else ""
+    limit = " (a budget, not a GPU)" if failure.limit == "budget" else ""
     reason = f"rank {end.rank}, {failure.phase}{limit}: {failure.message}"
     return Verdict(outcome=end.report.outcome, reason=reason, rank=end.rank)
 

@@ -75,7 +75,7 @@ class Prediction:
 def predict_case(plan: Plan) -> Prediction:
     """Return the peaks of a plan, for eager."""
     if plan.has_reducer:
-        # The runs had what the card had.
+        # The runs had what the GPU had.
         whole = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
         return Prediction(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
     kernels = kernels_on(plan.kernels, plan.gpu)
@@ -136,10 +136,10 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: 
     terms = tuple(term for term in terms if term.only in (None, row.kind))
     overflow = prediction.reading.out_of_memory
     if overflow is not None:
-        reason = f"predicted for eager not to fit on the card: {overflow.label} in {overflow.phase}"
+        reason = f"predicted for eager not to fit on the GPU: {overflow.label} in {overflow.phase}"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.reading.num_alloc_retries and row.kind == "max_reserved":
-        reason = "predicted for eager to run with retries: what is reserved then is what the card has"
+        reason = "predicted for eager to run with retries: what is reserved then is what the GPU has"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.peak_phase == "optimizer":
         terms = (*terms, ADAMW_NOT_STATED)

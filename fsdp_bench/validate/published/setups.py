@@ -107,7 +107,7 @@ class Plan:
     model: ModelShape
     setup: TrainSetup
     gpu: Gpu | None
-    """None where the catalogue or the row leaves its size open: then a card without limit."""
+    """None where the catalogue or the row leaves its size open: then a GPU without limit."""
     kernels: Kernels
     has_reducer: bool
     """False for a bare model on one GPU: DistributedDataParallel without its Reducer, that is without buckets."""
@@ -243,7 +243,7 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         place = framework.recomputes_every_second_product
         assumptions.append(f"selective checkpointing recomputes every second matrix product ({place})")
     if gpu is None:
-        assumptions.append(f"{inputs.gpu}: memory not stated; a card without limit")
+        assumptions.append(f"{inputs.gpu}: memory not stated; a GPU without limit")
     strategy, world = ShardingStrategy(inputs.sharding or ""), inputs.num_gpus or 0
     setup = TrainSetup(
         strategy=strategy,

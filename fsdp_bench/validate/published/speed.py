@@ -248,7 +248,7 @@ def attention_reach(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float]
     """Return what a case's own attention kernel reaches of the peak, forward and backward; None for torch's kernel.
 
     Raises:
-        SpecError: where no source has it for the card.
+        SpecError: where no source has it for the GPU.
     """
     if not _runs_triton(inputs):
         return None

@@ -29,7 +29,7 @@ from fsdp_bench.spec.record import (
     TrialRecord,
 )
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.results.store import machine_description, sweep_folders
+from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
 
 MODEL = rung(Family.LLAMA, 10**9)

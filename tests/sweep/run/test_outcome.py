@@ -42,7 +42,7 @@ def test_a_trial_that_only_lacked_its_steps_without_communication_was_measured()
 def test_a_budget_is_labelled_as_one() -> None:
     verdict = decide([failed(0, at=1.0, outcome=Outcome.OOM_HOST, limit="budget")])
     assert verdict.outcome is Outcome.OOM_HOST
-    assert "a budget, not a card" in (verdict.reason or "")
+    assert "a budget, not a GPU" in (verdict.reason or "")
 
 
 def test_the_earliest_failure_is_the_cause() -> None:
