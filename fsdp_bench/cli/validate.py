@@ -17,7 +17,7 @@ from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, TensorKind
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.validate.emulation import agreements
-from fsdp_bench.validate.memory import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, compare_with_record, summarize
 from fsdp_bench.validate.random_setups import draw_cells
 from fsdp_bench.validate.step_time import compare_time, summarize_time
 
@@ -134,7 +134,7 @@ def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_j
     return 0
 
 
-def _dry_run(count: int, seed: int, kernels: Any, real_tensors: bool) -> list[Comparison]:
+def _dry_run(count: int, seed: int, kernels: Any, real_tensors: bool) -> list[MemoryComparison]:
     from rich.progress import Progress
 
     from fsdp_bench.sweep.dry_run import dry_runs
@@ -186,5 +186,5 @@ def _write_page(page: Path, text: str) -> None:
     print_line(f"page: {page}", error=True)
 
 
-def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:
+def _document(comparisons: list[MemoryComparison], summary: Summary) -> dict[str, Any]:
     return {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}

@@ -34,13 +34,13 @@ LONG = 200_000
 """Instructions of which the allocator's replay in Python takes longer than numba needs to be imported."""
 
 DEEPEST = 1000
-"""Layers of which every block's allocations can be replayed in seconds."""
+"""Layers of a model whose allocations can be replayed in seconds."""
 
 MOST_MICRO_BATCHES = 1024
-"""Each of which is replayed, in milliseconds."""
+"""The allocator is replayed on each of them, in milliseconds."""
 
 LARGEST_PEAK = UNLIMITED // 8
-"""Bytes of one GPU that are predicted, 32 PiB: what is reserved for them is on no GPU without limit too much."""
+"""The largest peak that is predicted, 32 PiB: more would overflow the replay of a GPU without limit."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
@@ -133,7 +133,7 @@ class Estimate:
         on_gpu = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
         if self.host.peak_bytes == 0:
             return on_gpu
-        if self.host_bytes is None:  # a GPU that does not hold it is enough to say so
+        if self.host_bytes is None:  # it is known not to fit where the GPU is too small
             return None if on_gpu is Verdict.FITS else on_gpu
         return on_gpu if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
 

@@ -1,4 +1,4 @@
-"""How fast a setup trains: the time of a step, tokens a second, and the share of the GPU's peak that it uses."""
+"""How fast a setup trains: step time, tokens per second, MFU and HFU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Speed:
     source: str | None
     """``datasheet``, ``calibrated``, or None where nothing is known of the hardware."""
     is_over_pcie: bool = False
-    """Whether datasheets' collectives go over PCIe, of which there is no measurement to hold them against."""
+    """Whether datasheets' collectives go over PCIe, of which there is no measurement to compare them with."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:

@@ -1,6 +1,6 @@
-"""A sweep file on this machine, from reading it to its tables: sweep() in one call, or a session and a watcher.
+"""A sweep file on this machine: a session runs its trials or searches, a watcher follows them.
 
-open_session() reads everything and refuses what cannot be; nothing is written or run before Session.run().
+open_session() (start.py) makes a session. Nothing is written or run before Session.run().
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SweepResults:
 
 
 class Watcher:
-    """Learns how a sweep goes; a subclass overrides what it wants to know."""
+    """Is called as a sweep goes on; a subclass overrides the calls that it needs."""
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
         """So many trials are recorded already; ``notes`` has a line for each record that was set aside, and the like.
@@ -226,5 +226,5 @@ def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
 
 
 def _tried(findings: Sequence[Finding]) -> list[TrialRecord]:
-    """Return what is recorded of cells, each in the order of its dial."""
+    """Return what is recorded of cells, each in the order of its candidates."""
     return [finding.records[index] for finding in findings for index in sorted(finding.records)]

@@ -63,7 +63,7 @@ def sweep(
         emulate_world: run every trial as rank 0 of so many ranks, alone on one device.
         trace: keep a profiled step of every rank, for Perfetto.
         memory_snapshot: record every allocation on the GPU, and keep it.
-        watcher: learns how it goes.
+        watcher: is called as the sweep goes on.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.

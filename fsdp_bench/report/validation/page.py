@@ -12,7 +12,7 @@ from fsdp_bench.report.validation.step_time import time_terms
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_seconds
 from fsdp_bench.validate.emulation import Agreement
-from fsdp_bench.validate.memory import Comparison, Summary, worst_first
+from fsdp_bench.validate.memory import MemoryComparison, Summary, worst_first
 from fsdp_bench.validate.step_time import TimeComparison, TimeSummary
 
 WORST = 20
@@ -24,7 +24,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Of the results."""
     records: list[TrialRecord]
-    comparisons: list[Comparison]
+    comparisons: list[MemoryComparison]
     summary: Summary
     times: list[TimeComparison]
     time_summary: TimeSummary

@@ -40,7 +40,7 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
 
 
 def check_folder_name(name: str, where: str) -> None:
-    """Refuse a name that is no folder's own, such as one that leads out of the results.
+    """Refuse a name that is not one folder's, such as one that leads out of the results.
 
     Raises:
         SpecError: naming ``where`` it was given.

@@ -1,11 +1,11 @@
-"""A sweep file as it was read. cells.py crosses its cells; grid.py makes them trials, frontier_file.py searches.
+"""Reads a sweep file. cells.py crosses its cells; grid.py makes them trials, frontier/file.py searches.
 
 [run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
-[grid]       lists are crossed, the last key varying fastest; a single value holds for all
-[[include]]  further cells; what [grid] gives as a single value holds here too, lists are crossed
+[grid]       lists are crossed, the last key varying fastest; a single value is used in all cells
+[[include]]  further cells; what [grid] gives as a single value is used here too, lists are crossed
 [[exclude]]  cells that are not run, each with its reason
 [models.X]   a model of one's own, by Hugging Face's names; named in the grid as model = "X"
-[frontier]   the dial to be turned in every cell, until memory runs out
+[frontier]   what to search in every cell: the largest model, batch or sequence length that fits
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SweepFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before what is said about it."""
+    """Put the file's name before an error's message."""
     try:
         yield
     except SpecError as error:

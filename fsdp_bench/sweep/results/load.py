@@ -51,7 +51,7 @@ def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialReco
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """Return the folders MACHINE/SWEEP of which a folder holds records: itself, or what is below it.
+    """Return the folders MACHINE/SWEEP with records: a folder itself, or those below it.
 
     Raises:
         ResultsError: when there is none.

@@ -43,7 +43,7 @@ MOST_ERROR_CHARACTERS = 200
 
 
 class Store:
-    """One sweep's folder, held by one process at a time while it is written."""
+    """One sweep's folder; one process at a time has its lock and writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Store:
         self._lock: Any = None
 
     def open(self) -> None:
-        """Create the folders, take the lock, sweep away what a killed run left half done.
+        """Create the folders, take the lock, remove what a killed run left unfinished.
 
         Raises:
             ResultsError: when the folder cannot be written, or another process holds it.
@@ -99,7 +99,7 @@ class Store:
         return self.folder / ".lock"
 
     def check_lock(self) -> None:
-        """Look whether the lock file is still the one that this process holds.
+        """Check that the lock file is still the one that this process has locked.
 
         Raises:
             ResultsError: when it was removed or replaced, so that another sweep may write here.

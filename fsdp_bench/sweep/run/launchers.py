@@ -1,6 +1,6 @@
 """How a trial's ranks are started: forked from a server that has torch imported, or by torchrun.
 
-Both give a Launched: something that tells which ranks ended and how, and that can be ended whole.
+Both return a Launched, which reports the ranks that ended and how, and can end all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fsdp_bench.sweep.run.processes import MARK, dying_with_this_process, end_ma
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's process ended; ``rank`` is None when the launcher cannot tell ranks apart."""
+    """One rank's process ended; ``rank`` is None when the launcher does not know which one."""
 
     rank: int | None
     exit_code: int | None = None
@@ -140,7 +140,7 @@ def start_process(words: list[str], mark: str, pipes: int, log: IO[bytes]) -> su
 
 
 class TorchrunTrial:
-    """A trial that torchrun runs: it ends the other ranks when one fails, and tells one exit code for all."""
+    """A trial that torchrun runs: it ends the other ranks when one fails, and has one exit code for all."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

@@ -21,7 +21,7 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.sweep.run.launchers import Launcher, LauncherError, RankExit, Torchrun
 from fsdp_bench.sweep.run.logs import cut_down, last_lines
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.run.processes import end_marked, mark_of
 from fsdp_bench.sweep.run.survey import SweepState
 
@@ -36,7 +36,7 @@ MOST_SECONDS_BETWEEN_LOOKS = 2.0
 """The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
 
 Observer = Callable[[Trial, TrialRecord | None], None]
-"""Told of each trial twice: with None when it starts, with its record when it has one."""
+"""Called for each trial twice: with None when it starts, and with its record when it has ended."""
 
 
 def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
@@ -63,7 +63,7 @@ class TrialRunner:
         self._log = store.folder / ".server.log"
         is_resident = launcher == "resident"
         mark = mark_of(store.folder)
-        end_marked(mark)  # whatever a killed manager left: it held the lock that this one holds now
+        end_marked(mark)  # whatever a killed manager left: it had the lock that this one has now
         self._launcher: Launcher = (
             Torchrun(mark) if launcher == "torchrun" else ForkServer(self._log, mark, is_resident)
         )
@@ -97,11 +97,11 @@ def _now() -> str:
 
 
 def _skipped(trial: Trial, sweep: str) -> TrialRecord:
-    verdict = Verdict(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+    verdict = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
     return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
 
 
-def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> TrialRecord:
+def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) -> TrialRecord:
     return TrialRecord(
         schema_version=SCHEMA_VERSION,
         id=spec.id,
@@ -122,7 +122,7 @@ def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> 
 class Watch:
     """A time limit that counts the time in which this process runs, not that in which it is stopped.
 
-    A stopped manager's ranks go on; what they have reported meanwhile is looked at before the limit is.
+    A stopped manager's ranks go on; what they have reported meanwhile is read before the limit is checked.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class TrialRun:
             verdict = self._verdict(oom_kills().since(kills))
         except LauncherError as error:
             launcher.close()
-            verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
+            verdict = TrialEnd(outcome=Outcome.CRASHED, reason=str(error))
         except OSError as error:
             raise self._store.error(error) from None
         self._note_foreign_processes("after", launcher.num_waiting)
@@ -223,7 +223,7 @@ class TrialRun:
     def _ranks(self) -> range:
         return range(self._spec.num_processes)
 
-    def _verdict(self, oom_killed: OutOfMemoryKill) -> Verdict:
+    def _verdict(self, oom_killed: OutOfMemoryKill) -> TrialEnd:
         return decide_outcome(
             [self._end(rank) for rank in self._ranks()],
             timed_out=self._timed_out,

@@ -19,7 +19,7 @@ class SweepState(msgspec.Struct, kw_only=True):
 
 
 def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset()) -> SweepState:
-    """Tell what is done: a record stands unless its outcome is to be retried, or its time limit has been raised.
+    """Return what is done: a record is valid unless its outcome is to be retried, or its time limit has been raised.
 
     Raises:
         ResultsError, SpecError: when a record cannot be read, moved, or was written by a newer version.
@@ -35,7 +35,7 @@ def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset(
 
 
 def look_up(trial: Trial, store: Store, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
-    """Return a trial's record where it stands; add a line to ``notes`` where one was set aside.
+    """Return a trial's valid record, or None; add a line to ``notes`` where one was set aside.
 
     Raises:
         ResultsError, SpecError: as ``survey``.

@@ -21,7 +21,7 @@ from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One published outcome beside its prediction, or why there is none."""
+    """One published outcome and its prediction, or why there is none."""
 
     case: str
     source: str
@@ -65,7 +65,7 @@ def _compare(case: PublishedCase) -> FitRow:
 
 
 def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
-    """Return the allocator's reading beside the least that NCCL takes of the GPU."""
+    """Return the allocator's reading, with the least that NCCL takes of the GPU kept free."""
     if not plan.has_reducer:
         return predict_case(plan).reading
     cluster = cluster_of(inputs)
@@ -74,7 +74,7 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:
-    """Return what a replay on a GPU came to."""
+    """Return whether it fits, from a replay on a GPU."""
     if reading.out_of_memory is not None:
         return Verdict.DOES_NOT_FIT
     return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 from fsdp_bench.spec.record import Failure, Outcome, RankReport
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 
 
-def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> Verdict:
+def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
     return decide_outcome(ends, timed_out=timed_out, oom_killed=oom_killed, timeout_seconds=60)
 
 
