@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_bench.replay.allocator import OutOfMemory, replay
-from fsdp_bench.simulate.events import Event, Kind, Stream
+from fsdp_bench.replay import malloc
+from fsdp_bench.replay.allocator import OutOfMemory
+from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from tests.replay.call_by_call import Block, CachingAllocator
+from tests.replay.replaying import replay
 
 MIB = 1 << 20
 COMPUTE, SIDE, THIRD = 0, 1, 2
@@ -157,9 +159,11 @@ class TestDeferredFrees:
 
     @staticmethod
     def freed_while_used(*streams: int, **options: bool) -> CachingAllocator:
+        """The streams work on what is freed, the first for a microsecond, the second for two."""
         allocator = CachingAllocator(**options)
         allocator.allocate(0, 20 * MIB, COMPUTE)
-        for stream in streams:
+        for count, stream in enumerate(streams, 1):
+            allocator.work(stream, 1000 * count)
             allocator.record_stream(0, stream)
         allocator.free(0)
         return allocator
@@ -196,11 +200,19 @@ class TestDeferredFrees:
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 40
 
-    def test_waiting_for_another_stream_does_not(self) -> None:
+    def test_waiting_for_another_stream_does_not_where_that_was_faster(self) -> None:
         allocator = self.freed_while_used(SIDE)
+        allocator.work(COMPUTE, 500)
         allocator.record_event(0, COMPUTE)
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 40
+
+    def test_waiting_for_another_stream_does_where_that_was_slower(self) -> None:
+        allocator = self.freed_while_used(SIDE)
+        allocator.work(COMPUTE, 2000)
+        allocator.record_event(0, COMPUTE)
+        allocator.host_wait(0)
+        assert self.reserved_after_another(allocator) == 20
 
     def test_waiting_for_a_stream_that_waited_for_it_does(self) -> None:
         allocator = self.freed_while_used(SIDE)
@@ -210,17 +222,19 @@ class TestDeferredFrees:
         allocator.host_wait(1)
         assert self.reserved_after_another(allocator) == 20
 
-    def test_any_wait_does_when_streams_keep_pace(self) -> None:
-        allocator = self.freed_while_used(SIDE, streams_keep_pace=True)
+    def test_any_later_wait_does_where_streams_work_in_the_order_of_issue(self) -> None:
+        allocator = self.freed_while_used(SIDE, in_order_of_issue=True)
         allocator.record_event(0, COMPUTE)
         assert allocator.active_bytes == 20 * MIB
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 20
 
-    def test_nothing_is_deferred_past_the_next_allocation_when_the_gpu_keeps_up(self) -> None:
-        allocator = self.freed_while_used(SIDE, THIRD, host_runs_ahead=False)
-        assert allocator.active_bytes == 20 * MIB
-        assert self.reserved_after_another(allocator) == 20
+    def test_it_is_freed_when_the_host_took_longer_than_the_streams(self) -> None:
+        for nanoseconds, reserved in ((1999, 40), (2002, 20)):
+            allocator = self.freed_while_used(SIDE, THIRD)
+            assert allocator.active_bytes == 20 * MIB
+            malloc.wait(allocator.heap, Kind.HOST_WORK, 0, 0, nanoseconds)
+            assert self.reserved_after_another(allocator) == reserved
 
     def test_an_older_event_takes_nothing_back(self) -> None:
         allocator = allocator_with(20, 20)
@@ -438,23 +452,23 @@ def test_replay_reports_peaks_and_the_place_where_memory_ran_out() -> None:
 def test_the_all_gathers_rate_limit_bounds_what_is_deferred() -> None:
     """FSDP1's order: gathered on its stream, used on compute, freed; the host waits two units back.
 
-    While a unit is in use only the one before it is outstanding, so ten units need two segments; without the waits ten.
-    On a card of three every fourth allocation finds none: the 4th, 7th and 10th retry.
+    A unit is used for a second. While one is in use only the one before it is outstanding, so ten units need two
+    segments; without the waits ten. On a GPU of three every fourth allocation finds none: the 4th, 7th and 10th retry.
     """
 
     def units(waits: bool) -> Iterator[Event]:
         for unit in range(10):
             if waits and unit >= 2:
-                yield Event(Kind.HOST_WAIT, unit - 2)
+                yield Event(Kind.HOST_WAIT, Queue.FREE)
             yield Event(Kind.ALLOCATE, unit, 30 * MIB, stream=Stream.ALL_GATHER)
             yield Event(Kind.RECORD_STREAM, unit, stream=Stream.COMPUTE)
+            yield Event(Kind.KERNEL, -1, work=Work("aten::mul"))
             yield Event(Kind.FREE, unit, 30 * MIB, stream=Stream.ALL_GATHER)
-            yield Event(Kind.RECORD_EVENT, unit, stream=Stream.COMPUTE)
+            yield Event(Kind.RECORD_EVENT, Queue.FREE, stream=Stream.COMPUTE)
 
     limited, free_running = replay(units(waits=True)), replay(units(waits=False))
     assert (limited.peak_allocated_bytes, limited.peak_reserved_bytes) == (30 * MIB, 60 * MIB)
     assert free_running.peak_reserved_bytes == free_running.peak_active_bytes == 300 * MIB
-    assert replay(units(waits=False), host_runs_ahead=False).peak_reserved_bytes == 30 * MIB
     assert replay(units(waits=False), 90 * MIB).num_alloc_retries == 3
 
 
@@ -464,9 +478,7 @@ SIZES = st.one_of(
     st.integers(0, 4096), st.integers(MIB - 600, MIB + 600), st.integers(MIB, 40 * MIB), st.sampled_from([9, 13, 20])
 )
 STEPS = st.lists(st.tuples(st.integers(0, 9), SIZES, st.integers(0, 2)), max_size=80)
-OPTIONS = st.fixed_dictionaries(
-    {"expandable_segments": st.booleans(), "host_runs_ahead": st.booleans(), "streams_keep_pace": st.booleans()}
-)
+OPTIONS = st.fixed_dictionaries({"expandable_segments": st.booleans(), "in_order_of_issue": st.booleans()})
 
 
 def events_from(steps: list[tuple[int, int, int]]) -> list[Event]:
@@ -483,7 +495,8 @@ def events_from(steps: list[tuple[int, int, int]]) -> list[Event]:
         elif choice == 8:
             events.append(Event(Kind.RECORD_STREAM, live[size % len(live)], stream=where))
         else:
-            events += [Event(Kind.RECORD_EVENT, index, stream=where), Event(Kind.HOST_WAIT, index)]
+            work = Event(Kind.KERNEL, -1, stream=where, work=Work("aten::mul"))
+            events += [work, Event(Kind.RECORD_EVENT, Queue.FREE, stream=where), Event(Kind.HOST_WAIT, Queue.FREE)]
     return events
 
 
@@ -495,6 +508,8 @@ def play(allocator: CachingAllocator, events: list[Event]) -> Iterator[Event]:
             allocator.free(event.number)
         elif event.kind is Kind.RECORD_STREAM:
             allocator.record_stream(event.number, event.stream)
+        elif event.kind is Kind.KERNEL:
+            allocator.work(event.stream)
         elif event.kind is Kind.RECORD_EVENT:
             allocator.record_event(event.number, event.stream)
         else:
@@ -568,27 +583,16 @@ def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
 
 @given(STEPS, st.booleans(), st.booleans())
 def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
-    steps: list[tuple[int, int, int]], expandable: bool, ahead: bool
+    steps: list[tuple[int, int, int]], expandable: bool, in_order: bool
 ) -> None:
     events = events_from(steps)
-    unlimited = replay(events, expandable_segments=expandable, host_runs_ahead=ahead)
+    unlimited = replay(events, expandable_segments=expandable, in_order_of_issue=in_order)
     peak = unlimited.peak_reserved_bytes
-    assert replay(events, peak, expandable, host_runs_ahead=ahead) == unlimited
+    assert replay(events, peak, expandable, in_order_of_issue=in_order) == unlimited
     if peak:
-        short = replay(events, peak - 1, expandable, host_runs_ahead=ahead)
+        short = replay(events, peak - 1, expandable, in_order_of_issue=in_order)
         assert short.num_alloc_retries >= 1
         assert short.peak_reserved_bytes < peak
-
-
-@given(STEPS)
-def test_more_deferral_never_means_fewer_active_bytes(steps: list[tuple[int, int, int]]) -> None:
-    """With expandable segments, where a block is never larger than its request rounded up."""
-    events = events_from(steps)
-    ahead, pace, at_once = (
-        replay(events, expandable_segments=True, host_runs_ahead=ahead, streams_keep_pace=pace)
-        for ahead, pace in ((True, False), (True, True), (False, False))
-    )
-    assert ahead.peak_active_bytes >= pace.peak_active_bytes >= at_once.peak_active_bytes
 
 
 class Plain:

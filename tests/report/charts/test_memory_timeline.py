@@ -15,11 +15,12 @@ from fsdp_bench.report.charts import memory_timeline as timeline_chart
 from fsdp_bench.report.charts.canvas import write_figure
 from fsdp_bench.report.charts.memory_steps import CATEGORIES, phases, timeline
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS, Step
+from fsdp_bench.simulate.step import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
+from tests.replay.replaying import log_of
 from tests.report.charts.pictures import assert_is_a_slide
 
 TINY = ModelShape(
@@ -100,7 +101,7 @@ def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> 
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    monkeypatch.setattr(timeline_module, "simulate", lambda *_: Step.of(events, 0))
+    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: log_of(events))
     found = timeline(question(), 100)
     assert len(found.columns) < 110
     assert found.peak.moment.total == 1000
