@@ -227,16 +227,13 @@ def _published(chart: Path | None, as_json: bool) -> int:
     given = [name for name in given_options() if name not in own]
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
-    from fsdp_bench.report.charts.published_sizes import (
-        compare_published_sizes,
-        published_document,
-        published_picture,
-        published_text,
-    )
+    from fsdp_bench.report.validation.published_sizes import published_text
+    from fsdp_bench.validate.published.sizes import compare_published_sizes, published_document
 
     found = compare_published_sizes()
     if chart is not None:
         from fsdp_bench.report.charts.max_size import draw
+        from fsdp_bench.report.charts.published_sizes import published_picture
 
         save_picture(lambda path: draw(published_picture(found), path), chart)
     if as_json:

@@ -12,7 +12,7 @@ from fsdp_bench.cli.common.forgiving import prints_if_it_can
 from fsdp_bench.cli.common.frontier import list_searches, search
 from fsdp_bench.cli.common.options import Count
 from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
-from fsdp_bench.report.charts.meanwhile import ChartsMeanwhile
+from fsdp_bench.report.charts.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
 from fsdp_bench.spec.record import Outcome, TrialRecord

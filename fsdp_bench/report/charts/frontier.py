@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, MaxSizePicture, Panel
+from fsdp_bench.report.charts.max_size import (
+    MEASURED,
+    MOST_BARS,
+    NONE_FITS,
+    UNKNOWN,
+    BarRow,
+    MaxSizeBar,
+    MaxSizePicture,
+)
 from fsdp_bench.report.charts.max_size import draw as draw_picture
 from fsdp_bench.report.charts.slides import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
@@ -93,11 +101,11 @@ def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePic
     )
     first = cells[0]
     return MaxSizePicture(
-        title=f"{WORDS[first.dial.name].title}, by sharding strategy: measured, and predicted",
+        title=f"{WORDS[first.dial.name].title} (measured, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
         axes=WORDS[first.dial.name].axes,
         levels=levels,
-        panels=(Panel("", tuple(_bar(cell, levels) for cell in ordered)),),
+        rows=(BarRow("", tuple(_bar(cell, levels) for cell in ordered)),),
         conditions=tuple(_conditions(record, cells, levels)),
         notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
         number=format_count if first.dial.name == "num_parameters" else str,
