@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.model import ModelShape as ModelShape
     from fsdp_bench.spec.profile import Profile as Profile
     from fsdp_bench.spec.profile import read_profile as read_profile
-    from fsdp_bench.spec.record import Outcome as Outcome
+    from fsdp_bench.spec.rank_report import Outcome as Outcome
     from fsdp_bench.spec.record import RunPlan as RunPlan
     from fsdp_bench.spec.record import TrialRecord as TrialRecord
     from fsdp_bench.spec.setup import Api as Api
@@ -83,7 +83,8 @@ _HOMES = {
     "spec.hardware": ("Cluster", "Gpu", "Server"),
     "spec.model": ("Family", "ModelShape"),
     "spec.profile": ("Profile", "read_profile"),
-    "spec.record": ("Outcome", "RunPlan", "TrialRecord"),
+    "spec.rank_report": ("Outcome",),
+    "spec.record": ("RunPlan", "TrialRecord"),
     "spec.setup": (
         "Api",
         "BackwardPrefetch",

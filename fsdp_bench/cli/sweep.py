@@ -15,7 +15,8 @@ from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, 
 from fsdp_bench.report.charts.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
 from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from fsdp_bench.catalog.lookup import Hardware, Place, find_place
+from fsdp_bench.catalog.lookup import Hardware, Placement, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
@@ -212,7 +212,7 @@ def _read(
     says_world = "world_size" in given or (setup is not None and nodes is None)
     world_size = written.world_size if says_world else None
     if hardware is None:
-        place = find_place(gpu, server, nodes, gpus_per_node, world_size)
+        place = find_placement(gpu, server, nodes, gpus_per_node, world_size)
     elif any(value is not None for value in named):
         raise SpecError("hardware: it says where; leave out gpu, server, nodes and gpus_per_node")
     else:
@@ -222,15 +222,15 @@ def _read(
     return place.hardware, build_checked(TrainSetup, {**own, **given, **sizes})
 
 
-def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Place:
+def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Placement:
     """Return the place of an object; a world of another size than a cluster's is refused."""
     if isinstance(hardware, Gpu):
-        return Place(hardware, None, world_size or 1, world_size or 1)
+        return Placement(hardware, None, world_size or 1, world_size or 1)
     if not isinstance(hardware, Cluster):
         raise SpecError(f"hardware: {shown(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
     if world_size not in (None, hardware.world_size):
         raise SpecError(f"world_size: {world_size} is not the cluster's {hardware.world_size} GPUs")
-    return Place(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
+    return Placement(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
 
 
 def _kernels(kernels: str | Kernels) -> Kernels:

@@ -158,7 +158,7 @@ class Simulation:
         del total, given
         self.steps.append(range(begin, len(tape.events)))
         tape.mark(BETWEEN_STEPS)
-        tape.synchronize_device()  # who trains looks at the loss; train/processes/worker.py times the step
+        tape.synchronize_device()  # who trains looks at the loss; train/processes/measurement.py times the step
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.frontier import FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.sweep_file import SweepFile, require_gpu
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, resolved_text
 from fsdp_bench.sweep.frontier.cell import Finding

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
-from fsdp_bench.spec.record import Outcome
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.grid import trials_of
 from fsdp_bench.sweep.config.reading import check_folder_name

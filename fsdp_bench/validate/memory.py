@@ -12,7 +12,8 @@ from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.random_setups import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}

@@ -15,7 +15,8 @@ from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.calibration_match import why_not_of
 from fsdp_bench.validate.random_setups import Cell
 

@@ -10,7 +10,7 @@ import pytest
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.report.text.dry_run import DryRun, document, side_by_side, verdict_line
-from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
+from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, MemoryAtStart, UserModule
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from tests.conftest import run_command
@@ -53,7 +53,7 @@ def reading(peak_bytes: int, **more: object) -> DryRunReading:
         peak_phase="backward",
         phases={"backward": peak_bytes},
         load_bytes=0,
-        resident=Resident(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
+        resident=MemoryAtStart(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
         breakdown_bytes=dict.fromkeys(CATEGORIES, 0) | {"temporary": peak_bytes},
         num_parameters=1,
         kernels="cuda",

@@ -18,7 +18,8 @@ from fsdp_bench.replay.program import program
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.record import Outcome, RankReport, RunPlan, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.replay.replaying import EverythingTakes
@@ -53,12 +54,12 @@ def measured(cells: list[Cell], folder: Path) -> Iterator[RankReport]:
         server.close()
 
 
-def in_order_of_issue(cell: Cell, kernels: Kernels) -> AllocatorReading:
+def predicted_on_stand_in(cell: Cell, kernels: Kernels) -> AllocatorReading:
     """Predict rank 0 on the stand-in, which has no time: it does all work late, in the order of issue."""
     log = first_steps(cell.model, cell.setup, kernels)
     steps = program(log) or program(first_steps(cell.model, cell.setup, kernels, 0, cell.model.num_hidden_layers))
     assert steps is not None
-    return Replay(steps, EverythingTakes(1.0), in_order_of_issue=True).until()
+    return Replay(steps, EverythingTakes(1.0)).until()
 
 
 @pytest.mark.timeout(1800)
@@ -67,7 +68,7 @@ def test_pytorchs_allocator_holds_what_is_predicted(tmp_path: Path) -> None:
     errors: dict[str, list[float]] = {"peak": [], "reserved": []}
     for cell, report in zip(CELLS, measured(CELLS, tmp_path), strict=True):
         assert report.outcome is Outcome.OK, (cell.label, report.failure)
-        memory, predicted = report.memory, in_order_of_issue(cell, kernels)
+        memory, predicted = report.memory, predicted_on_stand_in(cell, kernels)
         assert memory is not None
         found = {**memory.phases, "peak": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes}
         told = {

@@ -25,10 +25,10 @@ from fsdp_bench.spec.profile import (
     CollectiveTime,
     CopyTime,
     MatmulTime,
-    Measured,
     OperatorTime,
     OptimizerTime,
     Profile,
+    RankMeasurements,
     RankProfile,
 )
 from fsdp_bench.spec.setup import Api, OptimizerKind, Precision, ShardingStrategy, TrainSetup
@@ -215,7 +215,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
         found_time = run(events, Silent(Calibrated(known, setup, 2), setup))
         assert found_time.step_seconds is not None, found_time.unknown
         steps[name] = found_time.step_seconds
-    measured = Measured(
+    measured = RankMeasurements(
         num_ranks=2,
         threads_per_rank=1,
         device_name="",

@@ -30,10 +30,8 @@ class CachingAllocator:
         card_bytes: int | None = None,
         *,
         expandable_segments: bool = False,
-        in_order_of_issue: bool = False,
     ) -> None:
-        options = expandable_segments, 0, in_order_of_issue
-        self.heap = fresh_heap(card_bytes, *options, CAPACITY, CAPACITY).tolist()
+        self.heap = fresh_heap(card_bytes, expandable_segments, 0, CAPACITY, CAPACITY).tolist()
         self.live: set[int] = set()
 
     allocated_bytes = property(lambda self: self.heap[places.ALLOCATED])
@@ -58,17 +56,14 @@ class CachingAllocator:
     def record_stream(self, tensor: int, stream: int) -> None:
         malloc.record_stream(self.heap, tensor, stream)
 
-    def work(self, stream: int, nanoseconds: int = 1000) -> None:
-        malloc.issue(self.heap, Kind.KERNEL, stream, 0, nanoseconds)
+    def work(self, nanoseconds: int = 1000) -> None:
+        self.heap[places.DEVICE] += nanoseconds
 
-    def record_event(self, queue: int, stream: int) -> None:
-        malloc.wait(self.heap, Kind.RECORD_EVENT, stream, queue, 0)
-
-    def stream_wait(self, stream: int, queue: int) -> None:
-        malloc.wait(self.heap, Kind.WAIT_EVENT, stream, queue, 0)
+    def record_event(self, queue: int) -> None:
+        malloc.wait(self.heap, Kind.RECORD_EVENT, queue, 0)
 
     def host_wait(self, queue: int) -> None:
-        malloc.wait(self.heap, Kind.HOST_WAIT, 0, queue, 0)
+        malloc.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
     def empty_cache(self) -> None:
         malloc.empty_cache(self.heap)

@@ -38,10 +38,9 @@ def replay(
     gpu_bytes: int | None = None,
     expandable_segments: bool = False,
     seconds: float = 1.0,
-    in_order_of_issue: bool = False,
 ) -> AllocatorReading:
     """Run events, or a log, through a fresh allocator; each piece of work takes as long."""
     found = program(events if isinstance(events, Log) else log_of(events))
     assert found is not None
     rates = EverythingTakes(seconds)
-    return Replay(found, rates, gpu_bytes, expandable_segments, in_order_of_issue=in_order_of_issue).until()
+    return Replay(found, rates, gpu_bytes, expandable_segments).until()

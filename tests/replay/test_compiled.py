@@ -26,10 +26,10 @@ if sys.argv[1] == "compiled":
 
 @seed(7)
 @settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(STEPS, st.one_of(st.none(), st.integers(0, 200)), st.booleans(), st.booleans())
-def read(steps, mib, expandable, in_order):
+@given(STEPS, st.one_of(st.none(), st.integers(0, 200)), st.booleans())
+def read(steps, mib, expandable):
     limit = None if mib is None else mib * MIB
-    print(replay(events_from(steps), limit, expandable, in_order_of_issue=in_order))
+    print(replay(events_from(steps), limit, expandable))
 
 read()
 for cell in draw_cells(6, seed=5, device="cuda"):

@@ -22,7 +22,7 @@ from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.sweep.results.load import read_records
 from tests.simulate.test_step import shape
-from tests.train.measuring.test_silent_world import CASES, count_with_peers
+from tests.train.measuring.test_fake_group import CASES, count_with_peers
 from tests.train.ranks import run_ranks
 from tests.train.training import LLAMA, S, setup_of
 
@@ -47,7 +47,7 @@ def collectives_of(model: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA
 
 
 def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tuple[int, ...]]]:
-    """Calls, bytes and group sizes by kind, as tests/train/measuring/test_silent_world.py counts them."""
+    """Calls, bytes and group sizes by kind, as tests/train/measuring/test_fake_group.py counts them."""
     found: dict[str, list[Traffic]] = {}
     for one in traffic(collectives_of(model, setup, KERNELS["cpu"]), setup):
         found.setdefault(one.kind, []).append(one)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
 from fsdp_bench.sweep.run import runner
 from tests.conftest import run_command, run_process, write_tiny_sweep

@@ -13,7 +13,8 @@ from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CUDA, kernels_on
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile, RankProfile
-from fsdp_bench.spec.record import SCHEMA_VERSION, Device, MemoryReading, Outcome, RankReport, RunPlan, TrialRecord
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.validate.emulation import agreements
 from fsdp_bench.validate.memory import compare_with_record, summarize

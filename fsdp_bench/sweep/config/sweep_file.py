@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.documents import parse, read_text
+from fsdp_bench.spec.codec import parse_document, read_text
 from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
@@ -107,7 +107,7 @@ def read_file(
         raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")
     try:
         text = read_text(path, "TOML")
-        document = parse(text, "TOML", path)
+        document = parse_document(text, "TOML", path)
     except SpecError as error:
         raise SweepFileError(str(error)) from None
     with naming(path):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.frontier.cell import Finding
 from fsdp_bench.sweep.frontier.file import FrontierPlan, Search

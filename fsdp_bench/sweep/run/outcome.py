@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.record import Outcome, RankReport, divergence
+from fsdp_bench.spec.rank_report import Outcome, RankReport, divergence
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,8 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
 from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
 from fsdp_bench.sweep.results.store import Store
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
 from tests.report.charts.test_measured import GIB, record
 

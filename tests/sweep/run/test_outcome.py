@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fsdp_bench.spec.record import Failure, Outcome, RankReport
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 
 

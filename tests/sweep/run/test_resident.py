@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.record import MemoryReading, Outcome, RunPlan, TrialRecord, TrialSpec
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from tests.conftest import run_command
