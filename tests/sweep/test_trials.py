@@ -154,7 +154,7 @@ def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Calla
     file = write_sweep("world_size = 2\nstrategy = ['NO_SHARD', 'HYBRID_SHARD', 'FULL_SHARD']")
     done = run_command("sweep", file, "--results", tmp_path / "r", "--list")
     assert done.returncode == 0
-    lines = done.stdout.splitlines()
+    lines = done.stdout.replace("\n  ", " ").splitlines()
     assert ["NO_SHARD" in lines[0], "HYBRID_SHARD" in lines[1], "FULL_SHARD" in lines[2]] == [True] * 3
     assert "skipped: HYBRID_SHARD needs" in lines[1]
     assert not (tmp_path / "r").exists()

@@ -152,15 +152,15 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     told = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
     if highest:
-        told.append(f"but {highest} are at the dial's end: nothing larger was tried")
+        told.append(f"but {highest} are at the end of the search: nothing larger was tried")
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
     told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
     told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
     if record.device == "cpu":
-        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
+        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:
-        size = "all of the card" if limit is None else f"the card limited to {format_gib(limit)}"
+        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
         told.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     told += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]

@@ -51,7 +51,7 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     Raises:
         SpecError: for more settings than a picture shows legibly.
     """
-    settings = [(name, dial[0].setup) for name, dials in places for dial in dials]
+    settings = [(name, quantity[0].setup) for name, sizes in places for quantity in sizes]
     values = {field: {_word(field, *setting) for setting in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:

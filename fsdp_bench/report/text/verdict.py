@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.headroom import Headroom
+from fsdp_bench.plan.nothing_fits import largest_category
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.communicators import between
@@ -78,12 +79,6 @@ def place_words(phase: str, block: int | None) -> str:
     return phase if block is None else f"{phase}, block {block}"
 
 
-def dominant(prediction: Prediction) -> str:
-    """Return the category that holds the most at the peak."""
-    breakdown = prediction.estimate.memory.breakdown_bytes
-    return max(breakdown, key=lambda category: breakdown[category])
-
-
 def _required(estimate: Estimate) -> str:
     kept = estimate.required_headroom.num_bytes
     return f"; {format_gib(kept)} of that kept free" if kept else ""
@@ -106,7 +101,7 @@ def _needed(prediction: Prediction) -> str:
     peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction.estimate)
     if memory.peak_allocated_bytes <= (prediction.estimate.available_bytes or 0):
         return f"{available} would hold the peak of {peak}, but the allocator's segments need {needed}"
-    mostly = dominant(prediction).replace("_", " ")
+    mostly = largest_category(prediction).replace("_", " ")
     return f"{needed} reserved, {peak} of them allocated, of {available}, mostly {mostly}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,7 +21,6 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
-from tests.replay.replaying import log_of
 from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, words_of
 
 TINY = ModelShape(
@@ -101,7 +101,7 @@ def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> 
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: log_of(events))
+    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: SimpleNamespace(events=events))
     found = memory_timeline(question())
     assert found.peak.total == 1000
     assert (found.peak_phase.name, found.peak.operator) == ("forward", "op9")
