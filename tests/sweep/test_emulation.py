@@ -17,7 +17,7 @@ from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command
 from tests.sweep.config.test_grid import machine
 

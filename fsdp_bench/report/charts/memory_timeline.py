@@ -124,7 +124,7 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 
 def _limit(panels: Sequence[MemoryPanel]) -> float:
     """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
-    highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
+    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
     if card is not None and highest >= NEAR * card:
         highest = max(highest, card)
     return 1.06 * highest
@@ -201,7 +201,7 @@ def _name_phases(
 
 def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
     """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.card_bytes, panel.prediction.reserved_bytes
+    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
     if card is None:
         return
     for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
@@ -230,7 +230,7 @@ def _hidden_reason(prediction: Prediction) -> str:
     if prediction.fits is not False:
         return ""
     if reading.out_of_memory is not None:
-        is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
+        is_seen = estimate.memory.peak_allocated_bytes > (estimate.gpu_bytes or 0)
         if is_seen:
             return ""
         kept = format_gib(estimate.required_headroom.num_bytes)
@@ -259,7 +259,7 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.card_bytes, prediction.estimate.gpu
+    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"

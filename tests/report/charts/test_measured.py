@@ -21,7 +21,7 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.rank_report import CommunicationReading, Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.results.store import machine_description, sweep_folders
+from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, words_of
 
