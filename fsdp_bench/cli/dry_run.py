@@ -13,12 +13,13 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.lookup import Hardware
-from fsdp_bench.cli.common.hardware import sized, stated_headroom
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
+from fsdp_bench.plan.dry_run import DryRun, dry_run_document
+from fsdp_bench.plan.usable_memory import sized, stated_headroom
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
-from fsdp_bench.report.text.dry_run import DryRun, document, report, side_by_side
+from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
@@ -27,16 +28,19 @@ from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, reading_of
 from fsdp_bench.sweep.module_names import check_names
 
-PATIENCE_SECONDS = 2.0
-"""After which a line on standard error says that the dry run is running."""
+ANNOUNCED_AFTER_SECONDS = 2.0
+"""A dry run that takes longer says on standard error that it is running."""
 
 NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
-"""Options that --module has its own answer to."""
+"""Options that contradict --module, whose function says all of it."""
 
 
 @click.command("dry-run", cls=SetupCommand)
 @click.option(
-    "--kernels", type=click.Choice(["cpu", "cuda"]), default="cuda", help="Whose operators run. Default: cuda."
+    "--kernels",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cuda",
+    help="Whose operators run: CUDA's, or a CPU's. Default: cuda.",
 )
 @click.option(
     "--module",
@@ -47,9 +51,9 @@ NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
     " sequence_length.",
 )
 @click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="With --module: the class of its blocks.")
-@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
 @headroom_option
-@click.option("--trace", type=click.Path(path_type=Path), help="Write every change of the live bytes into this file.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write every allocation and free into this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @setup_options(lists=LISTS)
 def command(
@@ -66,6 +70,10 @@ def command(
 
     Needs torch but no GPU. Prints the live bytes: their peak, where it is, and what it consists of; with a GPU named,
     whether the setup fits. What the allocator reserves is predicted, for the benchmark models alone.
+
+    \b
+    fsdp-bench dry-run --model Llama-3.1-8B --server p5.48xlarge --api fsdp2
+    fsdp-bench dry-run --module mine:build --transformer-block mine:Block --gpu A100-SXM-80GB --world-size 8
 
     \b
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
@@ -103,7 +111,7 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
     if not runs:
         return
     if as_json:
-        found = [document(run) for run in runs]
+        found = [dry_run_document(run) for run in runs]
         sys.stdout.write(to_json({"dry_runs": found} if are_several else found[0]).decode())
     elif are_several:
         first, *lines = side_by_side(runs).split("\n")
@@ -153,7 +161,7 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
         MachineError: for the user's mistake.
     """
     answers = {}
-    with _patience(specs):
+    with _announced(specs):
         for index, answer in dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)):
             answers[index] = answer
     runs, errors = [], []
@@ -166,13 +174,13 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
 
 
 @contextmanager
-def _patience(specs: Sequence[DryRunSpec]) -> Iterator[None]:
-    """Say on standard error what takes so long, once."""
+def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
+    """Say on standard error, once, what takes so long."""
     spec = specs[0]
     what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
     several = f", {len(specs)} setups" if len(specs) > 1 else ""
     line = f"running three steps of {what} as rank 0 of {spec.setup.world_size}{several} ..."
-    timer = threading.Timer(PATIENCE_SECONDS, lambda: print_line(line, error=True))
+    timer = threading.Timer(ANNOUNCED_AFTER_SECONDS, lambda: print_line(line, error=True))
     timer.daemon = True
     timer.start()
     try:

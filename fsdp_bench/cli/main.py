@@ -1,4 +1,4 @@
-"""``fsdp-bench``: parses, calls, prints. What goes wrong is caught here, once: one line and an exit code."""
+"""The command line ``fsdp-bench``. Errors are caught here, once: one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
 from fsdp_bench.spec.text import shortened
 
 VERBS = {
-    "sweep": "Run a sweep; the same command resumes it.",
-    "dry-run": "Run one setup through real FSDP without GPUs.",
-    "chart": "Draw the charts of results.",
-    "report": "Print the table of results.",
-    "predict": "Predict memory, time and fit of a setup, with the breakdown at the peak.",
-    "max-size": "Find the largest model that fits a server, for each strategy and setting.",
-    "calibrate": "Measure this machine, so that predictions know its rates.",
-    "validate": "Hold predictions against dry runs, published or measured numbers.",
+    "sweep": "Train every trial of a sweep file; the same command resumes it.",
+    "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
+    "chart": "Draw charts of measured results.",
+    "report": "Print measured results as a table.",
+    "predict": "Predict memory, time and fit of one or several setups.",
+    "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
+    "calibrate": "Measure this machine's rates, so that predictions use them.",
+    "validate": "Compare predictions with dry runs, published or measured numbers.",
     "servers": "Print the catalogue's servers and GPUs, with sources.",
     "models": "Print the catalogue's models, with sources.",
-    "doctor": "Tell what this machine has and what a sweep will use.",
+    "doctor": "Show this machine's hardware and what a sweep will use.",
 }
-"""One file a verb in cli/; loaded only when it is called, so that --help stays fast."""
+"""Each verb has a file in cli/, which is imported only when the verb is used, so that --help stays fast."""
 
 MOST_CHARACTERS = 480
-"""Of a message; the middle of a longer one is left out."""
+"""Length of an error message; the middle of a longer one is left out."""
 
 TRACEBACK = "FSDP_BENCH_TRACEBACK"
 """Environment variable: 1 prints the traceback of an unexpected error instead of keeping it in a file."""
@@ -93,6 +93,11 @@ def cli() -> None:
     """Which FSDP setting, how large a model, how fast: predicted, dry-run or measured on this machine.
 
     \b
+    Does it fit?        fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge
+    How large a model?  fsdp-bench max-size --server p5.48xlarge --chart size.png
+    Measure it:         fsdp-bench sweep sweeps/quick.toml
+
+    \b
     Exit codes: 0 done or it fits, 3 it does not fit, 2 bad input, 1 a trial crashed or timed out,
     130 interrupted (the same command resumes).
     """
@@ -140,7 +145,7 @@ def _run(words: Sequence[str]) -> tuple[int, str | None]:
 
 
 def _explain(error: Exception) -> str | None:
-    """Return one line about what a user can mend, or None for an error of this program."""
+    """Return one line about an error that a user can correct; None for a bug of this program."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError):
@@ -166,7 +171,7 @@ def _explain_os_error(error: OSError) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """Keep the traceback of an error of this program; return one line that names both."""
+    """Keep the traceback of a bug; return one line with the error and the traceback's file."""
     text = "".join(traceback.format_exception(error))
     where = "above"
     if os.environ.get(TRACEBACK) == "1":
@@ -181,7 +186,7 @@ def _unexpected(error: Exception) -> str:
         except OSError:
             where = f"printed with {TRACEBACK}=1"
     what = f"{type(error).__name__}: {shortened(str(error), 160)}"
-    return f"unexpected {what}; this is a mistake of fsdp-bench: please report it with its traceback ({where})"
+    return f"unexpected {what}; this is a bug of fsdp-bench: please report it with its traceback ({where})"
 
 
 def _print_error(line: str, words: Sequence[str]) -> None:

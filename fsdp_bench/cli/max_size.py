@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
-from fsdp_bench.cli.common.hardware import sized, stated_headroom
 from fsdp_bench.cli.common.options import (
     SetupCommand,
     SetupWords,
@@ -26,13 +25,13 @@ from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_slidin
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
-from fsdp_bench.replay.compiled import is_kept
+from fsdp_bench.plan.usable_memory import sized, stated_headroom
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -46,49 +45,57 @@ DEFAULTS = {
     "api": "fsdp1",
 }
 
-DIALS = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
-_TURNED = {
+QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
+_CONTRADICTED = {
     "params": ("model", "hf_config", "params"),
     "num_hidden_layers": (),
     "micro_batch_size": ("batch",),
     "sequence_length": ("seq",),
     "gpus": ("nodes", "gpus_per_node", "world_size"),
 }
-"""Options that a dial turns, so that giving them contradicts it."""
+"""Options that say what is looked for, by quantity."""
 
 WIDTH = 90
-"""Of the line that says how far it is."""
+"""Characters of the line that says how far it is."""
 
-Place = tuple[Cluster | Gpu, list[Quantity]]
+Target = tuple[Cluster | Gpu, list[Quantity]]
+"""Hardware, and what is searched on it, setting by setting."""
 Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
-"""Makes hardware of hardware whose card's usable memory is known, or refuses it."""
+"""Returns hardware whose usable GPU memory is known, or refuses it."""
 
 
 @click.command("max-size", cls=SetupCommand)
 @setup_options(lists=LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
 @click.option(
-    "--dial", default="params", show_default=True, type=click.Choice(DIALS), help="What is turned up, or GPUs down."
+    "--of",
+    "--dial",
+    "quantity",
+    default="params",
+    show_default=True,
+    type=click.Choice(QUANTITIES),
+    help="What to look for: the largest model by parameters or layers, the largest batch, the longest sequence, or the"
+    " fewest GPUs. --dial is its older name.",
 )
-@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
 @headroom_option
 @click.option(
     "--load",
     default=Build.META.value,
     show_default=True,
     type=click.Choice([build.value for build in Build]),
-    help="Who builds the model in host memory before it is sharded.",
+    help="Where parameters are initialized before sharding: on meta, on rank 0's host memory, or on every rank's.",
 )
 @calibration_option
-@click.option("--time/--no-time", default=None, help="Predict the time of what fits; by default up to 30 settings.")
+@click.option("--time/--no-time", default=None, help="Also predict step time (default: up to 30 configurations).")
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--published", is_flag=True, help="The one published chart of this kind (2022) beside predictions.")
-@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw grouped bars; .svg too.")
+@click.option("--published", is_flag=True, help="Compare the one published chart of this kind (2022) with predictions.")
+@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw bars by strategy; .svg too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
 def command(
     words: SetupWords,
     server: tuple[str, ...],
     gpu: tuple[str, ...],
-    dial: str,
+    quantity: str,
     gpu_memory: str | None,
     headroom: str | None,
     load: str,
@@ -101,8 +108,13 @@ def command(
 ) -> int:
     """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
 
-    With --dial it finds the deepest model, the largest batch, the longest sequence or the fewest GPUs instead.
+    With --of it finds the most layers, the largest batch, the longest sequence or the fewest GPUs of a model instead.
     --server and --gpu may be given several times.
+
+    \b
+    fsdp-bench max-size --server p5.48xlarge --nodes 2 --chart size.png
+    fsdp-bench max-size --server p4d.24xlarge --server p5.48xlarge --precision all --offload all
+    fsdp-bench max-size --server p5.48xlarge --model Llama-3.1-8B --of micro_batch_size
 
     \b
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
@@ -112,33 +124,33 @@ def command(
     if published:
         return _published(chart, as_json)
     profile = read_profile(calibration) if calibration else None
-    places = _places(words, server, gpu, dial, partial(sized, gpu_memory=gpu_memory, profile=profile))
+    targets = _targets(words, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
     if chart is not None:
         from fsdp_bench.report.charts.max_size_bars import arrange
 
-        arrangement = arrange([(_name(hardware), dials) for hardware, dials in places])
-    tell = _tell if sys.stderr.isatty() else _silent
-    tell(0, sum(len(dials) for _, dials in places))
-    kept = [stated_headroom(headroom, hardware) for hardware, _ in places]
-    sizes = max_sizes(places, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), tell)
-    cells = [cell for one in sizes for cell in one.cells]
+        arrangement = arrange([(_name(hardware), sizes) for hardware, sizes in targets])
+    show = _show_progress if sys.stderr.isatty() else _show_nothing
+    show(0, sum(len(sizes) for _, sizes in targets))
+    kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
+    found = max_sizes(targets, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), show)
+    cells = [cell for one in found for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
     if chart is not None and arrangement is not None:
-        _draw(sizes, arrangement, chart)
-    return _print(sizes, as_json)
+        _draw(found, arrangement, chart)
+    return _print(found, as_json)
 
 
-def _tell(done: int, total: int) -> None:
-    """Say on the terminal how far it is; the line is taken away at the end."""
-    said = f"{done} of {total} settings"
-    if not done and not is_kept():
-        said += "; the allocator's rules are compiled first, once: about ten seconds"
-    click.echo(f"\r{said:<{WIDTH}}" if done < total else f"\r{'':<{WIDTH}}\r", nl=False, err=True)
+def _show_progress(done: int, total: int) -> None:
+    """Show how far the search is, on one line of the terminal that is erased at the end."""
+    text = f"{done} of {total} settings"
+    if not done:
+        text += "; the first time, the allocator's rules are compiled for some seconds"
+    click.echo(f"\r{text:<{WIDTH}}" if done < total else f"\r{'':<{WIDTH}}\r", nl=False, err=True)
 
 
-def _silent(_done: int, _total: int) -> None:
+def _show_nothing(_done: int, _total: int) -> None:
     """Say nothing where standard error is no terminal."""
 
 
@@ -153,11 +165,12 @@ def _draw(sizes: Sequence[HardwareResult], arrangement: Arrangement, chart: Path
 
 
 def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
-    from fsdp_bench.report.text.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.plan.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
 
     failure = nothing_fits(sizes)
     if as_json:
-        failed = {"nothing_fits": nothing_fits_document(failure) if failure else None}
+        failed = {"nothing_fits": nothing_fits_document(failure, nothing_fits_sentence(failure)) if failure else None}
         sys.stdout.write(to_json({**document_of(sizes), **failed}).decode())
     else:
         from fsdp_bench.report.text.max_size import report
@@ -168,47 +181,45 @@ def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
     return 3 if failure else 0
 
 
-def _places(words: SetupWords, servers: Sequence[str], gpus: Sequence[str], dial: str, known: Known) -> list[Place]:
-    """Return the dials of every server or GPU that is named."""
+def _targets(
+    words: SetupWords, servers: Sequence[str], gpus: Sequence[str], quantity: str, to_known: Known
+) -> list[Target]:
+    """Return what is searched, setting by setting, on every server or GPU that is named."""
     if servers and gpus:
         raise SpecError("--server and --gpu each name the GPU; keep one")
     if not servers and not gpus:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME")
-    _check_dial(words, dial)
+    _refuse_contradictions(words, quantity)
     named = [replace(words, server=name) for name in dict.fromkeys(servers)]
     named += [replace(words, gpu=name) for name in dict.fromkeys(gpus)]
-    return [_place(one, dial, known) for one in named]
+    return [_target(one, quantity, to_known) for one in named]
 
 
-def _check_dial(words: SetupWords, dial: str) -> None:
-    given = [name for name in _TURNED[dial] if getattr(words, name) is not None]
-    if given and dial == "params":
-        allowed = ", ".join(DIALS[1:])
-        raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to turn: --dial {allowed}")
+def _refuse_contradictions(words: SetupWords, quantity: str) -> None:
+    given = [name for name in _CONTRADICTED[quantity] if getattr(words, name) is not None]
+    if given and quantity == "params":
+        allowed = ", ".join(QUANTITIES[1:])
+        raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to look for: --of {allowed}")
     if given:
-        raise SpecError(f"--{given[0].replace('_', '-')} is what --dial {dial} turns; leave one out")
+        raise SpecError(f"--{given[0].replace('_', '-')} is what --of {quantity} looks for; leave one out")
 
 
-def _place(words: SetupWords, dial: str, to_known: Known) -> Place:
-    if dial == "gpus":  # the dial has its own counts; these only let hybrid strategies be read
+def _target(words: SetupWords, quantity: str, to_known: Known) -> Target:
+    if quantity == "gpus":  # the search has its own counts; these only let hybrid strategies be read
         shard = words.shard_size or 2
         counts = {"world_size": 2 * shard} if words.gpu is not None else {"nodes": words.shard_size}
         words = replace(words, **counts)
     setups, hardware = read_setups(words)
     known = to_known(hardware)
-    if dial == "params":
+    if quantity == "params":
         family = Family(words.family or Family.LLAMA)
         return known, [size_ladder(family, setup, known) for setup in setups]
-    is_sequence = dial == "sequence_length"
+    is_sequence = quantity == "sequence_length"
     model = read_model(replace(words, seq=1) if is_sequence else words)
     warn_of_sliding_window(words, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
-    return known, [_dial(dial, model, setup, known) for setup in setups]
-
-
-def _dial(name: str, model: ModelShape, setup: TrainSetup, hardware: Cluster | Gpu) -> Quantity:
-    if name == "gpus":
-        return gpu_counts(model, _in_nodes(setup, hardware), hardware)
-    return OF_ONE_MODEL[name](model, setup, hardware)
+    if quantity == "gpus":
+        return known, [gpu_counts(model, _in_nodes(setup, known), known) for setup in setups]
+    return known, [OF_ONE_MODEL[quantity](model, setup, known) for setup in setups]
 
 
 def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
@@ -228,16 +239,13 @@ def _published(chart: Path | None, as_json: bool) -> int:
     given = [name for name in given_options() if name not in own]
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
-    from fsdp_bench.report.charts.published_sizes import (
-        compare_published_sizes,
-        published_document,
-        published_picture,
-        published_text,
-    )
+    from fsdp_bench.report.validation.published_sizes import published_text
+    from fsdp_bench.validate.published.sizes import compare_published_sizes, published_document
 
     found = compare_published_sizes()
     if chart is not None:
         from fsdp_bench.report.charts.max_size import draw
+        from fsdp_bench.report.charts.published_sizes import published_picture
 
         save_picture(lambda path: draw(published_picture(found), path), chart)
     if as_json:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.common.hardware import sized, stated_headroom, without_context
 from fsdp_bench.cli.common.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.pictures import check_picture, save_figure
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
-from fsdp_bench.plan.question import Prediction, Question, answer, document, refusal
+from fsdp_bench.plan.document import document, refusal
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -30,22 +31,26 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 @click.command("predict", cls=SetupCommand)
 @setup_options(lists=LISTS)
 @click.option(
-    "--kernels", default="cuda", show_default=True, type=click.Choice(["cuda", "cpu"]), help="Whose operators run."
+    "--kernels",
+    default="cuda",
+    show_default=True,
+    type=click.Choice(["cuda", "cpu"]),
+    help="Whose operators are predicted: CUDA's, or a CPU's.",
 )
 @click.option(
     "--load",
     default=Build.META.value,
     show_default=True,
     type=click.Choice([build.value for build in Build]),
-    help="Who builds the model in host memory before it is sharded.",
+    help="Where parameters are initialized before sharding: on meta, on rank 0's host memory, or on every rank's.",
 )
-@click.option("--gpu-memory", metavar="24GiB", help="What a process can use of the card, instead of the catalogue's.")
+@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
 @headroom_option
 @calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw the step's memory; .svg too.")
+@click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
 @click.option(
-    "--step-chart", type=_PICTURE, metavar="FILE.png", help="Draw what runs when in a step, stream by stream."
+    "--step-chart", type=_PICTURE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream."
 )
 @click.option("--trade-off", type=_PICTURE, metavar="FILE.png", help="Draw memory against speed, a point a setup.")
 @click.option(
@@ -66,7 +71,14 @@ def command(
     scaling: Path | None,
     as_json: bool,
 ) -> int:
-    """Predict memory, time and fit of a setup, with the breakdown at the peak; several by comma are set side by side.
+    """Predict memory, time and fit of a setup, with the breakdown at the peak.
+
+    Options that take lists make several setups: a table, the fastest that fits first.
+
+    \b
+    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge
+    fsdp-bench predict --model Llama-3.1-70B --server p5.48xlarge --nodes 4 --strategy all --checkpointing none,full
+    fsdp-bench predict --hf-config config.json --gpu A100-SXM-80GB --world-size 8 --chart memory.png
 
     \b
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.

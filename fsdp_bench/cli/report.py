@@ -8,15 +8,17 @@ from pathlib import Path
 import click
 
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
-from fsdp_bench.report.measured.communication_table import communication_rows, print_communication
-from fsdp_bench.report.measured.matrix_rate import matrix_rate_line, matrix_rates
+from fsdp_bench.report.measured.communication_table import print_communication
+from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.report.terminal import new_console, print_line
+from fsdp_bench.report.terminal import new_console, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.results.communication import communication_rows
 from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.validate.matrix_rate import matrix_rates
 
 
 @click.command("report")
@@ -54,7 +56,7 @@ def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) 
     print_table(records, new_console())
     if profile is not None:
         for rate in rates:
-            print_line(matrix_rate_line(rate, profile))
+            print_lines(matrix_rate_line(rate, profile))
 
 
 def _communication(records: list[TrialRecord], as_json: bool) -> None:

@@ -11,23 +11,16 @@ from rich.progress import Progress
 from fsdp_bench.cli.common.forgiving import prints_if_it_can
 from fsdp_bench.cli.common.frontier import list_searches, search
 from fsdp_bench.cli.common.options import Count
-from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
-from fsdp_bench.report.charts.meanwhile import ChartsMeanwhile
+from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
+from fsdp_bench.report.charts.measured import ChartsMeanwhile
+from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.session import (
-    MOST_EMULATED_RANKS,
-    RETRYABLE,
-    SearchSession,
-    SweepResults,
-    TrialSession,
-    Watcher,
-    open_session,
-    outcomes,
-)
+from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
+from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes
 
 
 @click.command("sweep")
@@ -88,7 +81,7 @@ def command(
     return _list(session) if list_only else _run(session, outcomes(retry), no_charts)
 
 
-class _Progress(Watcher):
+class TrialProgress(Watcher):
     """A progress bar; without a terminal, one line a trial."""
 
     def __init__(self, session: TrialSession, progress: Progress, charts: ChartsMeanwhile | None) -> None:
@@ -127,7 +120,7 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
     charts = None if no_charts else ChartsMeanwhile(session.store.folder, session.machine.describe())
     try:
         with progress_bar(new_console(error=True)) as progress:
-            results = session.run(retry, _Progress(session, progress, charts))
+            results = session.run(retry, TrialProgress(session, progress, charts))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,9 @@ from fsdp_bench.cli.common.options import Count, calibration_option, given_optio
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, TensorKind
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
-from fsdp_bench.validate.emulation import agreements
-from fsdp_bench.validate.memory import Comparison, Summary, compare_with_dry_run, compare_with_record, summarize
-from fsdp_bench.validate.random_setups import draw_cells
-from fsdp_bench.validate.step_time import compare_time, summarize_time
+from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors"),
@@ -72,8 +67,8 @@ def command(
     if against == "published":
         return _published(as_json)
     if against == "dry-run":
-        return _tell_dry_run(cells, seed, kernels, real_tensors, as_json)
-    return _tell_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
+        return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
+    return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
 def _refuse_unused(against: str) -> None:
@@ -87,12 +82,17 @@ def _refuse_unused(against: str) -> None:
             raise SpecError(f"--{name} means nothing with --against {against}; it goes with --against {owners[0]}")
 
 
-def _tell_dry_run(cells: int, seed: int, kernels: Any, real_tensors: bool, as_json: bool) -> int:
-    from fsdp_bench.report.validation.memory import format_validation
+def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, as_json: bool) -> int:
+    from rich.progress import Progress
 
-    comparisons = _dry_run(cells, seed, kernels, real_tensors)
-    against = "dry run and real tensors" if real_tensors else "dry run"
-    summary = summarize(comparisons, f"{against}, kernels {kernels}, seed {seed}")
+    from fsdp_bench.report.validation.memory import format_validation
+    from fsdp_bench.validate.dry_run import validate_dry_runs
+
+    with Progress(console=new_console(error=True)) as bar:
+        task = bar.add_task("dry runs", total=None)
+        comparisons, summary = validate_dry_runs(
+            cells, seed, kernels, real_tensors, lambda done, total: bar.update(task, completed=done, total=total)
+        )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:
@@ -101,62 +101,25 @@ def _tell_dry_run(cells: int, seed: int, kernels: Any, real_tensors: bool, as_js
     return 1 if real_tensors and summary.num_equal < summary.num_cells else 0
 
 
-def _tell_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
-    from fsdp_bench.report.text.speed import measured_rates
+def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
     from fsdp_bench.report.validation.memory import agreement_line, format_validation
-    from fsdp_bench.report.validation.page import Validation, validation_page
+    from fsdp_bench.report.validation.page import rates_words, validation_page
     from fsdp_bench.report.validation.step_time import format_time
+    from fsdp_bench.validate.results import validate_results
 
-    records = read_all_but_broken(folder)
-    comparisons = [compare_with_record(record) for record in records]
-    times = [compare_time(record, profile) for record in records]
-    found = Validation(
-        folder=str(folder),
-        records=records,
-        comparisons=comparisons,
-        summary=summarize(comparisons, f"measured in {folder}"),
-        times=times,
-        time_summary=summarize_time(times),
-        rates=measured_rates(profile) if profile else "of datasheets",
-        agreements=agreements(records),
-    )
+    found = validate_results(str(folder), read_all_but_broken(folder), profile)
     if page is not None:
         _write_page(page, validation_page(found))
     if as_json:
-        time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(times)}
-        document = {**_document(comparisons, found.summary), "time": time, "agreements": to_builtins(found.agreements)}
-        sys.stdout.write(to_json(document).decode())
+        time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(found.times)}
+        document = _document(found.comparisons, found.summary)
+        sys.stdout.write(to_json({**document, "time": time, "agreements": to_builtins(found.agreements)}).decode())
         return 0
-    print_lines(format_validation(comparisons, found.summary))
-    print_lines("\n" + format_time(times, found.time_summary, found.rates))
+    print_lines(format_validation(found.comparisons, found.summary))
+    print_lines("\n" + format_time(found.times, found.time_summary, rates_words(found)))
     if (line := agreement_line(found.agreements)) is not None:
         print_lines(f"\n{line}")
     return 0
-
-
-def _dry_run(count: int, seed: int, kernels: Any, real_tensors: bool) -> list[Comparison]:
-    from rich.progress import Progress
-
-    from fsdp_bench.sweep.dry_run import dry_runs
-
-    cells = draw_cells(count, seed, kernels, small=real_tensors)
-    kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]
-    specs = [
-        DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank, tensors=kind)
-        for cell in cells
-        for kind in kinds
-    ]
-    answers: dict[int, DryRunAnswer] = {}
-    with Progress(console=new_console(error=True)) as progress:
-        task = progress.add_task("dry runs", total=len(specs))
-        for index, answer in dry_runs(specs, os.cpu_count() or 1):
-            answers[index] = answer
-            progress.advance(task)
-    each = len(kinds)
-    return [
-        compare_with_dry_run(cell, answers[each * place], kernels, answers[each * place + 1] if real_tensors else None)
-        for place, cell in enumerate(cells)
-    ]
 
 
 def _published(as_json: bool) -> int:
@@ -186,5 +149,5 @@ def _write_page(page: Path, text: str) -> None:
     print_line(f"page: {page}", error=True)
 
 
-def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:
+def _document(comparisons: list[MemoryComparison], summary: Summary) -> dict[str, Any]:
     return {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}

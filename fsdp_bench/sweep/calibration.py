@@ -117,7 +117,7 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
 def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
-    They are those with which the replay of the probe's step takes what the probe took. So they hold what goes with
+    They are those with which the replay of the probe's step takes what the probe took. So they contain what goes with
     each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
     """
     times = {

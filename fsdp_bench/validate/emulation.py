@@ -1,4 +1,4 @@
-"""Rank 0 alone against rank 0 among its peers: whether an emulated trial's memory is the job's."""
+"""Compares emulated trials (rank 0 alone) with real ones: whether their memory is the same."""
 
 from __future__ import annotations
 

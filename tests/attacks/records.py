@@ -22,14 +22,16 @@ from rich.console import Console
 
 from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.report.charts.measured import draw_all
-from fsdp_bench.report.measured.communication_table import communication_rows, print_communication
+from fsdp_bench.report.measured.communication_table import print_communication
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.results.communication import communication_rows
 from fsdp_bench.sweep.results.flat import flat_row
-from fsdp_bench.sweep.results.store import Store, machine_description, read_frontier_of, read_records
+from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, read_records
+from fsdp_bench.sweep.results.store import Store
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 NUM_RECORDS = 3

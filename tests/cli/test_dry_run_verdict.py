@@ -9,7 +9,8 @@ import pytest
 
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.report.text.dry_run import DryRun, document, side_by_side, verdict_line
+from fsdp_bench.plan.dry_run import DryRun, dry_run_document
+from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
 from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, MemoryAtStart, UserModule
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
@@ -71,26 +72,31 @@ def of_a_module(peak_bytes: int, **more: object) -> DryRun:
 
 def test_live_bytes_show_that_a_users_module_does_not_fit_but_not_that_it_does() -> None:
     large, small = of_a_module(217 * GIB), of_a_module(20 * GIB)
-    assert document(large)["verdict"] == "does_not_fit"
+    assert dry_run_document(large)["verdict"] == "does_not_fit"
     assert verdict_line(large).startswith("does not fit (dry run): live bytes alone peak at 217.0 GiB of 79.")
-    assert document(small)["verdict"] is document(small)["fits"] is document(small)["headroom_bytes"] is None
-    assert document(small)["required_headroom_bytes"] == 2 * GIB
+    assert (
+        dry_run_document(small)["verdict"]
+        is dry_run_document(small)["fits"]
+        is dry_run_document(small)["headroom_bytes"]
+        is None
+    )
+    assert dry_run_document(small)["required_headroom_bytes"] == 2 * GIB
     assert verdict_line(small).startswith("unknown whether it fits (dry run): live bytes peak at 20.0 GiB of 79.")
 
 
 def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:
-    setup = document(of_a_module(GIB, arguments={"micro_batch_size": 3}))["setup"]
+    setup = dry_run_document(of_a_module(GIB, arguments={"micro_batch_size": 3}))["setup"]
     assert (setup["micro_batch_size"], setup["sequence_length"], setup["loss"]) == (3, None, None)
 
 
 def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> None:
     shape = rung(Family.LLAMA, 100_000_000)
     spec = DryRunSpec(model=shape, setup=TrainSetup(world_size=8, sequence_length=512))
-    found = document(DryRun(spec, reading(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
+    found = dry_run_document(DryRun(spec, reading(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
     assert found["memory"]["peak_reserved_bytes"] > 0
     assert found["memory"]["peak_reserved_source"] == "predicted"
     assert (found["fits"], found["verdict"]) == (True, "fits")
-    without = document(DryRun(spec, reading(GIB)))
+    without = dry_run_document(DryRun(spec, reading(GIB)))
     assert without["memory"]["peak_reserved_bytes"] is without["fits"] is None
 
 

@@ -86,7 +86,7 @@ def test_several_servers_are_several_documents_and_a_larger_card_holds_more() ->
 
 def test_the_largest_batch_agrees_with_predict() -> None:
     model = ("--model", "gpt2", *G5, *ONE_CELL)
-    (cell,) = document(*model, "--dial", "micro_batch_size")["cells"]
+    (cell,) = document(*model, "--of", "micro_batch_size")["cells"]
     assert cell["setup"]["sequence_length"] == 1024  # gpt2 has no more positions than that
     same = (*model, "--precision", "bf16-mixed", "--seq", 1024)
     assert predicted(*same, "--batch", cell["fits_value"], code=0)["memory"] == cell["memory"]
@@ -95,7 +95,7 @@ def test_the_largest_batch_agrees_with_predict() -> None:
 
 def test_the_fewest_gpus_agree_with_predict() -> None:
     model = ("--model", "Llama-3.1-8B", "--server", "p4d.24xlarge", *ONE_CELL)
-    (cell,) = document(*model, "--dial", "gpus")["cells"]
+    (cell,) = document(*model, "--of", "gpus")["cells"]
     same = (*model, "--precision", "bf16-mixed", "--seq", 4096)
     assert predicted(*same, "--world-size", cell["fits_value"], code=0)["memory"] == cell["memory"]
     predicted(*same, "--world-size", cell["next"]["value"], code=3)
@@ -104,7 +104,7 @@ def test_the_fewest_gpus_agree_with_predict() -> None:
 
 def test_what_is_needed_is_what_makes_it_fit() -> None:
     """The need that is named, with what is kept free, is enough as --gpu-memory; a little less is not."""
-    words = ("--server", "p5.48xlarge", "--dial", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
+    words = ("--server", "p5.48xlarge", "--of", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
     small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
     (cell,) = small["cells"]
     needed = cell["next"]["needed_bytes"]
@@ -147,7 +147,7 @@ def test_one_rank_alone_keeps_nothing_free_for_nccl_and_does_not_speak_of_it() -
 
 @pytest.mark.parametrize("shard_size", [3, 8])
 def test_the_fewest_gpus_of_a_shard_size_are_multiples_of_it(shard_size: int) -> None:
-    words = ("--gpu", "H100-SXM", "--model", "gpt2", "--dial", "gpus", "--strategy", "HYBRID_SHARD")
+    words = ("--gpu", "H100-SXM", "--model", "gpt2", "--of", "gpus", "--strategy", "HYBRID_SHARD")
     done = run_command("max-size", *words, "--shard-size", shard_size, "--checkpointing", "full", "--json")
     (cell,) = json.loads(done.stdout)["cells"]
     assert cell["fits_value"] == 2 * shard_size
@@ -157,9 +157,9 @@ def test_a_model_of_few_positions_is_asked_for_no_more_than_it_has(tmp_path: Pat
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 1000, "n_positions": 300}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("--gpu", "A10G", "--world-size", 8, "--hf-config", tmp_path / "config.json", *ONE_CELL, "--json")
-    (cell,) = json.loads(run_command("max-size", *words, "--dial", "num_hidden_layers").stdout)["cells"]
+    (cell,) = json.loads(run_command("max-size", *words, "--of", "num_hidden_layers").stdout)["cells"]
     assert cell["setup"]["sequence_length"] == 300
-    (cell,) = json.loads(run_command("max-size", *words, "--dial", "sequence_length").stdout)["cells"]
+    (cell,) = json.loads(run_command("max-size", *words, "--of", "sequence_length").stdout)["cells"]
     assert cell["fits_value"] == 256  # the last multiple of 128
 
 
@@ -249,10 +249,10 @@ def test_what_offload_is_held_against_is_said() -> None:
         (("--server", "p5.48xlrge"), "did you mean 'p5.48xlarge'?"),
         ((), "no GPU is named; --server NAME or --gpu NAME"),
         ((*G5, "--gpu", "A10G"), "keep one"),
-        ((*G5, "--model", "gpt2"), "--dial num_hidden_layers, micro_batch_size, sequence_length, gpus"),
-        ((*G5, "--dial", "gpus", "--model", "gpt2", "--nodes", "2"), "--nodes is what --dial gpus turns"),
-        ((*G5, "--dial", "micro_batch_size"), "no model is named"),
-        ((*G5, "--dial", "depth"), "'depth' is not one of"),
+        ((*G5, "--model", "gpt2"), "--of num_hidden_layers, micro_batch_size, sequence_length, gpus"),
+        ((*G5, "--of", "gpus", "--model", "gpt2", "--nodes", "2"), "--nodes is what --of gpus looks for"),
+        ((*G5, "--of", "micro_batch_size"), "no model is named"),
+        ((*G5, "--of", "depth"), "'depth' is not one of"),
         ((*G5, "--gpu-memory", "80GiB"), "A10G has 24 GiB"),
         ((*G5, "--gpu-memory", "much"), "is not a size"),
         ((*G5, "--strategy", "zero9"), "zero9"),

@@ -20,7 +20,7 @@ from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import RunPlan, TrialSpec
-from fsdp_bench.sweep.run.launchers import ForkServer
+from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.replay.replaying import EverythingTakes
 

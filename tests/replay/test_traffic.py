@@ -20,7 +20,7 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 from tests.simulate.test_step import shape
 from tests.train.measuring.test_fake_group import CASES, count_with_peers
 from tests.train.ranks import run_ranks

@@ -17,7 +17,7 @@ from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command
 from tests.sweep.config.test_grid import machine
 
@@ -159,7 +159,9 @@ def test_parts_are_the_whole_in_its_order(tmp_path: Path) -> None:
     file.write_text(HEAD.format(run="emulate = true") + EVERY_STRATEGY)
 
     def listed(*words: object) -> list[str]:
-        lines = run_command("sweep", file, "--results", tmp_path, "--list", *words).stdout.splitlines()
+        lines = (
+            run_command("sweep", file, "--results", tmp_path, "--list", *words).stdout.replace("\n  ", " ").splitlines()
+        )
         return [line.split()[1] for line in lines[:-1]]
 
     pieces = [listed("--part", f"{number}/3") for number in (1, 2, 3)]

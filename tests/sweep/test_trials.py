@@ -90,7 +90,7 @@ def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sw
     assert small.outcome is Outcome.OK
     assert large.outcome is Outcome.OOM_HOST
     assert not large.fits
-    assert "a budget, not a card" in (large.reason or "")
+    assert "a budget, not a GPU" in (large.reason or "")
     assert "2.0 MiB" in (large.reason or "")
     failure = next(rank.failure for rank in large.ranks if rank.failure)
     assert failure.limit == "budget"
@@ -154,7 +154,7 @@ def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Calla
     file = write_sweep("world_size = 2\nstrategy = ['NO_SHARD', 'HYBRID_SHARD', 'FULL_SHARD']")
     done = run_command("sweep", file, "--results", tmp_path / "r", "--list")
     assert done.returncode == 0
-    lines = done.stdout.splitlines()
+    lines = done.stdout.replace("\n  ", " ").splitlines()
     assert ["NO_SHARD" in lines[0], "HYBRID_SHARD" in lines[1], "FULL_SHARD" in lines[2]] == [True] * 3
     assert "skipped: HYBRID_SHARD needs" in lines[1]
     assert not (tmp_path / "r").exists()

@@ -162,7 +162,7 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
     assert "| ran on | emulated on cpu |" in page
     assert "| device | a processor |" in page
     assert "| peak allocated | 1 of 1 (100.0%) | 0.000% | 0.000% |" in page
-    assert "one measured step, which tells no spread" in page
+    assert "one measured step, which has no spread" in page
     for against, place in (("published", tmp_path / "p.md"), (tmp_path / "results", tmp_path / "none" / "p.md")):
         refused = run_command("validate", "--against", against, "--page", place)
         assert refused.returncode == 2

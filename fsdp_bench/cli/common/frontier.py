@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from fsdp_bench.cli.common.sweeping import ending, introduce, needing_gpu_line, progress_bar, say
+from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
+from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
@@ -25,7 +26,7 @@ def list_searches(session: SearchSession) -> int:
     findings = recall(plan, session.store.peek_all())
     for number, finding in enumerate(findings, 1):
         emulated = " emulated" if plan.run.emulate else ""
-        print_lines(f"{number:<4d}  {finding.search.label}{emulated}  {_known(finding, plan.lacks_gpu)}")
+        print_lines(f"{number:<4d}  {finding.search.label}{emulated}  {search_status(finding, plan.lacks_gpu)}")
     searched = [finding for finding in findings if finding.status != "skipped"]
     found = sum(finding.status == "found" for finding in searched)
     print_lines(
@@ -37,20 +38,7 @@ def list_searches(session: SearchSession) -> int:
     return 0
 
 
-def _known(finding: Finding, lacks_gpu: bool) -> str:
-    if finding.status == "skipped":
-        return f"skipped: {finding.reason}"
-    if finding.status == "found":
-        text = f"found: {finding.print(finding.fits)}"
-    else:
-        dial = finding.dial_range
-        ends = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)}"
-        start = "where it begins depends on the GPU" if lacks_gpu else finding.start
-        text = f"searches {dial.num_steps} steps, {ends}, {start}"
-    return f"{text}; {finding.reason}" if finding.reason and finding.records else text
-
-
-class _Progress(Watcher):
+class SearchProgress(Watcher):
     """A progress bar that counts cells; without a terminal, one line a trial and one a cell."""
 
     def __init__(self, session: SearchSession, progress: Progress) -> None:
@@ -81,14 +69,14 @@ class _Progress(Watcher):
             say(progress, f"{number} {record.id} {trial.label}  {ending(record)}")
         if finding.next_index is None:
             progress.update(self._task, completed=self._session.num_done)
-            say(progress, f"{number} {finding.search.label}: {_answer(finding)}")
+            say(progress, f"{number} {finding.search.label}: {search_result(finding)}")
 
 
 def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
     """Search the cells, print the table and draw the charts; charts are of the whole file."""
     try:
         with progress_bar(new_console(error=True)) as progress:
-            results = session.run(retry, _Progress(session, progress))
+            results = session.run(retry, SearchProgress(session, progress))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
@@ -106,12 +94,3 @@ def _draw(record: FrontierRecord, folder: Path) -> None:
 
     for path in draw_frontier(record, folder):
         print_line(f"chart: {path}")
-
-
-def _answer(finding: Finding) -> str:
-    if finding.status != "found":
-        return f"{finding.status}: {finding.reason}"
-    predicted = finding.predicted.fits
-    text = "unknown" if predicted is None else finding.print(predicted)
-    count = len(finding.records)
-    return f"{finding.print(finding.fits)} fits, predicted {text}, {count} trial{'' if count == 1 else 's'}"

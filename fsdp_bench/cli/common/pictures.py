@@ -44,6 +44,6 @@ def save_figure(figure: Figure, chart: Path) -> None:
     Raises:
         SpecError: when it cannot be written.
     """
-    from fsdp_bench.report.charts.canvas import write_figure
+    from fsdp_bench.report.charts.figure import save
 
-    save_picture(lambda path: write_figure(figure, path), chart)
+    save_picture(lambda path: save(figure, path), chart)

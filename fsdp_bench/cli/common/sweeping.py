@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
@@ -24,11 +24,6 @@ def read_all_but_broken(folder: Path) -> list[TrialRecord]:
     for line in notes:
         print_line(f"fsdp-bench: {line}", error=True)
     return records
-
-
-def needing_gpu_line(needs: Sequence[str]) -> str:
-    """Return the line of a list about what depends on a GPU that is not here."""
-    return f"not listed, because their sizes depend on the GPU, which is not here: {'; '.join(needs)}"
 
 
 def progress_bar(console: Console) -> Progress:
@@ -48,12 +43,6 @@ def introduce(console: Console, notes: Sequence[str], line: str) -> None:
     for text in notes:
         note(console, f"note: {text}", "yellow")
     note(console, line)
-
-
-def ending(record: TrialRecord) -> str:
-    """Return how a trial ended, for a progress line."""
-    reason = f": {record.reason}" if record.reason else ""
-    return f"{record.outcome.value} {record.wall_seconds:.1f} s{reason}"
 
 
 def say(progress: Progress, text: str) -> None:

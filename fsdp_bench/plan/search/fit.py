@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import Estimate, allocator_room, estimate, read_allocator, refuse_endless
+from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless, worst_rank
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.allocator import AllocatorReading
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.replay.live_memory import LiveMemory, breakdown, worst_rank
+from fsdp_bench.replay.live_memory import breakdown
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
-from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Offload
 
 NO_FLASH_ATTENTION = (
-    "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
+    "torch has no flash attention for this GPU, and what 16-bit attention needs without it is not predicted; fp32 is"
 )
 
 
@@ -77,22 +76,22 @@ class FitCheck:
         if self.budget_bytes is not None:
             return self.budget_bytes
         communicators = communicators_of(candidate.setup, _cluster(candidate))
-        return allocator_room(_gpu(candidate), communicators, self.headroom_bytes) or 0
+        return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Return whether live bytes and host memory are within their limits: necessary, and quickly known."""
         if self.host_share(candidate) > 1:
             return False
-        return self._live(candidate)[1].peak_bytes <= self.memory_limit_bytes(candidate)
+        _, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
+        return live.peak_bytes <= self.memory_limit_bytes(candidate)
 
     def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
         """Return what the caching allocator shows on this GPU, or on one without limit."""
         limit = self.memory_limit_bytes(candidate) if is_limited else None
-        kernels = kernels_on(self.kernels, _gpu(candidate))
         return read_allocator(
             candidate.model,
             candidate.setup,
-            kernels,
+            self._kernels(candidate),
             limit,
             self.expandable_segments,
             hardware=candidate.hardware,
@@ -134,12 +133,12 @@ class FitCheck:
         first = None if self.budget_bytes is not None else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
         if phase != found.memory.peak_phase:
-            log, live = self._live(candidate)
+            log, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
             held = breakdown(log, live.phases[phase])
         return Limit("card", phase, max(held, key=lambda name: held[name]))
 
-    def _live(self, candidate: Candidate) -> tuple[Log, LiveMemory]:
-        return worst_rank(candidate.model, candidate.setup, kernels_on(self.kernels, _gpu(candidate)))
+    def _kernels(self, candidate: Candidate) -> Kernels:
+        return kernels_on(self.kernels, _gpu(candidate))
 
 
 def _cluster(candidate: Candidate) -> Cluster | None:

@@ -116,9 +116,10 @@ def _find_shared(index: int) -> _Answer:
 
 
 def _find(quantity: Quantity, check: FitCheck) -> _Answer:
-    compile_allocator()
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
+    if check.budget_bytes is None:
+        compile_allocator()
     candidates = _Candidates(quantity, check)
     widths = _up_to_ceiling(quantity, candidates.may_fit)
     if check.budget_bytes is not None:

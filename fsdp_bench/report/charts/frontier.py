@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, MaxSizePicture, Panel
+from fsdp_bench.report.charts.max_size import (
+    MEASURED,
+    MOST_BARS,
+    NONE_FITS,
+    UNKNOWN,
+    BarRow,
+    MaxSizeBar,
+    MaxSizePicture,
+)
 from fsdp_bench.report.charts.max_size import draw as draw_picture
 from fsdp_bench.report.charts.slides import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
@@ -93,11 +101,11 @@ def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePic
     )
     first = cells[0]
     return MaxSizePicture(
-        title=f"{WORDS[first.dial.name].title}, by sharding strategy: measured, and predicted",
+        title=f"{WORDS[first.dial.name].title} (measured, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
         axes=WORDS[first.dial.name].axes,
         levels=levels,
-        panels=(Panel("", tuple(_bar(cell, levels) for cell in ordered)),),
+        rows=(BarRow("", tuple(_bar(cell, levels) for cell in ordered)),),
         conditions=tuple(_conditions(record, cells, levels)),
         notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
         number=format_count if first.dial.name == "num_parameters" else str,
@@ -144,15 +152,15 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     told = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
     if highest:
-        told.append(f"but {highest} are at the dial's end: nothing larger was tried")
+        told.append(f"but {highest} are at the end of the search: nothing larger was tried")
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
     told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
     told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
     if record.device == "cpu":
-        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for a card's memory; gloo")
+        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:
-        size = "all of the card" if limit is None else f"the card limited to {format_gib(limit)}"
+        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
         told.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     told += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]

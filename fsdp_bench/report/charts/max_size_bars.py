@@ -11,17 +11,18 @@ from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MOST_BARS,
-    MOST_PANELS,
+    MOST_ROWS,
     NONE_FITS,
     UNKNOWN,
+    BarRow,
     MaxSizeBar,
     MaxSizePicture,
-    Panel,
 )
 from fsdp_bench.report.charts.slides import ORDER
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
 from fsdp_bench.report.text.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.text.prediction import common_line
+from fsdp_bench.report.text.words import hardware_words
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -38,29 +39,29 @@ MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Which fields label the bars, and which one has panels of its own."""
+    """Which fields label the bars, and which one has rows of its own."""
 
     levels: tuple[str, ...]
-    panels: str | None
+    rows: str | None
 
 
 def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
-    """Choose levels and panels for the settings of some places, before anything is predicted.
+    """Choose levels and rows for the settings of some servers or GPUs, before anything is predicted.
 
     Raises:
         SpecError: for more settings than a picture shows legibly.
     """
-    settings = [(name, dial[0].setup) for name, dials in places for dial in dials]
+    settings = [(name, quantity[0].setup) for name, sizes in places for quantity in sizes]
     values = {field: {_word(field, *setting) for setting in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:
         return Arrangement(levels, None)
     for field in levels:
         most = max(sum(_word(field, *setting) == word for setting in settings) for word in values[field])
-        if len(values[field]) <= MOST_PANELS and most <= MOST_BARS:
+        if len(values[field]) <= MOST_ROWS and most <= MOST_BARS:
             return Arrangement(tuple(level for level in levels if level != field), field)
     raise SpecError(
-        f"chart: {len(settings)} settings are too many for one picture; at most {MOST_BARS}, or {MOST_PANELS} panels"
+        f"chart: {len(settings)} settings are too many for one picture; at most {MOST_BARS}, or {MOST_ROWS} rows"
         f" of {MOST_BARS}; name fewer with --strategy, --precision, --checkpointing, --offload"
     )
 
@@ -82,17 +83,17 @@ def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSiz
         return ORDER.index(cell.setup.strategy), *within
 
     cells.sort(key=place)
-    field, panels = arrangement.panels, []
+    field, rows = arrangement.rows, []
     for word in dict.fromkeys(_word(field, name, cell.setup) if field else "" for name, cell in cells):
         chosen = [(n, c) for n, c in cells if not field or _word(field, n, c.setup) == word]
         title = word if field in (None, SERVER) else f"{field} {word}"
-        panels.append(Panel(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
+        rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
     return MaxSizePicture(
-        title=f"{words.title}, by sharding strategy: predicted",
+        title=f"{words.title} (predicted): {_servers(sizes)}",
         subtitle=_subtitle(sizes),
         axes=words.axes,
         levels=arrangement.levels,
-        panels=tuple(panels),
+        rows=tuple(rows),
         conditions=tuple(_conditions(sizes)),
         notes=tuple(_notes(sizes)),
         number=lambda value: value_text(first.quantity.name, value),
@@ -117,15 +118,22 @@ def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
 
 def _subtitle(sizes: Sequence[HardwareResult]) -> str:
     setup = sizes[0].cells[0].setup
-    *others, last = [one.title for one in sizes]
-    names = " and ".join([", ".join(others), last] if others else [last])
     first = sizes[0].cells[0]
     name, model = first.quantity.name, first.quantity[0].model
     what = f"{model.family.value} models" if name == "num_parameters" else model.name
     batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
     batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU"
     both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
-    return f"{what} on {names}, {batch.get(name, both)}"
+    return f"{what}, {batch.get(name, both)}, by sharding strategy"
+
+
+def _servers(sizes: Sequence[HardwareResult]) -> str:
+    """Return what was sized for: ``2 x p5.48xlarge (16 x H100-SXM)``, several joined."""
+    names = [hardware_words(one.hardware, one.cells[0].setup.world_size) for one in sizes]
+    if sizes[0].cells[0].quantity.name == "world_size":
+        names = [one.name for one in sizes]
+    *others, last = names
+    return " and ".join([", ".join(others), last] if others else [last])
 
 
 def _conditions(sizes: Sequence[HardwareResult]) -> list[str]:

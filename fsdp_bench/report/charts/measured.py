@@ -1,45 +1,46 @@
-"""The pictures of measured results: peak memory, throughput, communication. Strategies side by side.
+"""The charts of measured results: peak memory, throughput, communication; strategies side by side.
 
-``bars`` says what one trial shows, ``slides`` which trials share a picture, ``axis`` where their bars stand; here it
-is drawn. Every picture prints the conditions under which its numbers hold.
+``bars`` says what one trial shows and ``slides`` which trials share a chart; here they are drawn. Every chart prints
+the conditions under which its numbers hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.charts import bars
-from fsdp_bench.report.charts.axis import FAINT, FONT, INK, LINE, Layout, draw_labels, lay_out
 from fsdp_bench.report.charts.bars import Bar
-from fsdp_bench.report.charts.canvas import (
-    DPI,
-    EDGE,
+from fsdp_bench.report.charts.figure import (
     FAILURE,
-    HEIGHT,
-    WIDTH,
-    new_figure,
-    scale_axis,
-    shorten,
-    text_width,
-    wrap,
-    write,
+    FAINT,
+    INK,
+    StrategyPanel,
+    are_upright,
+    label_bars,
+    leave_room_for_labels,
+    legend,
+    new_frame,
+    save,
+    strategy_panels,
 )
 from fsdp_bench.report.charts.slides import Slide, slides
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEFT, RIGHT, TOP = 160.0, 25.0, 142.0
-"""Pixels around the axes; the legend adds to the top, and the bottom depends on the texts there."""
-BAR, WIDEST_BAR = 0.8, 130.0
-"""Width of a bar in slots, and at most in pixels."""
 MOST_NOTES = 3
+FIRST_AFTER_SECONDS = 25.0
+MOST_TIME = 0.05
+"""Of a sweep's time that drawing may take while it runs; it happens between trials, never beside one."""
 
 # Okabe and Ito's palette from dark to light, so that it survives black and white; hatches tell the parts apart too.
 STYLES = {
@@ -122,39 +123,57 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
         for chart in CHARTS:
             if any(chart.bar(slot.record).top for group in slide.groups for slot in group.slots):
                 path = folder / f"{chart.name}{slide.suffix}.png"
-                _figure(chart, slide).savefig(path)
+                save(measured_figure(chart, slide), path)
                 paths.append(path)
     return paths
 
 
-def _figure(chart: Chart, slide: Slide) -> Figure:
-    figure = new_figure()
-    layout = lay_out(slide.groups, slide.levels, WIDTH - LEFT - RIGHT, LEFT - EDGE, text_width)
-    drawn = [chart.bar(place.slot.record) for place in layout.places]
-    scale, unit = _unit(chart, drawn)
+class ChartsMeanwhile:
+    """Draws the charts of a sweep that is still running now and then; each says how many of how many trials it has."""
+
+    def __init__(self, folder: Path, machine: str) -> None:
+        self._folder = folder
+        self._machine = machine
+        self._due = time.monotonic() + FIRST_AFTER_SECONDS
+
+    def update(self, records: list[TrialRecord], num_trials: int) -> None:
+        """Draw again if it is time to, and more trials are to come; what cannot be written is left for the end."""
+        begin = time.monotonic()
+        if begin < self._due or len(records) >= num_trials:
+            return
+        with contextlib.suppress(OSError):
+            draw_all(records, self._folder, f"{self._machine}, {len(records)} of {num_trials} trials so far")
+        now = time.monotonic()
+        self._due = now + max(FIRST_AFTER_SECONDS, (now - begin) / MOST_TIME)
+
+
+def measured_figure(chart: Chart, slide: Slide) -> Figure:
+    """Return one chart of the trials that share it."""
+    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in slide.groups]
+    everything = [bar for group in drawn for bar in group]
+    scale, unit = _unit(chart, everything)
     record = slide.groups[0].slots[0].record
-    hardware, is_emulated = record.hardware, record.device == "emulated"
-    meaning = chart.meaning.get(hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
-    footer = wrap((*slide.conditions, meaning), WIDTH - 2 * EDGE) + _noted(slide.notes)
-    for index, line in enumerate(footer):
-        write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
+    is_emulated = record.device == "emulated"
+    meaning = chart.meaning.get(record.hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
     title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
-    write(figure, HEIGHT - 34, title, size=18, weight="bold")
-    write(figure, HEIGHT - 66, slide.subtitle, size=13)
-    top = HEIGHT - TOP - _legend(figure, drawn) * LINE
-    write(figure, top + 24, unit.format(unit="GPU" if hardware == "cuda" else "rank"), size=12)
-    bottom = layout.depth + len(footer) * LINE + 26
-    axes = figure.add_axes((LEFT / WIDTH, bottom / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, (top - bottom) / HEIGHT))
-    _draw_bars(axes, layout, drawn, scale)
-    _dress(axes, layout)
-    return figure
+    frame = new_frame(f"{title}: {slide.place}", slide.subtitle, (*slide.conditions, meaning), _noted(slide.notes))
+    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in slide.groups]
+    axes = strategy_panels(frame, panels, slide.levels)[0]
+    words = [[_words(bar, scale) for bar in group] for group in drawn]
+    flat = [lines for group in words for lines in group]
+    upright = are_upright(flat, len(flat))
+    for one, group, lines in zip(axes, drawn, words, strict=True):
+        _draw_bars(one, group, lines, scale, upright)
+    axes[0].set_ylabel(unit.format(unit="GPU" if record.hardware == "cuda" else "rank"), fontsize=12)
+    legend(frame, _handles(everything))
+    leave_room_for_labels(frame, axes[0], max(bar.top for bar in everything) / scale, flat, upright)
+    return frame.figure
 
 
 def _noted(notes: tuple[str, ...]) -> list[str]:
     """Return the first notes, one line each, and how many there are more."""
-    shown = [shorten(note) for note in notes[:MOST_NOTES]]
     more = len(notes) - MOST_NOTES
-    return [*shown, f"and {more} more reasons: trials.csv"] if more > 0 else shown
+    return [*notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])]
 
 
 def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
@@ -162,40 +181,28 @@ def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
     return next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
 
 
-def _number(value: float, scale: float) -> str:
-    """Print a bar's total in the axis's unit: one decimal, none from 100 on; GiB always with one."""
-    scaled = value / scale
-    return f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
+def _words(bar: Bar, scale: float) -> tuple[str, ...]:
+    """Return a bar's number in the axis's unit, and what is said beside it."""
+    scaled = bar.total / scale
+    number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
+    return ((number,) if bar.succeeded else ()) + bar.words
 
 
-def _draw_bars(axes: Axes, layout: Layout[TrialRecord], drawn: list[Bar], scale: float) -> None:
-    """Draw every bar with its text, and give the axis the height at which all texts fit over their bars."""
-    texts, upright = _texts(drawn, scale, axes.bbox.width / layout.span)
-    longest = [max(text_width(line, FONT, True) for line in text.split("\n")) for text in texts]
-    lines = [(text.count("\n") + 1) * LINE for text in texts]
-    heights = longest if upright else lines
-    room = axes.bbox.height - 14
-    tops = ((room - text) / bar.top for bar, text in zip(drawn, heights, strict=True) if bar.top)
-    pixels = min(tops, default=room / scale)
-    axes.set_ylim(0, axes.bbox.height / (pixels * scale))
-    width = min(BAR, WIDEST_BAR * layout.span / axes.bbox.width)
-    for place, bar, text in zip(layout.places, drawn, texts, strict=True):
-        _draw_pieces(axes, place.middle, width, bar, scale)
-        color = _color(bar)
-        axes.annotate(text, (place.middle, bar.top / scale), (0, 4), textcoords="offset points", ha="center",
-                      va="bottom", rotation=90 if upright else 0, fontsize=FONT, linespacing=1.1, color=color,
-                      weight="normal" if color == INK else "bold", zorder=4,
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
-
-
-def _texts(drawn: list[Bar], scale: float, slot: float) -> tuple[list[str], bool]:
-    """Return the text of every bar, and whether they stand upright because a slot of that many pixels is too narrow."""
-    words = [((_number(bar.total, scale),) if bar.succeeded else ()) + bar.words for bar in drawn]
-    if all(text_width(line, FONT, True) <= 0.98 * slot for lines in words for line in lines):
-        return ["\n".join(lines) for lines in words], False
-    return [
-        "\n".join(" · ".join(lines[start : start + 2]) for start in range(0, len(lines), 2)) for lines in words
-    ], True
+def _draw_bars(axes: Axes, drawn: Sequence[Bar], words: Sequence[Sequence[str]], scale: float, upright: bool) -> None:
+    """Draw the bars of one strategy, stacked from their parts, with the spread of their samples."""
+    places = range(len(drawn))
+    base = [0.0] * len(drawn)
+    for part, (color, hatch) in STYLES.items():
+        sizes = [dict(bar.pieces).get(part, 0.0) / scale for bar in drawn]
+        if any(sizes):
+            edges = [INK if bar.succeeded else FAILURE for bar in drawn]
+            axes.bar(places, sizes, 0.8, base, color=color, hatch=hatch, linewidth=0.8, edgecolor=edges, zorder=2)
+            base = [low + size for low, size in zip(base, sizes, strict=True)]
+    for place, bar in enumerate(drawn):
+        if bar.spread:
+            axes.vlines(place, bar.spread[0] / scale, bar.spread[1] / scale, color="black", linewidth=1.8, zorder=3)
+    tops = axes.bar(places, [bar.top / scale for bar in drawn], 0.8, facecolor="none", edgecolor="none")
+    label_bars(axes, tops, words, [_color(bar) for bar in drawn], upright=upright)
 
 
 def _color(bar: Bar) -> str:
@@ -205,44 +212,13 @@ def _color(bar: Bar) -> str:
     return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.words) else FAILURE
 
 
-def _draw_pieces(axes: Axes, middle: float, width: float, bar: Bar, scale: float) -> None:
-    base = 0.0
-    for part, size in bar.pieces:
-        color, hatch = STYLES[part]
-        axes.bar(middle, size / scale, width, bottom=base / scale, color=color, hatch=hatch, linewidth=0.8,
-                 edgecolor=INK if bar.succeeded else FAILURE, zorder=2)  # fmt: skip
-        base += size
-    if bar.spread:
-        least, greatest = (end / scale for end in bar.spread)
-        axes.plot([middle, middle], [least, greatest], color="black", linewidth=1.8, marker="_", markersize=9,
-                  markeredgewidth=1.8, zorder=3)  # fmt: skip
-
-
-def _dress(axes: Axes, layout: Layout[TrialRecord]) -> None:
-    axes.set_xlim(0, layout.span)
-    axes.set_xticks([])
-    scale_axis(axes)
-    draw_labels(axes, layout.labels, DPI / 72)
-
-
-def _legend(figure: Figure, drawn: list[Bar]) -> int:
-    """Explain the parts that the picture has, in their order; return the rows that this takes."""
+def _handles(drawn: Sequence[Bar]) -> list[Artist]:
+    """Return what explains the parts that the chart has, in their order."""
     from matplotlib.patches import Patch
 
-    parts = [part for part in STYLES if any(part == name and size for bar in drawn for name, size in bar.pieces)]
-    handles = [
-        Patch(
-            facecolor=STYLES[part][0],
-            hatch=STYLES[part][1],
-            linewidth=0.8,
-            label=part,
-            edgecolor=FAILURE if part == bars.OUT_OF_MEMORY else INK,
-        )
-        for part in parts
-    ]
-    rows = 1 if sum(text_width(part, FONT) + 75 for part in parts) <= WIDTH - 2 * EDGE else 2
-    place = ((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT)
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=place, frameon=False, fontsize=FONT,
-                  ncols=-(-len(parts) // rows), columnspacing=1.6, labelspacing=0.25, handlelength=2.2,
-                  borderpad=0.3)  # fmt: skip
-    return rows
+    return [
+        Patch(facecolor=color, hatch=hatch, linewidth=0.8, label=part,
+              edgecolor=FAILURE if part == bars.OUT_OF_MEMORY else INK)
+        for part, (color, hatch) in STYLES.items()
+        if any(part == name and size for bar in drawn for name, size in bar.pieces)
+    ]  # fmt: skip

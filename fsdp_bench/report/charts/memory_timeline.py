@@ -1,17 +1,24 @@
-"""The picture of predicted memory over one training step; several setups stand side by side on one scale."""
+"""The chart of predicted memory over one training step; several setups stand side by side on one scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fsdp_bench.plan.chart_data.memory_timeline import (
+    CATEGORIES,
+    MemoryTimeline,
+    Moment,
+    PhaseMemory,
+    memory_timeline,
+)
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.report.charts.axis import FONT, HEADER_FONT, INK, LINE
-from fsdp_bench.report.charts.canvas import EDGE, FAILURE, HEIGHT, WIDTH, new_figure, scale_axis, text_width, write
-from fsdp_bench.report.charts.memory_steps import CATEGORIES, Timeline, timeline
+from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, legend, new_frame, value_axis
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.verdict import required_lines, verdict
+from fsdp_bench.report.text.words import hardware_words
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.errors import SpecError
@@ -23,22 +30,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 6
-"""Setups that one picture shows legibly."""
+"""Setups that one chart shows legibly."""
 
 ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 """Rows and columns of panels by their number."""
 
 NEAR = 0.2
-"""Part of the card's memory that the highest peak needs for the card's limit to be on the scale."""
+"""Part of the GPU's memory that the highest peak needs for the GPU's limit to be on the scale."""
 
-MARKER = 18.0
-"""Pixels over the highest line, for the mark of a peak."""
+MOMENTS = 900
+"""Moments of a step that are drawn, in all panels of a row together."""
 
-NARROWEST = 50.0
-"""Pixels of the narrowest phase, as wide as its name."""
-
-LEFT, RIGHT, GAP_X, GAP_Y = 84.0, 30.0, 34.0, 98.0
-"""Pixels around and between panels."""
+NARROWEST = 0.05
+"""Part of the axis that a phase takes at least, so that its name can be read."""
 
 # Okabe and Ito's palette; neighbours differ in lightness, and hatches tell them apart in black and white.
 STYLES = {
@@ -51,72 +55,60 @@ STYLES = {
     Category.LOGITS: ("#D55E00", "..."),
     Category.TEMPORARY: ("#F0E442", "xx"),
 }
-
-
 USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
 RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
 """How the level lines are drawn."""
 
+_SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
+
 
 @dataclass(frozen=True)
-class Panel:
-    """One setup in the picture."""
+class MemoryPanel:
+    """One setup in the chart."""
 
     prediction: Prediction
-    timeline: Timeline
+    timeline: MemoryTimeline
     title: str
 
 
 def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
-    """Return the picture of one setup's step, or of several side by side.
+    """Return the chart of one setup's step, or of several side by side.
 
     Args:
         predictions: setups of one model on the same hardware, in the order of the panels.
-        refused: combinations that cannot run; they are named under the picture.
+        refused: combinations that cannot run; they are named under the chart.
 
     Raises:
-        SpecError: for more setups than a picture shows.
+        SpecError: for more setups than a chart shows.
     """
     if len(predictions) > MOST:
         raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
-    figure = new_figure()
-    columns = ROWS[len(predictions)][1]
-    pixels = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
     varying = varying_fields([prediction.question for prediction in predictions])
-    panels = [_panel(prediction, varying, pixels) for prediction in predictions]
-    footer = _wrapped(_conditions(predictions, varying), WIDTH - 2 * EDGE) + _notes(panels, refused)
-    for index, line in enumerate(footer):
-        write(figure, (len(footer) - index) * LINE - 4, line, size=FONT, color="#444444")
-    write(figure, HEIGHT - 34, "Predicted memory over one training step", size=18, weight="bold")
-    subtitle, good = _subtitle(panels)
-    write(figure, HEIGHT - 66, subtitle, size=13, color=INK if good else FAILURE)
-    top = HEIGHT - 112 - _legend(figure, panels) * LINE
-    scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
-    write(figure, top, f"predicted live bytes on one GPU, {unit}", size=12)
-    _place(figure, panels, scale, top=top - (72 if len(panels) > 1 else 46), bottom=len(footer) * LINE + 46)
-    return figure
-
-
-def _place(figure: Figure, panels: Sequence[Panel], scale: float, top: float, bottom: float) -> None:
-    """Draw the panels between two heights, row by row, all on one scale."""
+    panels = [MemoryPanel(one, memory_timeline(one.question), title(one.question, varying)) for one in predictions]
+    first = predictions[0].question
+    subtitle, is_good = _subtitle(panels)
+    frame = new_frame(
+        f"Memory over one training step (predicted): {hardware_words(first.hardware, first.setup.world_size)}",
+        subtitle,
+        _conditions(predictions, varying),
+        _notes(panels, refused),
+        INK if is_good else FAILURE,
+    )
     rows, columns = ROWS[len(panels)]
-    width = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP_X) / columns
-    height = (top - bottom - (rows - 1) * GAP_Y) / rows
-    limit = _limit(panels, height)
-    for index, panel in enumerate(panels):
-        row, column = divmod(index, columns)
-        x = LEFT + column * (width + GAP_X)
-        y = bottom + (rows - 1 - row) * (height + GAP_Y)
-        axes = figure.add_axes((x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT))
-        _draw_panel(axes, panel, scale, limit, is_first=column == 0, is_alone=len(panels) == 1)
+    grid = frame.body.subplots(rows, columns, sharey=True, squeeze=False)
+    scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _draw_panel(axes, panel, scale, MOMENTS // columns, is_alone=len(panels) == 1)
+        _draw_levels(axes, panel, scale, _limit(panels))
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    grid[0, 0].set_ylim(0, _limit(panels) / scale)
+    frame.body.supylabel(f"predicted live bytes on one GPU, {unit}", fontsize=12)
+    legend(frame, _handles(panels))
+    return frame.figure
 
 
-def _panel(prediction: Prediction, varying: Sequence[str], pixels: float) -> Panel:
-    made = timeline(prediction.question, round(pixels / 1.5), NARROWEST / pixels)
-    return Panel(prediction, made, title(prediction.question, varying))
-
-
-def _subtitle(panels: Sequence[Panel]) -> tuple[str, bool]:
+def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
     """Return the answer, or for several panels the model, and whether it is no bad news."""
     first = panels[0].prediction
     model = first.question.model
@@ -126,92 +118,64 @@ def _subtitle(panels: Sequence[Panel]) -> tuple[str, bool]:
     return text, first.fits is not False
 
 
-def _highest(panels: Sequence[Panel]) -> int:
-    return max(panel.timeline.peak.moment.total for panel in panels)
+def _highest(panels: Sequence[MemoryPanel]) -> int:
+    return max(panel.timeline.peak.total for panel in panels)
 
 
-def _limit(panels: Sequence[Panel], height: float) -> float:
-    """Return the bytes at the top of every axis of so many pixels.
-
-    The highest peak has room for its mark, and the card's memory is on the scale where a peak comes near it.
-    """
-    highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
+def _limit(panels: Sequence[MemoryPanel]) -> float:
+    """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
+    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
     if card is not None and highest >= NEAR * card:
         highest = max(highest, card)
-    return highest * height / (height - MARKER)
+    return 1.06 * highest
 
 
-def _draw_panel(axes: Axes, panel: Panel, scale: float, limit: float, *, is_first: bool, is_alone: bool) -> None:
+def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, is_alone: bool) -> None:
+    value_axis(axes)
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, limit / scale)
-    axes.set_xticks([])
-    scale_axis(axes)
-    axes.tick_params(axis="y", labelleft=is_first)
-    _draw_stack(axes, panel.timeline, scale)
-    _draw_phases(axes, panel.timeline)
-    _draw_card(axes, panel, scale)
-    axes.plot([panel.timeline.peak.x], [panel.timeline.peak.moment.total / scale], marker="v", markersize=8,
-              color="black", zorder=6, clip_on=False)  # fmt: skip
-    _write_over(axes, _peak_words(panel, is_alone), FONT, 5.0)
-    if not is_alone:
-        prediction = panel.prediction
-        fits = "fit unknown" if prediction.verdict is None else prediction.verdict.words
-        _title(axes, f"{panel.title}: {fits}", INK if prediction.fits is not False else FAILURE)
+    widths = _widths(panel.timeline)
+    places = [sum(widths[:index]) for index in range(len(widths))]
+    drawn = [
+        moment
+        for phase, start, width in zip(panel.timeline.phases, places, widths, strict=True)
+        for moment in _thinned(phase, start, width, moments)
+    ]
+    _draw_stack(axes, drawn, scale)
+    _name_phases(axes, panel.timeline, places, widths, "short" if len(widths) * (1 if is_alone else 3) > 12 else "full")
+    top_x, top = max(drawn, key=lambda pair: pair[1].total)
+    axes.plot([top_x], [top.total / scale], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
+    prediction = panel.prediction
+    fits = "fit unknown" if prediction.verdict is None else prediction.verdict.words
+    lines = [_peak_words(panel, is_alone)] if is_alone else [f"{panel.title}: {fits}", _peak_words(panel, is_alone)]
+    axes.set_title("\n".join(lines), loc="left", fontsize=TEXT if is_alone else TEXT - 0.5,
+                   color=INK if prediction.fits is not False else FAILURE)  # fmt: skip
 
 
-def _title(axes: Axes, text: str, color: str) -> None:
-    size = _fitting(axes, text, HEADER_FONT, True)
-    axes.set_title(text, loc="left", fontsize=size, weight="bold", pad=22.0, color=color)
+def _widths(timeline: MemoryTimeline) -> list[float]:
+    """Return each phase's part of the axis: by its number of allocations and frees, none too narrow for its name."""
+    total = sum(len(phase.moments) for phase in timeline.phases)
+    least = min(NARROWEST, 0.5 / len(timeline.phases))
+    widths = [max(len(phase.moments) / total, least) for phase in timeline.phases]
+    return [width / sum(widths) for width in widths]
 
 
-def _write_over(axes: Axes, text: str, font: float, above: float) -> None:
-    """Write a line over a panel, so many points above it, where it covers nothing."""
-    axes.annotate(text, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points", ha="left",
-                  va="bottom", fontsize=_fitting(axes, text, font, False), color=INK)  # fmt: skip
+def _thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> list[tuple[float, Moment]]:
+    """Return a phase's moments and their places; of many that fall together the highest, so that no peak is lost."""
+    count = len(phase.moments)
+    kept = min(max(1, round(width * moments)), count)
+    bounds = [index * count // kept for index in range(kept + 1)]
+    return [
+        (start + width * first / count, max(phase.moments[first:last], key=lambda moment: moment.total))
+        for first, last in pairwise(bounds)
+    ]
 
 
-def _fitting(axes: Axes, text: str, font: float, bold: bool) -> float:
-    """Return the font's size, or the smaller one in which the text is as wide as the panel."""
-    return min(font, 0.97 * font * float(axes.bbox.width) / text_width(text, font, bold))
-
-
-def _peak_words(panel: Panel, is_alone: bool) -> str:
-    """Return how high the marked moment is and where, what is reserved, and why it does not fit where no line shows it.
-
-    A panel among several has no room for the operator, nor for the place where there is a reason to be told.
-    """
-    made, prediction = panel.timeline, panel.prediction
-    moment, reason = made.peak.moment, _hidden_reason(prediction)
-    where = f" in {made.peak_phase}" if moment.block is None else f" in {made.peak_phase}, block {moment.block}"
-    where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
-    told = f"\u25bc peak {format_gib(moment.total)}{where}"
-    if prediction.reserved_bytes is not None:
-        told += f"; reserved {format_gib(prediction.reserved_bytes)}"
-    return told + reason
-
-
-def _hidden_reason(prediction: Prediction) -> str:
-    """Return why a setup does not fit where the picture's lines do not show it, else an empty text."""
-    estimate, reading = prediction.estimate, prediction.estimate.allocator
-    if prediction.fits is not False:
-        return ""
-    if reading.out_of_memory is not None:
-        is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
-        if is_seen:
-            return ""
-        kept = format_gib(estimate.required_headroom.num_bytes)
-        return f"; its segments need {format_gib(prediction.needed_bytes)}, {kept} are kept free"
-    if count := reading.num_alloc_retries:
-        return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
-    return "; host memory is too small"
-
-
-def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
+def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float) -> None:
     """Fill one step-shaped band a category, each over the one before."""
-    x = [column.x for column in made.columns] + [1.0]
+    x = [place for place, _ in drawn] + [1.0]
     base = [0.0] * len(x)
     for place, category in enumerate(CATEGORIES):
-        sizes = [column.moment.live[place] / scale for column in made.columns]
+        sizes = [moment.live[place] / scale for _, moment in drawn]
         top = [low + size for low, size in zip(base, [*sizes, sizes[-1]], strict=True)]
         if max(sizes) > 0:
             color, hatch = STYLES[category]
@@ -222,60 +186,80 @@ def _draw_stack(axes: Axes, made: Timeline, scale: float) -> None:
     axes.step(x, base, where="post", color="black", linewidth=1.3, zorder=3)
 
 
-def _draw_phases(axes: Axes, made: Timeline) -> None:
-    """Mark where phases begin, and name them under the axis; a name that has no room is cut."""
-    for index, span in enumerate(made.spans):
-        if span.name in ("loss", "optimizer"):
-            axes.axvspan(span.start, span.end, color="#F3F3F3", linewidth=0, zorder=0)
-        if index:
-            axes.axvline(span.start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
-        room = (span.end - span.start) * axes.bbox.width - 4
-        name = next((text for text in (span.name, _SHORT[span.name]) if text_width(text, FONT) <= room), "")
-        axes.annotate(name, ((span.start + span.end) / 2, 0), (0, -14), xycoords=axes.get_xaxis_transform(),
-                      textcoords="offset points", ha="center", va="baseline", fontsize=FONT, color=INK,
-                      annotation_clip=False)  # fmt: skip
+def _name_phases(
+    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], names: str
+) -> None:
+    """Mark where phases begin, and name them under the axis."""
+    for phase, start, width in zip(timeline.phases, places, widths, strict=True):
+        if phase.name in ("loss", "optimizer"):
+            axes.axvspan(start, start + width, color="#F3F3F3", linewidth=0, zorder=0)
+        if start:
+            axes.axvline(start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
+    texts = [_SHORT.get(phase.name, phase.name) if names == "short" else phase.name for phase in timeline.phases]
+    axes.set_xticks([start + width / 2 for start, width in zip(places, widths, strict=True)], texts)
 
 
-_SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
-
-
-def _draw_card(axes: Axes, panel: Panel, scale: float) -> None:
-    """Draw what a process can use of the card, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.card_bytes, panel.prediction.reserved_bytes
+def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
+    """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
+    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
     if card is None:
         return
     for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
-        if num_bytes is not None and num_bytes / scale <= axes.get_ylim()[1]:
+        if num_bytes is not None and num_bytes <= limit:
             axes.axhline(num_bytes / scale, zorder=order, **style)
 
 
-def _legend(figure: Figure, panels: Sequence[Panel]) -> int:
-    """Explain the categories that the picture has, in the order of the stack; return the rows that this takes."""
+def _peak_words(panel: MemoryPanel, is_alone: bool) -> str:
+    """Return how high the marked moment is and where, what is reserved, and why it does not fit where no line shows it.
+
+    A panel among several does not name the operator, nor the place where there is a reason to give.
+    """
+    timeline, prediction = panel.timeline, panel.prediction
+    moment, reason, phase = timeline.peak, _hidden_reason(prediction), timeline.peak_phase.name
+    where = f" in {phase}" if moment.block is None else f" in {phase}, block {moment.block}"
+    where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
+    words = f"\u25bc peak {format_gib(moment.total)}{where}"
+    if prediction.reserved_bytes is not None:
+        words += f"; reserved {format_gib(prediction.reserved_bytes)}"
+    return words + reason
+
+
+def _hidden_reason(prediction: Prediction) -> str:
+    """Return why a setup does not fit where the picture's lines do not show it, else an empty text."""
+    estimate, reading = prediction.estimate, prediction.estimate.allocator
+    if prediction.fits is not False:
+        return ""
+    if reading.out_of_memory is not None:
+        is_seen = estimate.memory.peak_allocated_bytes > (estimate.gpu_bytes or 0)
+        if is_seen:
+            return ""
+        kept = format_gib(estimate.required_headroom.num_bytes)
+        return f"; its segments need {format_gib(prediction.needed_bytes)}, {kept} are kept free"
+    if count := reading.num_alloc_retries:
+        return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
+    return "; host memory is too small"
+
+
+def _handles(panels: Sequence[MemoryPanel]) -> list[Artist]:
+    """Return what explains the categories that the chart has, in the order of the stack, and the level lines."""
     from matplotlib.patches import Patch
 
-    shown = [category for place, category in enumerate(CATEGORIES)
-             if any(column.moment.live[place] for panel in panels for column in panel.timeline.columns)]  # fmt: skip
-    handles: list[Artist] = [
+    moments = [moment for panel in panels for phase in panel.timeline.phases for moment in phase.moments]
+    shown = [category for place, category in enumerate(CATEGORIES) if any(moment.live[place] for moment in moments)]
+    patches = [
         Patch(facecolor=STYLES[category][0], hatch=STYLES[category][1], edgecolor=INK, linewidth=0.8,
               label=category.value.replace("_", " "))
         for category in shown
     ]  # fmt: skip
-    lines = _lines(panels)
-    needed = sum(text_width(str(handle.get_label()), FONT) + 75 for handle in (*handles, *lines))
-    rows = 1 if needed <= WIDTH - 2 * EDGE else 2
-    handles += lines
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((EDGE - 7) / WIDTH, 1 - 80 / HEIGHT),
-                  frameon=False, fontsize=FONT, ncols=-(-len(handles) // rows), columnspacing=1.2, labelspacing=0.25,
-                  handlelength=2.2, borderpad=0.3)  # fmt: skip
-    return rows
+    return [*patches, *_lines(panels)]
 
 
-def _lines(panels: Sequence[Panel]) -> list[Artist]:
-    """Explain the level lines; the card's tells where it is, also where that is far above the picture."""
+def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
+    """Explain the level lines; the GPU's says where it is, also where that is far above the chart."""
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.card_bytes, prediction.estimate.gpu
+    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"
@@ -286,27 +270,25 @@ def _lines(panels: Sequence[Panel]) -> list[Artist]:
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
-    """Return what a reader needs to know to repeat the picture."""
+    """Return what a reader needs to know to repeat the chart."""
     first = predictions[0].question
     setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
-    cluster, gpu = predictions[0].estimate.cluster, predictions[0].estimate.gpu
-    told = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
-    if cluster is not None:
-        told.append(f"hardware: {cluster.num_nodes} x {cluster.server.name}, {cluster.gpus_per_node} GPUs each")
+    gpu = predictions[0].estimate.gpu
+    facts = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
     if gpu is not None and gpu.usable_memory_source is not None:
         source = gpu.usable_memory_source
-        told.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
+        facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
-    told += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
+    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
     kernels = "CUDA" if first.kernels == "cuda" else "CPU"
-    told.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
-    told.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")
-    told.append("the axis counts allocations and frees in the order of the step, not seconds")
-    return told
+    facts.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
+    facts.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")
+    facts.append("the axis counts allocations and frees in the order of the step, not seconds")
+    return facts
 
 
-def _notes(panels: Sequence[Panel], refused: Sequence[Question]) -> list[str]:
-    """Return a line for everything that the picture leaves out."""
+def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[str]:
+    """Return a line for everything that the chart leaves out."""
     lines = []
     steps = panels[0].prediction.question.setup.gradient_accumulation_steps
     if steps > 3:
@@ -320,18 +302,3 @@ def _notes(panels: Sequence[Panel], refused: Sequence[Question]) -> list[str]:
             lines.append(f"{panel.title}: loading, which is not drawn, is higher: {peak}")
     reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
     return lines + list(reasons)[:3]
-
-
-def _wrapped(parts: Sequence[str], width: float) -> list[str]:
-    """Join facts with semicolons into lines that are not wider than that, broken at blanks; words are measured once."""
-    blank = text_width("n n", FONT) - text_width("nn", FONT)
-    lines: list[list[str]] = [[]]
-    room = width
-    for word in "; ".join(parts).split(" "):
-        needed = text_width(word, FONT) + 2 * blank  # extents leave out the sides of a word's letters
-        if needed > room and lines[-1]:
-            lines.append([])
-            room = width
-        lines[-1].append(word)
-        room -= needed - 0.7 * blank
-    return [" ".join(line) for line in lines]

@@ -1,199 +1,17 @@
-"""The one published chart of this kind, beside predictions: lessw2020, July 2022, eight A10G of a g5.48xlarge.
-
-What the chart states is taken from it: strategy, batch, how much of the GPU was reserved. What it does not state is
-assumed and said to be, so the picture shows whether the predictions are plausible and nothing about their accuracy.
-"""
+"""The published chart of largest models as bars, each beside its predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import textwrap
+from collections.abc import Sequence
 
-from msgspec.structs import replace
-
-from fsdp_bench.catalog import loader
-from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
-from fsdp_bench.plan.search.quantity import layer_counts
-from fsdp_bench.report.charts.canvas import EDGE, WIDTH, wrap
-from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, MaxSizePicture, Panel
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.charts.figure import CHARACTERS
+from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, BarRow, MaxSizeBar, MaxSizePicture
 from fsdp_bench.report.text.max_size_words import WORDS
-from fsdp_bench.report.text.words import fact
-from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.hardware import Cluster, Source
-from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.spec.units import GIB, format_count, format_gib
-from fsdp_bench.validate.published.cases import packaged_rows
-
-CASES = "less_max_"
-"""How the chart's rows of catalog/published.csv begin."""
-SERVER = "g5.48xlarge"
-PRECISIONS = ("fp32", "bf16-mixed")
-
-TOKENS = 65
-"""64 patches of 32 x 32 pixels and a class token: an image of 256 x 256 (deepvit_config.py)."""
-
-BLOCKS = ModelShape(
-    name="DeepViT-like",
-    family=Family.GPT2,
-    num_hidden_layers=1,
-    hidden_size=1024,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    intermediate_size=2048,
-    vocab_size=10000,
-    max_position_embeddings=TOKENS,
-    tie_word_embeddings=True,
-)
-"""The nearest that can be expressed: gpt2 blocks of those widths; the depth is turned."""
-
-NOT_STATED = (
-    "the model's family and dimensions",
-    "sequence length",
-    "precision",
-    "optimizer",
-    "activation checkpointing",
-    "sizes between its steps",
-)
-ASSUMED = (
-    "blocks 1024 wide, 16 heads, feed-forward 2048, 65 tokens an image (the author's deepvit_config.py), as gpt2 blocks"
-    " of any depth with fused attention (DeepViT's own is not modelled)",
-    "fp32 or bf16-mixed",
-    "adamw-foreach",
-    "no checkpointing",
-    f"torch {TORCH_VERSION} as modelled, where the chart's was 1.13 nightly",
-)
-CLAIM = "a plausibility check: with so much not stated, it says nothing about accuracy"
+from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, SERVER, SizeComparison
 
 
-@dataclass(frozen=True)
-class PublishedSize:
-    """One bar of the published chart."""
-
-    strategy: ShardingStrategy
-    micro_batch_size: int
-    num_parameters: int
-    reserved_bytes: int
-    as_printed: str
-    """Of the GPU's memory, as the chart prints it."""
-    source: str
-    date: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A published bar and what is predicted to reserve as much, by precision."""
-
-    published: PublishedSize
-    predicted: HardwareResult
-
-    def cells(self) -> list[tuple[str, SettingResult]]:
-        """Return the predicted cells with their precision."""
-        return [(str(cell.setup.precision), cell) for cell in self.predicted.cells]
-
-
-def read_published_sizes() -> tuple[PublishedSize, ...]:
-    """Return the chart's bars in its order."""
-    return tuple(_read(row) for row in packaged_rows() if row["id"].startswith(CASES))
-
-
-def _read(row: Mapping[str, str]) -> PublishedSize:
-    return PublishedSize(
-        strategy=ShardingStrategy(row["sharding"].rpartition("/")[2]),
-        micro_batch_size=int(float(row["micro_batch_per_gpu"])),
-        num_parameters=int(float(row["max_model_params"])),
-        reserved_bytes=round(float(row["peak_mem_gib"]) * GIB),
-        as_printed=row["peak_mem_as_printed"],
-        source=row["source"],
-        date=row["source_date"],
-    )
-
-
-def compare_published_sizes() -> list[Comparison]:
-    """Predict the deepest model that reserves no more than each bar of the chart did."""
-    bars = read_published_sizes()
-    places = []
-    for bar in bars:
-        cluster = _cluster(bar)
-        setups = [_setup(bar, precision, cluster.world_size) for precision in PRECISIONS]
-        places.append((cluster, [layer_counts(BLOCKS, setup, cluster) for setup in setups]))
-    return [Comparison(*pair) for pair in zip(bars, max_sizes(places, Assumptions(headroom_bytes=0)), strict=True)]
-
-
-def _cluster(bar: PublishedSize) -> Cluster:
-    """Return the server, its cards as large as what the bar reserved."""
-    server = loader.server(SERVER)
-    source = Source(title=f"{bar.as_printed}, {bar.source}", date=bar.date)
-    gpu = replace(loader.gpu(server.gpu), usable_memory_bytes=bar.reserved_bytes, usable_memory_source=source)
-    return Cluster(server=server, gpu=gpu, gpus_per_node=server.gpus_per_node)
-
-
-def _setup(bar: PublishedSize, precision: str, world_size: int) -> TrainSetup:
-    return TrainSetup(
-        strategy=bar.strategy,
-        precision=Precision.parse(precision),
-        world_size=world_size,
-        micro_batch_size=bar.micro_batch_size,
-        sequence_length=TOKENS,
-    )
-
-
-def published_text(found: list[Comparison]) -> str:
-    """Return the chart as a table, with what is not known under it."""
-    header = ["strategy", "batch", "reserved of the GPU", "published", *(f"predicted,\n{name}" for name in PRECISIONS)]
-    rows = [
-        [
-            c.published.strategy.value,
-            str(c.published.micro_batch_size),
-            f"{c.published.as_printed} = {format_gib(c.published.reserved_bytes)}",
-            format_count(c.published.num_parameters),
-            *(_size(cell) for _, cell in c.cells()),
-        ]
-        for c in found
-    ]
-    return "\n".join([
-        f"largest model on 8 x A10G ({SERVER}): published beside predicted; {CLAIM}",
-        "",
-        *table_lines(table_columns(header, rows, {"batch", *header[2:]}, ["reserved of the GPU"])),
-        "",
-        fact("source", f"{found[0].published.source} ({found[0].published.date})"),
-        fact("not stated", "; ".join(NOT_STATED)),
-        fact("assumed", "; ".join(ASSUMED)),
-        fact("predicted is", "the largest that reserves no more, without allocation retries, than the published run"),
-    ])  # fmt: skip
-
-
-def _size(cell: SettingResult) -> str:
-    return format_count(cell.at.question.model.num_parameters) if cell.at else NONE_FITS
-
-
-def published_document(found: list[Comparison]) -> dict[str, Any]:
-    """Return the JSON form."""
-    return {
-        "claim": CLAIM,
-        "not_stated": NOT_STATED,
-        "assumed": ASSUMED,
-        "bars": [
-            {
-                "strategy": c.published.strategy.value,
-                "micro_batch_size": c.published.micro_batch_size,
-                "published": {
-                    "source": c.published.source,
-                    "date": c.published.date,
-                    "max_parameters": c.published.num_parameters,
-                    "reserved_bytes": c.published.reserved_bytes,
-                    "reserved_as_printed": c.published.as_printed,
-                },
-                "predicted": document_of([c.predicted])["cells"],
-            }
-            for c in found
-        ],
-    }
-
-
-def published_picture(found: list[Comparison]) -> MaxSizePicture:
+def published_picture(found: Sequence[SizeComparison]) -> MaxSizePicture:
     """Return the published bars, each beside its predictions."""
     bars = []
     for c in found:
@@ -204,11 +22,11 @@ def published_picture(found: list[Comparison]) -> MaxSizePicture:
             bars.append(MaxSizeBar(group, (f"predicted, {precision}",), size, note="" if size else NONE_FITS))
     printed = ", ".join(c.published.as_printed.removesuffix(" of GPU") for c in found)
     return MaxSizePicture(
-        title="Largest model on 8 x A10G: published in 2022, and predicted",
+        title="Largest model, published in 2022 and predicted: 1 x g5.48xlarge (8 x A10G)",
         subtitle=CLAIM,
         axes=WORDS["num_parameters"].axes,
         levels=("",),
-        panels=(Panel("", tuple(bars)),),
+        rows=(BarRow("", tuple(bars)),),
         conditions=(
             f"published: {found[0].published.source}, {found[0].published.date}: {SERVER}, 8 x A10G, FSDP, batch per"
             f" GPU as above, {printed} of the GPU reserved",
@@ -216,6 +34,6 @@ def published_picture(found: list[Comparison]) -> MaxSizePicture:
         ),
         notes=(
             f"the published chart does not state: {', '.join(NOT_STATED)}",
-            *wrap((f"assumed here: {ASSUMED[0]}", *ASSUMED[1:]), WIDTH - 2 * EDGE),
+            *textwrap.wrap(f"assumed here: {'; '.join(ASSUMED)}", CHARACTERS),
         ),
     )

@@ -91,6 +91,11 @@ class Group(Generic[T]):
     collapsed: bool = False
     """Whether all of the group was skipped, so that one word stands for its slots."""
 
+    @property
+    def shown(self) -> tuple[Slot[T], ...]:
+        """The slots that have a bar: of a collapsed group one, without labels."""
+        return (Slot(self.slots[0].record, ()),) if self.collapsed else self.slots
+
 
 @dataclass(frozen=True)
 class Slide:
@@ -100,6 +105,8 @@ class Slide:
     """For the file's name: empty, or ``-`` and what tells this picture from its siblings."""
     levels: tuple[str, ...]
     """The titles of the slots' labels, outermost first."""
+    place: str
+    """The ranks and what they ran on: ``4 ranks, NVIDIA H100``."""
     subtitle: str
     """The models, the ranks, and what is constant here but varies in the sweep."""
     conditions: tuple[str, ...]
@@ -279,6 +286,7 @@ def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, su
     return Slide(
         suffix=suffix,
         levels=tuple(_title(level) for level in levels),
+        place=f"{ranks}, {_device(records)}",
         subtitle=", ".join([model, ranks, *(value for value in values if value not in told)]),
         conditions=conditions(records, machine),
         notes=_notes(records),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.tables import disagrees
@@ -11,7 +10,7 @@ from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
-from fsdp_bench.sweep.config.trial import distinct_labels
+from fsdp_bench.sweep.results.communication import kinds_of, trial_labels
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +32,7 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     """Print for each trial its times in a sentence, and a row for each kind of collective."""
     measured = [record for record in records if record.outcome is Outcome.OK]
     lines = []
-    for record, label in zip(measured, _labels(measured), strict=True):
+    for record, label in zip(measured, trial_labels(measured), strict=True):
         rows = [_kind_words(kind) for kind in kinds_of(record)]
         lines += [f"{label}: {_trial_words(record)}"]
         lines += table_lines(table_columns(KIND_HEADERS, rows, KIND_HEADERS[1:]), console.width, 2) if rows else []
@@ -42,63 +41,6 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     failures = {rank.without_communication_failure for rank in ranks if rank.without_communication_failure}
     lines += [*LEGEND, *(f"steps without communication failed: {failure}" for failure in sorted(failures))]
     terminal.note_lines(console, lines)
-
-
-def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
-    """Return the same as data: bytes and seconds."""
-    measured = [record for record in records if record.outcome is Outcome.OK]
-    return [
-        {
-            "id": record.id,
-            "label": label,
-            "device": record.device,
-            "step_seconds": record.step_seconds,
-            "seconds_without_communication": record.seconds_without_communication,
-            "communication_seconds": record.communication_seconds,
-            "exposed_communication_seconds": record.exposed_communication_seconds,
-            "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
-            "exposed_shares": record.exposed_shares,
-            "collectives": [
-                {
-                    "kind": kind.kind,
-                    "calls": kind.calls,
-                    "message_bytes": kind.message_bytes,
-                    "group_size": kind.group_size,
-                    "seconds": kind.seconds,
-                    "algorithm_bandwidth_bytes_per_second": kind.algorithm_bandwidth,
-                    "bus_bandwidth_bytes_per_second": kind.bus_bandwidth,
-                }
-                for kind in kinds_of(record)
-            ],
-        }
-        for record, label in zip(measured, _labels(measured), strict=True)
-    ]
-
-
-def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
-    """Return one reading a kind: the rank with the most seconds, the median over its profiled steps."""
-    found: dict[str, CollectiveReading] = {}
-    for rank in record.ranks:
-        names = {reading.kind for step in rank.communication for reading in step.collectives}
-        for name in sorted(names):
-            readings = [reading for step in rank.communication for reading in step.collectives if reading.kind == name]
-            seconds = [reading.seconds for reading in readings if reading.seconds is not None]
-            known = found.get(name)
-            median = float(statistics.median(seconds)) if seconds else None
-            if known is None or (median or 0.0) > (known.seconds or 0.0):
-                first = readings[0]
-                found[name] = CollectiveReading(
-                    kind=name,
-                    calls=first.calls,
-                    message_bytes=first.message_bytes,
-                    seconds=median,
-                    group_size=first.group_size,
-                )
-    return [found[name] for name in sorted(found)]
-
-
-def _labels(records: list[TrialRecord]) -> list[str]:
-    return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])
 
 
 def _trial_words(record: TrialRecord) -> str:

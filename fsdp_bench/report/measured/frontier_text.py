@@ -55,7 +55,7 @@ def _why(cell: FrontierCell) -> str:
         return cell.reason or ""
     failure = cell.measured.limited_by
     if failure is None:
-        return "nothing: the dial ends"
+        return "nothing: no larger one was tried"
     return f"{failure.phase} ({failure.place})" + ("" if failure.ran_out else ", with retries")
 
 
@@ -65,7 +65,7 @@ def _reasons(record: FrontierRecord) -> list[str]:
 
 
 def at_an_end(cell: FrontierCell) -> bool:
-    """Whether nothing fits, or everything: then the limit lies beyond the dial, and agreement is no evidence."""
+    """Whether nothing fits, or everything: then the limit is outside of what was searched."""
     return cell.measured is not None and (cell.measured.fits in (0, cell.dial.largest))
 
 
@@ -81,7 +81,7 @@ def summary(record: FrontierRecord) -> str:
         text += f"; predicted and measured are the same step in {same} of {len(compared)}, one apart in {one}"
         text += f", more in {len(compared) - same - one}"
     if ended:
-        text += f"; {ended} at an end of the dial, which tell less"
+        text += f"; {ended} at an end of the search, which say less"
     if found:
         trials = [len(cell.trials) for cell in found]
         text += f"; {sum(trials) / len(trials):.1f} trials a cell, at most {max(trials)}"

@@ -1,71 +1,13 @@
-"""What trials do beside what the machine's matrix products do: the part of a card that training can reach at all."""
+"""Model FLOPs of the fastest trial beside the rate of the machine's matrix products, in a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.config.trial import label_of
-from fsdp_bench.validate.calibration_match import why_not_of
-
-
-class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
-    """One compute dtype: the fastest measured matrix product, and the trial with the most model FLOPs a second."""
-
-    dtype: str
-    matmul_flops_per_second: float
-    """Of all sizes that were calibrated with the nearest number of ranks."""
-    model_flops_per_second: float
-    trial: str
-    mfu: float | None
-    """Of that trial, over the datasheet's dense peak."""
-
-    @property
-    def share(self) -> float:
-        """The trial's model FLOPs over what matrix products reach."""
-        return self.model_flops_per_second / self.matmul_flops_per_second
-
-
-def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return a rate for each compute dtype that was trained in and calibrated, emulated trials apart.
-
-    Raises:
-        SpecError: when the calibration says nothing about any of the trials.
-    """
-    reasons = {record.id: why_not_of(profile, record) for record in records}
-    measured = [record for record in records if record.model_flops_per_second]
-    trained = [record for record in measured if reasons[record.id] is None]
-    if measured and not trained:
-        raise SpecError(f"--calibration: of another machine than the trials: {reasons[measured[0].id]}")
-    groups = dict.fromkeys((record.setup.precision.compute, record.device) for record in trained)
-    found = [
-        _rate([one for one in trained if (one.setup.precision.compute, one.device) == group], profile)
-        for group in groups
-    ]
-    return [rate for rate in found if rate is not None]
-
-
-def _rate(trained: Sequence[TrialRecord], profile: Profile) -> MatrixRate | None:
-    best = max(trained, key=lambda record: record.model_flops_per_second or 0.0)
-    dtype = best.setup.precision.compute
-    products = [one for one in profile.for_ranks(len(best.ranks)).matmul if one.dtype == dtype]
-    if not products or not best.model_flops_per_second:
-        return None
-    return MatrixRate(
-        dtype=dtype,
-        matmul_flops_per_second=max(2 * one.m * one.n * one.k / one.seconds for one in products),
-        model_flops_per_second=best.model_flops_per_second,
-        trial=f"{best.id} {label_of(best.model, best.setup, is_emulated=best.device == 'emulated')}",
-        mfu=best.mfu,
-    )
+from fsdp_bench.validate.matrix_rate import MatrixRate
 
 
 def matrix_rate_line(rate: MatrixRate, profile: Profile) -> str:
-    """Return both rates and the share in one sentence."""
+    """Return both rates, and one as a part of the other."""
     mfu = "" if rate.mfu is None else f", MFU {rate.mfu:.1%} of the datasheet's peak"
     return (
         f"{rate.dtype} matrix products reach {rate.matmul_flops_per_second / 1e12:.4g} TFLOP/s"

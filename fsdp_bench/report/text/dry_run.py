@@ -1,95 +1,17 @@
-"""Dry runs as people and programs read them: live bytes of PyTorch's own code, and whether the setup fits.
-
-A dry run knows live bytes alone. What the caching allocator reserves is predicted for the benchmark models, and unknown
-for a user's own module: there live bytes can only show that it does not fit.
-"""
+"""Dry runs as text: live bytes of PyTorch's own code, and whether the setup fits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-from fsdp_bench.plan.estimate import Verdict, allocator_room
-from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.rates.communicators import communicators_of
+from fsdp_bench.plan.dry_run import DryRun
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.prediction import header_of, labels, title, varying_fields
 from fsdp_bench.report.text.verdict import fits_word, verdict
 from fsdp_bench.report.text.words import UNKNOWN
-from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.dry_run import SIZES, DryRunReading, DryRunSpec
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """One dry run and the GPU that it is for."""
-
-    spec: DryRunSpec
-    reading: DryRunReading
-    hardware: Cluster | Gpu | None = None
-    stated_headroom_bytes: int | None = None
-
-    @property
-    def gpu(self) -> Gpu | None:
-        """The GPU; None where nobody named one, and for the kernels of a CPU."""
-        if self.spec.kernels != "cuda":
-            return None
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The servers, where they are named."""
-        return self.hardware if isinstance(self.hardware, Cluster) else None
-
-    @cached_property
-    def prediction(self) -> Prediction | None:
-        """The prediction of the same setup, for what is reserved; None of a user's module."""
-        if self.spec.model is None or self.gpu is None:
-            return None
-        try:
-            asked = Question(self.spec.model, self.spec.setup, self.hardware, headroom_bytes=self.stated_headroom_bytes)
-            return answer(asked)
-        except SpecError:  # what torch runs dry and nobody can predict
-            return None
-
-    @property
-    def required_headroom(self) -> Headroom:
-        """What is kept free of the GPU."""
-        return headroom_of(self.gpu, communicators_of(self.spec.setup, self.cluster), self.stated_headroom_bytes)
-
-    @property
-    def room_bytes(self) -> int | None:
-        """What torch's allocator can have of the GPU."""
-        communicators = communicators_of(self.spec.setup, self.cluster)
-        return allocator_room(self.gpu, communicators, self.stated_headroom_bytes)
-
-    @property
-    def exceeds(self) -> bool:
-        """Whether live bytes alone are more than the GPU has for them."""
-        return self.room_bytes is not None and self.reading.peak_allocated_bytes > self.room_bytes
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether it fits; None where that is not known."""
-        if self.exceeds:
-            return Verdict.DOES_NOT_FIT
-        return self.prediction.verdict if self.prediction else None
-
-    @property
-    def fits(self) -> bool | None:
-        """The same as yes, no or unknown."""
-        return None if self.verdict is None else self.verdict is Verdict.FITS
-
-    @property
-    def name(self) -> str:
-        """The model, described."""
-        return self.spec.model.describe() if self.spec.model is not None else str(self.spec.module.function)  # type: ignore[union-attr]
 
 
 def verdict_line(run: DryRun) -> str:
@@ -111,54 +33,6 @@ def verdict_line(run: DryRun) -> str:
         f"unknown whether it fits (dry run): live bytes peak at {live} of {available}; what the caching allocator"
         " reserves beyond them is predicted for the benchmark models alone"
     )
-
-
-def document(run: DryRun) -> dict[str, Any]:
-    """Return the JSON form: the names of ``predict --json``; null for what is not known.
-
-    ``memory`` is of the dry run but for ``peak_reserved_bytes``, whose source is named beside it.
-    """
-    spec, reading, setup = run.spec, run.reading, run.spec.setup
-    model: dict[str, Any] = {"name": spec.module.function} if spec.module is not None else to_builtins(spec.model)
-    gpu, predicted = run.gpu, run.prediction
-    sizes = dict.fromkeys(SIZES) | reading.arguments if spec.module is not None else {}
-    unused = {"loss": None} if spec.module is not None else {}
-    return {
-        "source": "dry-run",
-        "torch": reading.torch,
-        "kernels": reading.kernels,
-        "device": reading.device,
-        "model": {**model, "num_parameters": reading.num_parameters},
-        "setup": {
-            **to_builtins(setup),
-            **sizes,
-            **unused,
-            "effective_strategy": setup.effective_strategy.value,
-            "shard_size": setup.shard_group_size,
-        },
-        "server": {
-            "name": run.cluster.server.name if run.cluster else None,
-            "gpu": gpu.name if gpu else None,
-            "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
-        },
-        "memory": {
-            "peak_allocated_bytes": reading.peak_allocated_bytes,
-            "peak_reserved_bytes": predicted.reserved_bytes if predicted else None,
-            "peak_reserved_source": "predicted" if predicted and predicted.reserved_bytes is not None else None,
-            "peak_device_bytes": None,
-            "peak_host_bytes_per_node": None,
-            "peak_phase": reading.peak_phase,
-            "phases": reading.phases,
-            "load_bytes": reading.load_bytes,
-            "resident": to_builtins(reading.resident),
-            "breakdown_bytes": reading.breakdown_bytes,
-        },
-        "fits": run.fits,
-        "verdict": run.verdict,
-        "headroom_bytes": predicted.headroom_bytes if predicted else None,
-        "required_headroom_bytes": run.required_headroom.num_bytes if run.room_bytes is not None else None,
-        "seconds": reading.seconds,
-    }
 
 
 def report(run: DryRun) -> str:

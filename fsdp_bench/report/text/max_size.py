@@ -1,15 +1,16 @@
-"""The largest that fits as people read it: the answer first, then one row a setting."""
+"""The largest that fits, as text: the answer first, then one row a setting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
+from fsdp_bench.plan.nothing_fits import NothingFits, largest_category
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.max_size_words import model_line, value_text, words_of
-from fsdp_bench.report.text.nothing_fits import NothingFits, nothing_fits_lines
+from fsdp_bench.report.text.nothing_fits import nothing_fits_lines
 from fsdp_bench.report.text.prediction import (
     common_line,
     hardware_facts,
@@ -20,7 +21,7 @@ from fsdp_bench.report.text.prediction import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
-from fsdp_bench.report.text.verdict import dominant, required_lines
+from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.report.text.words import fact
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
@@ -44,7 +45,7 @@ LEAVING = (
 
 
 def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
-    """Return every place's table; the first line is the answer."""
+    """Return the table of every server or GPU; the first line is the answer."""
     several = len(sizes) > 1 or any(len(one.answered) > 1 for one in sizes)
     lines = nothing_fits_lines(failure, several) if failure else []
     for one in sizes:
@@ -54,7 +55,7 @@ def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
 
 
 def _answer(sizes: HardwareResult) -> str:
-    """Return what holds for one place, on one line."""
+    """Return the answer for one server or GPU, on one line."""
     if not sizes.answered:
         return f"{sizes.title}: unknown what fits (predicted)"
     if sizes.nothing_fits:
@@ -89,21 +90,21 @@ def _table(sizes: HardwareResult) -> list[str]:
 
 def _unanswered(sizes: HardwareResult) -> list[str]:
     """Return a line for each reason why settings have no answer."""
-    told: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for cell in sizes.cells:
         if cell.impossible:
-            told.setdefault(("impossible", cell.impossible), []).append(cell.setup.strategy.value)
+            reasons.setdefault(("impossible", cell.impossible), []).append(cell.setup.strategy.value)
         elif cell.unknown:
-            told.setdefault(("unknown", cell.unknown), []).append(str(cell.setup.precision))
+            reasons.setdefault(("unknown", cell.unknown), []).append(str(cell.setup.precision))
     lines = []
-    for (kind, reason), names in told.items():
+    for (kind, reason), names in reasons.items():
         count = "1 setting" if len(names) == 1 else f"{len(names)} settings"
         lines.append(fact(kind, f"{count} with {' or '.join(dict.fromkeys(names))}: {reason}"))
     return ["", *lines] if lines else []
 
 
 def best_line(sizes: HardwareResult, varying: Sequence[str]) -> str:
-    """Return the answer of one place: the most of all settings, or the fewest GPUs."""
+    """Return the largest of all settings on one server or GPU, or the fewest GPUs."""
     fitting = [cell for cell in sizes.answered if cell.fits is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits or 0)
@@ -141,10 +142,10 @@ def load_lines(cell: SettingResult) -> list[str]:
 
 
 def host_line(sizes: HardwareResult) -> str:
-    """Return what offloaded states are held against."""
+    """Return how much host memory offloaded states have."""
     has = sizes.hardware.server.host_memory_bytes if isinstance(sizes.hardware, Cluster) else None
     if has is None:
-        return "host memory is not known, so offloaded states are not held against any"
+        return "host memory is not known, so offloaded states are assumed to fit"
     return f"offloaded states within the {format_gib(has)} of a node"
 
 
@@ -175,7 +176,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
 
 def _share(at: Prediction) -> str:
     """Return the peak reserved and what the card has."""
-    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.card_bytes or 0) / GIB:.1f}"
+    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
 
 def why(cell: SettingResult) -> str:
@@ -184,7 +185,7 @@ def why(cell: SettingResult) -> str:
         shape, turned = cell.quantity[0].model, cell.quantity.name
         if turned == "sequence_length" and shape.family is Family.GPT2:
             return f"its {shape.max_position_embeddings:,} learned positions"
-        return "nothing: the dial ends here"
+        return "nothing: no larger one was tried"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
         return limit_words(cell.limit).removesuffix(" on the card").removesuffix(" on the GPU")
@@ -192,6 +193,5 @@ def why(cell: SettingResult) -> str:
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)
-    return (
-        f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {dominant(beyond).replace('_', ' ')}"
-    )
+    mostly = largest_category(beyond).replace("_", " ")
+    return f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {mostly}"

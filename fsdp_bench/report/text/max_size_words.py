@@ -1,4 +1,4 @@
-"""What is looked for, in words: one owner for the dials' names in tables, pictures and messages."""
+"""What max-size looks for, in words: its name in tables, charts and messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fsdp_bench.spec.units import format_count
 
 
 @dataclass(frozen=True)
-class DialWords:
-    """How a dial is spoken of."""
+class QuantityWords:
+    """A quantity in words."""
 
     option: str
     """Its name on the command line."""
@@ -19,51 +19,51 @@ class DialWords:
     axes: tuple[tuple[float, str], ...]
     """The chart's axis: divisors and names."""
     smallest: str
-    """The dial's first step, with ``{model}`` and ``{value}``."""
+    """The smallest value in a sentence, with ``{model}`` and ``{value}``."""
 
 
 WORDS = {
-    "num_parameters": DialWords(
+    "num_parameters": QuantityWords(
         "params",
         "Largest model that fits",
         ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
         "the smallest model, {model},",
     ),
-    "num_hidden_layers": DialWords(
+    "num_hidden_layers": QuantityWords(
         "num_hidden_layers",
         "Deepest model that fits",
         ((1.0, "most layers that fit"),),
         "one layer of {model}",
     ),
-    "micro_batch_size": DialWords(
+    "micro_batch_size": QuantityWords(
         "micro_batch_size",
         "Largest batch per GPU that fits",
         ((1.0, "largest batch per GPU that fits, sequences"),),
         "a batch of 1 of {model}",
     ),
-    "sequence_length": DialWords(
+    "sequence_length": QuantityWords(
         "sequence_length",
         "Longest sequence that fits",
         ((1.0, "longest sequence that fits, tokens"),),
         "a sequence of {value} tokens of {model}",
     ),
-    "world_size": DialWords(
+    "world_size": QuantityWords(
         "gpus",
         "Fewest GPUs on which it fits",
         ((1.0, "fewest GPUs on which it fits"),),
         "{model} on {value} GPUs",
     ),
 }
-"""By the name of the dial, which is a field of ModelShape or TrainSetup."""
+"""By the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
-def words_of(cell: SettingResult) -> DialWords:
-    """Return the words of a cell's dial."""
+def words_of(cell: SettingResult) -> QuantityWords:
+    """Return the words of a setting's quantity."""
     return WORDS[cell.quantity.name]
 
 
 def value_text(name: str, value: int) -> str:
-    """Print a dial's value: ``6.74B`` parameters, ``32`` layers, ``8,192`` tokens."""
+    """Return a value as text: ``6.74B`` parameters, ``32`` layers, ``8,192`` tokens."""
     return format_count(value) if name == "num_parameters" else f"{value:,}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.nothing_fits import largest_category
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.prediction import (
@@ -20,7 +21,7 @@ from fsdp_bench.report.text.prediction import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, step_text
-from fsdp_bench.report.text.verdict import dominant, fits_word, verdict
+from fsdp_bench.report.text.verdict import fits_word, verdict
 from fsdp_bench.report.text.words import UNKNOWN, fact
 from fsdp_bench.spec.units import format_gib
 
@@ -96,7 +97,7 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
 
 def _cells(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
-    largest = dominant(prediction)
+    largest = largest_category(prediction)
     share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
     return [
         format_gib(memory.peak_allocated_bytes),

@@ -12,10 +12,10 @@ _INDENT = 18
 
 
 def hardware_words(hardware: Cluster | Gpu | None, world_size: int) -> str:
-    """Return what a picture was predicted for: servers and their GPUs, GPUs alone, or ranks on a CPU."""
+    """Return what a chart is of: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs alone, or ranks on a CPU."""
     if isinstance(hardware, Cluster):
-        gpus = f"{hardware.gpus_per_node} x {hardware.gpu.name} each"
-        return f"{hardware.num_nodes} x {hardware.server.name}, {gpus}"
+        gpus = f"{hardware.num_nodes * hardware.gpus_per_node} x {hardware.gpu.name}"
+        return f"{hardware.num_nodes} x {hardware.server.name} ({gpus})"
     return f"{world_size} x {hardware.name if hardware else 'CPU'}"
 
 

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from fsdp_bench.report.text.speed import measured_rates
 from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.report.validation.memory import agreement_line, cell_line, outside_line, share, terms, wrong_fits
 from fsdp_bench.report.validation.step_time import time_terms
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_seconds
-from fsdp_bench.validate.emulation import Agreement
-from fsdp_bench.validate.memory import Comparison, Summary, worst_first
-from fsdp_bench.validate.step_time import TimeComparison, TimeSummary
+from fsdp_bench.validate.memory import worst_first
+from fsdp_bench.validate.results import ResultsValidation
 
 WORST = 20
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a page tells."""
-
-    folder: str
-    """Of the results."""
-    records: list[TrialRecord]
-    comparisons: list[Comparison]
-    summary: Summary
-    times: list[TimeComparison]
-    time_summary: TimeSummary
-    rates: str
-    """Where the rates of predicted times are from: ``measured on ...``, ``of datasheets``."""
-    agreements: list[Agreement]
+def rates_words(found: ResultsValidation) -> str:
+    """Return where the rates of predicted times are from."""
+    return "of datasheets" if found.profile is None else measured_rates(found.profile)
 
 
-def validation_page(found: Validation) -> str:
+def validation_page(found: ResultsValidation) -> str:
     """Return the page, in Markdown."""
     blocks = [
         ["# Predicted against measured"],
@@ -64,7 +52,7 @@ def _conditions(records: Sequence[TrialRecord]) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value)]
 
 
-def _memory(found: Validation) -> list[str]:
+def _memory(found: ResultsValidation) -> list[str]:
     summary = found.summary
     lines = ["| term | equal to the byte | median error | largest error |", "|---|---|---|---|"]
     for name, spread in terms(summary):
@@ -76,16 +64,16 @@ def _memory(found: Validation) -> list[str]:
     return [*lines, "", *told]
 
 
-def _time(found: Validation) -> list[str]:
+def _time(found: ResultsValidation) -> list[str]:
     summary = found.time_summary
     if not summary.num_trials:
         reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
         return [f"Not compared: {'; '.join(map(str, reasons))}."]
     rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
-    return [f"Rates {found.rates}.", "", "| term | |", "|---|---|", *rows]
+    return [f"Rates {rates_words(found)}.", "", "| term | |", "|---|---|", *rows]
 
 
-def _worst(found: Validation) -> list[str]:
+def _worst(found: ResultsValidation) -> list[str]:
     memory = [f"- {cell_line(one)}" for one in worst_first(found.comparisons, WORST)]
     memory += [f"- {line}" for line in wrong_fits(found.comparisons)]
     slowest = sorted((one for one in found.times if one.error is not None), key=lambda one: -abs(one.error or 0.0))

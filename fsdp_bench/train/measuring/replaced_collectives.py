@@ -32,8 +32,8 @@ def replace_collectives() -> None:
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    It does nothing for a reduce-scatter. The futures of its work hold nothing, where DDP's compression hooks expect the
-    reduced tensor.
+    It does nothing for a reduce-scatter. The future of its work holds nothing, of which DDP's compression hooks
+    take the reduced tensor.
     """
     _replace(_GATHERS, _gather_own_shard)
     _replace(_SCATTERS, _keep_own_part)
@@ -50,7 +50,7 @@ def fake_collectives() -> Iterator[None]:
 
 @contextmanager
 def futures_of_all_reduces() -> Iterator[None]:
-    """Replace all-reduces alone inside a ``with`` block."""
+    """Replace only all-reduces inside a ``with`` block."""
     with _restored(_REDUCES):
         _replace(_REDUCES, _with_a_future)
         yield

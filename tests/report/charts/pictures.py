@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 SLIDE = (1600, 900)
 
@@ -28,3 +31,34 @@ def assert_is_a_slide(path: Path, *words: str) -> None:
     for rows in (slice(0, height // 2), slice(height // 2, height)):
         for columns in (slice(0, width // 2), slice(width // 2, width)):
             assert is_drawn[rows, columns].mean() > 0.002
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """Return every text that is drawn, whatever part of the chart it is of."""
+    parts = [figure, *figure.subfigs]
+    found = [text for part in parts for text in part.texts]
+    found += [text for part in parts for legend in part.legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]  # type: ignore[attr-defined]
+        if axes.axison:
+            found += [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]  # type: ignore[attr-defined]
+    return [text for text in found if text.get_text().strip() and text.get_visible()]
+
+
+def words_of(figure: Figure) -> str:
+    """Return everything that is written, with single blanks."""
+    return " ".join(" ".join(text.get_text() for text in texts_of(figure)).split())
+
+
+def assert_texts_are_inside_and_apart(figure: Figure) -> None:
+    """Check that matplotlib's layout found a place for every text: on the chart, and on no other text."""
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
+    for text, box in boxes:
+        assert min(box.x0, box.y0) >= 0, text
+        assert box.x1 <= SLIDE[0], text
+        assert box.y1 <= SLIDE[1], text
+    for (one, first), (other, second) in combinations(boxes, 2):
+        wide = min(first.x1, second.x1) - max(first.x0, second.x0)
+        high = min(first.y1, second.y1) - max(first.y0, second.y0)
+        assert min(wide, high) <= 3.0, f"{one!r} over {other!r}"

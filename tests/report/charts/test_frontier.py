@@ -7,10 +7,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fsdp_bench.report.charts.frontier import draw_frontier, picture
-from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, figure
+from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, max_size_figure
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import Checkpointing, Precision
-from fsdp_bench.sweep.results.store import read_frontier_of
+from fsdp_bench.sweep.results.load import read_frontier_of
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_is_a_slide
 
@@ -28,7 +28,7 @@ def cells_of(world: int) -> list[FrontierCell]:
 
 
 def bars_of(cells: list[FrontierCell]) -> list[MaxSizeBar]:
-    (panel,) = picture(record(), cells).panels
+    (panel,) = picture(record(), cells).rows
     return list(panel.bars)
 
 
@@ -52,9 +52,9 @@ def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -
     assert cell.predicted is not None
     assert cell.measured is not None
     other = replace(cell, predicted=replace(cell.predicted, fits=cell.measured.fits * 11 // 10), steps_apart=-1)
-    texts = [text.get_text() for axes in figure(picture(record(), [other])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in max_size_figure(picture(record(), [other])).axes for text in axes.texts]
     assert any("+10.0%" in text for text in texts)
-    texts = [text.get_text() for axes in figure(picture(record(), [cell])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in max_size_figure(picture(record(), [cell])).axes for text in axes.texts]
     assert any(text.endswith("0%") and "+" not in text for text in texts)
 
 

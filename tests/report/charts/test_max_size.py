@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Annotation
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.search.quantity import size_ladder
-from fsdp_bench.report.charts.canvas import HEIGHT, WIDTH
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MEASURED,
     NONE_FITS,
     PUBLISHED,
     STYLES,
+    BarRow,
     MaxSizeBar,
     MaxSizePicture,
-    Panel,
     draw,
-    figure,
+    max_size_figure,
 )
 from fsdp_bench.report.charts.max_size_bars import arrange
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
-from tests.report.charts.pictures import assert_is_a_slide
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, texts_of, words_of
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
@@ -39,7 +38,7 @@ AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
 
 def picture(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizePicture:
     conditions = ("source: predicted", "setup: 8 ranks", "hardware: " + "a server of many words " * 4)
-    return MaxSizePicture("Largest", "somewhere", AXES, levels, (Panel("", tuple(bars)),), conditions, ("a note",))
+    return MaxSizePicture("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
 
 
 def rows(source: str = "predicted", **fields: int) -> list[MaxSizeBar]:
@@ -50,32 +49,10 @@ def rows(source: str = "predicted", **fields: int) -> list[MaxSizeBar]:
     ]
 
 
-def texts(made: Figure) -> list[Text]:
-    """Return every text with something in it, the axis's own numbers left out."""
-    found = [*made.texts, *(text for axes in made.axes for text in axes.texts)]
-    return [text for text in found if text.get_text().strip()]
-
-
-def solid(axes: Axes) -> list[Rectangle]:
-    """Return the bars without the dashed outlines."""
-    boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+def solid(made: Figure) -> list[Rectangle]:
+    """Return the bars without the dashed outlines, panel by panel."""
+    boxes = [patch for axes in made.axes for patch in axes.patches if isinstance(patch, Rectangle)]
     return [box for box in boxes if box.get_facecolor()[3] > 0]
-
-
-def assert_nothing_overlaps(made: Figure) -> None:
-    made.canvas.draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(made)]
-    for text, box in boxes:
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
-        assert box.x1 <= WIDTH, text
-        assert box.y1 <= HEIGHT, text
-    for (one, first), (other, second) in combinations(boxes, 2):
-        inner = (
-            min(first.x1, second.x1) - max(first.x0, second.x0),
-            min(first.y1, second.y1) - max(first.y0, second.y0),
-        )
-        assert min(inner) <= 1.5, f"{one!r} over {other!r}"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -86,40 +63,48 @@ def test_texts_stay_on_the_picture_and_apart(count: int) -> None:
         for server in range(count)
         for mode in (("none", "full") if count < 4 else ("none",))
     ]
-    assert_nothing_overlaps(figure(picture(bars, ("server", "checkpointing"))))
+    assert_texts_are_inside_and_apart(max_size_figure(picture(bars, ("server", "checkpointing"))))
+
+
+def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
+    made = picture(rows())
+    both = replace(made, rows=(BarRow("p4d.24xlarge", made.rows[0].bars), BarRow("p5.48xlarge", made.rows[0].bars)))
+    figure = max_size_figure(both)
+    assert_texts_are_inside_and_apart(figure)
+    assert "p4d.24xlarge" in words_of(figure)
+    assert len(figure.axes) == 2 * len(STRATEGIES)
 
 
 def test_every_bar_begins_at_zero_and_carries_its_number() -> None:
-    (axes,) = figure(picture(rows())).axes
-    assert axes.get_yscale() == "linear"
-    assert axes.get_ylim()[0] == 0
-    assert [bar.get_height() for bar in solid(axes)] == [bar.value / 1e9 for bar in rows() if bar.value]
-    assert {"9B", "18B", "5B", "10B"} <= {text.get_text() for text in axes.texts}
+    made = max_size_figure(picture(rows()))
+    assert {axes.get_yscale() for axes in made.axes} == {"linear"}
+    assert {axes.get_ylim()[0] for axes in made.axes} == {0}
+    assert len({axes.get_ylim()[1] for axes in made.axes}) == 1
+    assert [bar.get_height() for bar in solid(made)] == [bar.value / 1e9 for bar in rows() if bar.value]
+    assert {"9B", "18B", "5B", "10B"} <= {text.get_text() for text in texts_of(made)}
 
 
 def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -> None:
-    made = figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
+    made = max_size_figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
     (axes,) = made.axes
     assert "100M\n+4.0%" in {text.get_text() for text in axes.texts}
     marks = [line for line in axes.lines if line.get_marker() == "D"]
     assert [line.get_ydata()[0] for line in marks] == [104]
-    (bar,) = solid(axes)
+    (bar,) = solid(made)
     assert bar.get_facecolor()[:3] == to_rgb(STYLES[MEASURED][0][0])
-    assert {text.get_text() for text in made.legends[0].texts} >= {"measured"}
-    assert_nothing_overlaps(made)
+    assert "measured" in words_of(made)
+    assert_texts_are_inside_and_apart(made)
 
 
 def test_a_published_bar_looks_like_no_predicted_one() -> None:
     bars = [MaxSizeBar("NO_SHARD", ("published",), int(1e9), PUBLISHED), MaxSizeBar("NO_SHARD", ("ours",), int(1e9))]
-    (axes,) = figure(picture(bars)).axes
-    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(axes))
+    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(max_size_figure(picture(bars))))
     assert dark < 1.2 < 2 < light
 
 
 @pytest.mark.parametrize("source", ["predicted", MEASURED])
 def test_neighbours_differ_in_black_and_white(source: str) -> None:
-    (axes,) = figure(picture(rows(source))).axes
-    for one, other in pairwise(solid(axes)):
+    for one, other in pairwise(solid(max_size_figure(picture(rows(source))))):
         assert one.get_hatch() != other.get_hatch()
 
 
@@ -130,15 +115,15 @@ def test_what_has_no_bar_says_why_and_is_no_failure_of_the_axis() -> None:
         MaxSizeBar("HYBRID_SHARD", ("none",), None, note=CANNOT_RUN),
         MaxSizeBar("HYBRID_SHARD", ("full",), None, note=CANNOT_RUN),
     ]
-    made = figure(picture(bars))
-    written = [text.get_text() for text in made.axes[0].texts]
+    made = max_size_figure(picture(bars))
+    written = [text.get_text() for text in texts_of(made)]
     assert written.count(NONE_FITS) == 1
     assert written.count(CANNOT_RUN) == 1  # a strategy that cannot run at all takes one place
-    assert_nothing_overlaps(made)
+    assert_texts_are_inside_and_apart(made)
 
 
 def test_the_number_stands_on_its_bar_even_under_a_high_outline() -> None:
-    (axes,) = figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
+    (axes,) = max_size_figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
     (number,) = [text for text in axes.texts if text.get_text() == "1B"]
     assert isinstance(number, Annotation)
     assert number.xy[1] == 1
@@ -165,11 +150,11 @@ def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg
     ]
 
 
-def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_panels() -> None:
+def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_rows() -> None:
     assert arrange([("one", dials())]).levels == ("checkpointing",)
     assert arrange([("one", dials()), ("other", dials())]).levels == ("server", "checkpointing")
     split = arrange([("one", dials(precisions=2)), ("other", dials(precisions=2))])
-    assert (split.panels, split.levels) == ("server", ("precision", "checkpointing"))
+    assert (split.rows, split.levels) == ("server", ("precision", "checkpointing"))
 
 
 def test_a_picture_that_nobody_could_read_is_refused() -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.report.charts.axis import broken, lay_out
+from fsdp_bench.report.charts import bars
 from fsdp_bench.report.charts.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
-from fsdp_bench.report.charts.measured import bars, draw_all, text_width
+from fsdp_bench.report.charts.measured import CHARTS, draw_all, measured_figure
 from fsdp_bench.report.charts.slides import MAX_BARS, Slide, slides
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
@@ -21,8 +21,9 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.rank_report import CommunicationReading, Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.results.store import machine_description, sweep_folders
+from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
+from tests.report.charts.pictures import assert_texts_are_inside_and_apart, words_of
 
 MODEL = rung(Family.LLAMA, 10**9)
 GIB = 1024**3
@@ -299,30 +300,29 @@ def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
         assert any(size.describe() in condition for condition in slide.conditions)
 
 
-def test_labels_lie_inside_the_picture_and_do_not_overlap() -> None:
-    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4], api=list(Api)), "m")
-    layout = lay_out(slide.groups, slide.levels, 1400, 130, text_width)
-    assert len(layout.places) == 10
-    by_row: dict[float, list[tuple[float, float]]] = {}
-    for label in layout.labels:
-        assert label.top < layout.depth
-        if not label.title and not label.rotated:
-            longest = max(text_width(line, 12.5 if label.bold else 11.0, label.bold) for line in label.text.split("\n"))
-            half, middle = longest / 2 * layout.span / 1400, (label.start + label.end) / 2
-            by_row.setdefault(label.top, []).append((middle - half, middle + half))
-    for row in by_row.values():
-        assert row[0][0] >= 0
-        assert row[-1][1] <= layout.span
-        assert all(left[1] <= right[0] for left, right in itertools.pairwise(sorted(row)))
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"strategy": list(ShardingStrategy), "world_size": [4], "api": list(Api)},
+        {"world_size": [2, 4], "api": list(Api), "checkpointing": list(Checkpointing), "precision": [
+            Precision.parse("fp32"), Precision.parse("bf16-mixed-bf16-reduce")]},
+        {},
+    ],
+    ids=["strategies", "as many bars as there may be", "one bar"],
+)  # fmt: skip
+def test_texts_lie_on_the_picture_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
+    for slide in slides(grid(**fields), "a machine"):
+        assert_texts_are_inside_and_apart(measured_figure(chart, slide))  # type: ignore[arg-type]
 
 
-def test_long_words_break_after_hyphens_where_they_must() -> None:
-    def width(text: str, size: float, bold: bool) -> float:
-        return 10.0 * len(text)
-
-    assert broken("bf16-mixed-bf16-reduce", 110, width).split("\n") == ["bf16-mixed-", "bf16-reduce"]
-    assert broken("bf16-mixed-bf16-reduce", 220, width) == "bf16-mixed-bf16-reduce"
-    assert broken("fp32", 1, width) == "fp32"
+def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
+    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
+    written = words_of(measured_figure(CHARTS[0], slide))
+    assert written.count("10.0 backward") == 5
+    assert "Peak memory by sharding strategy: 4 ranks, NVIDIA H100 80GB HBM3" in written
+    for words in ("stored parameters", "optimizer state", "FULL_SHARD", "NO_SHARD", "machine: the machine"):
+        assert words in written
 
 
 def test_pictures_are_pngs_of_slide_size(tmp_path: Path) -> None:

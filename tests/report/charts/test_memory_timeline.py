@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from matplotlib.figure import Figure
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.plan.chart_data import memory_timeline as timeline_module
+from fsdp_bench.plan.chart_data.memory_timeline import CATEGORIES, memory_timeline, phases
 from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.report.charts import memory_steps as timeline_module
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
-from fsdp_bench.report.charts.canvas import write_figure
-from fsdp_bench.report.charts.memory_steps import CATEGORIES, phases, timeline
+from fsdp_bench.report.charts.figure import save
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.step import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
-from tests.replay.replaying import log_of
-from tests.report.charts.pictures import assert_is_a_slide
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, words_of
 
 TINY = ModelShape(
     name="tiny",
@@ -92,7 +92,7 @@ def test_a_step_is_its_phases_and_begins_with_what_lies_between_steps() -> None:
 
 
 def test_micro_batches_are_phases_of_their_own() -> None:
-    names = [span.name for span in timeline(question(gradient_accumulation_steps=2), 400).spans]
+    names = [phase.name for phase in memory_timeline(question(gradient_accumulation_steps=2)).phases]
     assert names == ["forward", "loss", "backward"] * 2 + ["optimizer"]
 
 
@@ -101,22 +101,20 @@ def test_thinning_keeps_a_peak_of_one_event(monkeypatch: pytest.MonkeyPatch) -> 
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: log_of(events))
-    found = timeline(question(), 100)
-    assert len(found.columns) < 110
-    assert found.peak.moment.total == 1000
-    assert (found.peak_phase, found.peak.moment.operator) == ("forward", "op9")
-    assert found.num_events > 9000
+    monkeypatch.setattr(timeline_module, "steady_step", lambda *_, **__: SimpleNamespace(events=events))
+    found = memory_timeline(question())
+    assert found.peak.total == 1000
+    assert (found.peak_phase.name, found.peak.operator) == ("forward", "op9")
+    assert sum(len(phase.moments) for phase in found.phases) > 9000
+    drawn = timeline_chart._thinned(found.phases[0], 0.0, 1.0, 100)
+    assert len(drawn) <= 100
+    assert max(moment.total for _, moment in drawn) == 1000
 
 
-def test_the_axis_is_whole_and_its_phases_can_be_read() -> None:
-    found = timeline(question(), 400, narrowest=0.1)
-    assert found.spans[0].start == 0
-    assert found.spans[-1].end == pytest.approx(1)
-    assert all(left.end == right.start for left, right in zip(found.spans, found.spans[1:], strict=False))
-    assert min(span.end - span.start for span in found.spans) > 0.1 / 1.4
-    places = [column.x for column in found.columns]
-    assert places == sorted(places)
+def test_every_phase_is_wide_enough_for_its_name() -> None:
+    widths = timeline_chart._widths(memory_timeline(question()))
+    assert sum(widths) == pytest.approx(1)
+    assert min(widths) > 0.05 / 1.4
 
 
 @pytest.mark.parametrize("api", list(Api))
@@ -126,7 +124,7 @@ def test_the_picture_and_the_prediction_agree_on_the_peak(api: Api, strategy: Sh
     asked = question(strategy, api=api)
     memory = answer(asked).estimate.memory
     highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
-    assert timeline(asked, 300).peak.moment.total == memory.phases[highest]
+    assert memory_timeline(asked).peak.total == memory.phases[highest]
 
 
 def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
     from matplotlib.image import imread
 
     path = tmp_path / "step.png"
-    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
+    save(timeline_chart.timeline_figure([answer(question())], []), path)
     pixels = imread(path)
     assert pixels.shape[:2] == (900, 1600)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
@@ -145,7 +143,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
 
 def test_a_picture_can_be_svg(tmp_path: Path) -> None:
     path = tmp_path / "step.svg"
-    write_figure(timeline_chart.timeline_figure([answer(question())], []), path)
+    save(timeline_chart.timeline_figure([answer(question())], []), path)
     assert_is_a_slide(path, "forward", "backward")
 
 
@@ -154,8 +152,9 @@ def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
     figure = timeline_chart.timeline_figure(answers, [refused])
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FULL_SHARD: fits", "NO_SHARD: fits"]
-    assert any("impossible: HYBRID_SHARD: " in text.get_text() for text in figure.texts)
+    titles = [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes]
+    assert titles == ["FULL_SHARD: fits", "NO_SHARD: fits"]
+    assert "impossible: HYBRID_SHARD: " in words_of(figure)
 
 
 def test_the_cards_limit_is_drawn_where_it_is() -> None:
@@ -171,18 +170,16 @@ def test_the_cards_limit_is_drawn_where_it_is() -> None:
 
 
 def legend_of(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return [text.get_text() for part in figure.subfigs for legend in part.legends for text in legend.get_texts()]
 
 
-def test_words_stand_over_the_panels_and_none_covers_a_line() -> None:
-    """In the panel itself only the phases are written, under the axis."""
-    strategies = (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
-    figure = timeline_chart.timeline_figure([answer(question(strategy)) for strategy in strategies], [])
-    figure.canvas.draw()
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_words_stand_beside_the_panels_and_apart(count: int) -> None:
+    apis = [(strategy, api) for strategy in ShardingStrategy if not strategy.is_hybrid for api in Api][:count]
+    figure = timeline_chart.timeline_figure([answer(question(strategy, api=api)) for strategy, api in apis], [])
+    assert_texts_are_inside_and_apart(figure)
     for axes in figure.axes:
-        inside = axes.get_window_extent()
-        assert not any(inside.overlaps(text.get_window_extent()) for text in axes.texts if text.get_text())
-        (over,) = (text.get_text() for text in axes.texts if "peak" in text.get_text())
+        over = axes.get_title(loc="left").split("\n")[-1]
         assert over.startswith("\u25bc peak ")
         assert "; reserved " in over
     assert "peak reserved" in legend_of(figure)
@@ -202,12 +199,13 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
         if reading.num_alloc_retries and reading.out_of_memory is None:
             break
     axes, _ = timeline_chart.timeline_figure([answer(one) for one in asked], []).axes
-    assert axes.get_title(loc="left") == "NO_SHARD: runs with retries"
-    assert any("allocation retr" in text.get_text() for text in axes.texts)
+    title = axes.get_title(loc="left")
+    assert title.startswith("NO_SHARD: runs with retries\n")
+    assert "allocation retr" in title
 
 
 def test_conditions_are_printed_on_the_picture() -> None:
-    told = " ".join(text.get_text() for text in timeline_chart.timeline_figure([answer(question())], []).texts)
+    told = words_of(timeline_chart.timeline_figure([answer(question())], []))
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
         assert words in told

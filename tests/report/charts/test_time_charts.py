@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -10,17 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.plan.chart_data.scaling import node_counts, scaling_curves
+from fsdp_bench.plan.chart_data.step_streams import exposed_spans
+from fsdp_bench.plan.chart_data.trade_off import TradeOffPoint, pareto_frontier, trade_off_points
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.report.charts.scaling import curves, node_counts, scaling_figure
-from fsdp_bench.report.charts.step import _exposed, step_figure
-from fsdp_bench.report.charts.trade_off import Point, frontier, points_of, right_end, trade_off_figure
+from fsdp_bench.report.charts.scaling import scaling_figure
+from fsdp_bench.report.charts.step import step_figure
+from fsdp_bench.report.charts.trade_off import boxes_apart, right_end, trade_off_figure
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
 from tests.conftest import run_command
-from tests.report.charts.pictures import assert_is_a_slide
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, words_of
 
 MIXED = Precision("fp32", "bf16", "fp32")
 
@@ -33,8 +37,8 @@ def cluster(nodes: int = 2) -> Cluster:
 
 points = st.lists(
     st.builds(
-        Point,
-        name=st.just("setup"),
+        TradeOffPoint,
+        prediction=st.none(),
         memory_gib=st.integers(1, 20).map(float),
         tokens=st.integers(1, 20).map(float),
         fits=st.sampled_from([True, False, None]),
@@ -44,8 +48,8 @@ points = st.lists(
 
 
 @given(points)
-def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(given_points: list[Point]) -> None:
-    best = frontier(given_points)
+def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(given_points: list[TradeOffPoint]) -> None:
+    best = pareto_frontier(given_points)
     assert all(point in given_points and point.fits is not False for point in best)
     for point in given_points:
         if point.fits is not False:
@@ -63,7 +67,7 @@ def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(giv
 def test_the_red_stretches_add_up_to_the_exposed_seconds() -> None:
     setup = TrainSetup(world_size=16, precision=MIXED, sequence_length=512)
     found = speed(loader.model("gpt2").shape(), setup, cluster(), with_spans=True)
-    red = sum(end - begin for begin, end in _exposed(found.time.spans))
+    red = sum(end - begin for begin, end in exposed_spans(found.time.spans))
     assert red == pytest.approx(found.time.exposed_communication_seconds)
     assert red > 0
 
@@ -80,60 +84,69 @@ def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
         TrainSetup(strategy=ShardingStrategy.FULL_SHARD, world_size=32, precision=MIXED),
         TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=32, shard_size=8, precision=MIXED),
     ]
-    full, hybrid = curves([Question(model, setup, cluster(4)) for setup in setups])
+    full, hybrid = scaling_curves([Question(model, setup, cluster(4)) for setup in setups])
     assert full.nodes == hybrid.nodes == (1, 2, 4)
     assert full.tokens[-1] == speed(model, setups[0], cluster(4)).tokens_per_second_per_gpu
     assert hybrid.tokens[0] is None  # one node has one shard group
     assert hybrid.tokens[-1] == speed(model, setups[1], cluster(4)).tokens_per_second_per_gpu
 
 
-def test_points_of_a_curve_that_do_not_fit_are_hollow_and_named() -> None:
+def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
     """gpt2-xl in fp32 on cards of 8 GiB: 16 bytes of 1.56e9 parameters, over 8 GPUs 3.1 GB, over one 25 GB."""
     small = msgspec.structs.replace(loader.gpu("A100-SXM-40GB"), usable_memory_bytes=8 * GIB)
     nodes = msgspec.structs.replace(cluster(4), gpu=small)
     names = (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
     setups = [TrainSetup(strategy=name, world_size=32, sequence_length=128) for name in names]
     questions = [Question(loader.model("gpt2-xl").shape(), setup, nodes) for setup in setups]
-    full, whole = curves(questions)
+    full, whole = scaling_curves(questions)
     assert (full.fits[-1], whole.fits) == (True, (False,) * 3)
     figure = scaling_figure(questions)
-    told = " ".join(text.get_text() for text in figure.texts)
-    assert "hollow: predicted not to fit in memory" in told
+    written = words_of(figure)
+    assert "white marks: predicted not to fit in memory" in written
     (axes,) = figure.axes
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
-    assert len(hollow) == full.fits.count(False) + 3
-    assert any(text.get_text().endswith("does not fit") for text in axes.texts)
+    white = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(white) == full.fits.count(False) + 3
+    assert "does not fit" in written
+    assert "1 to 4 x p4d.24xlarge (8 x A100-SXM-40GB each)" in written
+    assert_texts_are_inside_and_apart(figure)
 
 
 def test_every_point_of_the_trade_off_is_inside_the_picture() -> None:
-    """An 8B model under NO_SHARD needs twice the card's memory: near enough for the axis."""
+    """An 8B model under NO_SHARD needs twice the GPU's memory and stands at the right end, with an arrow."""
     model, names = loader.model("Llama-3.1-8B").shape(), (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
     server = loader.server("p5.48xlarge")
     nodes = Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setups = [TrainSetup(strategy=name, world_size=16, precision=MIXED) for name in names]
     predictions = [answer(Question(model, setup, nodes)) for setup in setups]
     figure = trade_off_figure(predictions)
-    (axes,) = figure.axes
-    drawn = points_of(predictions)
-    assert axes.get_xlim()[1] > max(point.memory_gib for point in drawn)
-    assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in drawn)
-    assert "arrows" not in axes.get_xlabel()
-    assert any("2 x p5.48xlarge, 8 x H100-SXM each" in text.get_text() for text in figure.texts)
-    far = Point("far", 1000.0, 1.0, False)
-    assert right_end([Point("near", 40.0, 2.0, True), far], 80.0) < 100
+    axes, _ = figure.axes
+    assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in trade_off_points(predictions))
+    assert "2 x p5.48xlarge (16 x H100-SXM)" in words_of(figure)
+    assert_texts_are_inside_and_apart(figure)
+    far = TradeOffPoint(None, 1000.0, 1.0, False)
+    assert right_end([TradeOffPoint(None, 40.0, 2.0, True), far], 80.0) < 100
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
+def test_boxes_of_the_trade_off_never_overlap_and_name_every_point(places: list[tuple[float, float]]) -> None:
+    boxes = boxes_apart(places)
+    assert sorted(number for _, _, numbers in boxes for number in numbers) == list(range(1, len(places) + 1))
+    for (x, y, _), (other_x, other_y, _) in itertools.combinations(boxes, 2):
+        assert abs(x - other_x) >= 0.02 or abs(y - other_y) >= 0.05
 
 
 def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
     question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))
-    told = [text.get_text() for text in step_figure([question]).texts]
-    assert "casts, divisions" in told
-    assert any("2 x p4d.24xlarge, 8 x A100-SXM-40GB each" in text for text in told)
+    figure = step_figure([question])
+    assert "casts, divisions" in words_of(figure)
+    assert "2 x p4d.24xlarge (16 x A100-SXM-40GB)" in words_of(figure)
+    assert_texts_are_inside_and_apart(figure)
 
 
 def test_scaling_wants_a_server() -> None:
     question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), loader.gpu("H100-SXM"))
     with pytest.raises(SpecError, match="no server is named"):
-        curves([question])
+        scaling_curves([question])
 
 
 def test_all_three_are_drawn(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.report.measured.matrix_rate import matrix_rate_line, matrix_rates
+from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.validate.matrix_rate import matrix_rates
 from tests.conftest import run_command
 from tests.validate.test_memory import MODEL, reading, record_of
 

@@ -108,7 +108,7 @@ def test_a_killed_frontier_resumes_repeats_nothing_and_never_runs_above_what_ran
     assert [int(row["measured_fits"]) for row in rows] == [c.measured.fits for c in found.cells if c.measured]
     assert run_command(*words).returncode == 0
     assert records(tmp_path) == after
-    listed = run_command(*words, "--list").stdout
+    listed = " ".join(run_command(*words, "--list").stdout.split())
     assert f"larger than {found.cells[0].measured.limited_by.value} layers, which ran out of memory" in listed
     (folder(tmp_path) / "frontier.json").unlink()
     assert run_command(*words, "--only", "strategy=zero3").returncode == 0
@@ -151,7 +151,7 @@ def test_the_list_says_where_each_search_begins_and_writes_nothing(
 ) -> None:
     done = run_command(*sweep("strategy = ['FULL_SHARD', 'HYBRID_SHARD']"), "--list")
     assert done.returncode == 0
-    first, second, total = done.stdout.splitlines()
+    first, second, total = done.stdout.replace("\n  ", " ").splitlines()
     assert "searches 32 steps, 1 layer to 32 layers, from" in first
     assert "predicted to fit" in first
     assert "skipped: HYBRID_SHARD needs" in second

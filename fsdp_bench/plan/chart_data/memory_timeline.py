@@ -1,0 +1,114 @@
+"""Live memory over one training step: bytes by category after every allocation and free, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdp_bench.plan.estimate import worst_rank
+from fsdp_bench.plan.question import Question
+from fsdp_bench.simulate.events import Category, Event, Kind
+from fsdp_bench.simulate.step import BETWEEN_STEPS, steady_step
+
+CATEGORIES = (
+    Category.PARAMETERS,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENTS,
+    Category.UNSHARDED_PARAMETERS,
+    Category.REDUCTION_BUFFERS,
+    Category.ACTIVATIONS,
+    Category.LOGITS,
+    Category.TEMPORARY,
+)
+"""From the bottom of the stack to its top: what stays longest is lowest, so that it stands level."""
+
+_PLACE = {category: index for index, category in enumerate(CATEGORIES)}
+_SKIPPED = ("load", BETWEEN_STEPS)
+FIRST_FORWARD = "first forward"
+"""What a wrapper does once, before the first forward's first operator."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Live memory after one allocation or free."""
+
+    live: tuple[int, ...]
+    """Bytes in the order of CATEGORIES."""
+    block: int | None
+    operator: str
+    """The operator or symbol of torch that allocated last."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.live)
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """Live memory over one phase of one micro-batch, or over the optimizer's step."""
+
+    name: str
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak(self) -> Moment:
+        """The first moment with the most live bytes."""
+        return max(self.moments, key=lambda moment: moment.total)
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """Live memory over one step of one setup."""
+
+    phases: tuple[PhaseMemory, ...]
+
+    @property
+    def peak_phase(self) -> PhaseMemory:
+        """The first phase that reaches the peak."""
+        return max(self.phases, key=lambda phase: phase.peak.total)
+
+    @property
+    def peak(self) -> Moment:
+        """The moment with the most live bytes."""
+        return self.peak_phase.peak
+
+
+def memory_timeline(question: Question) -> MemoryTimeline:
+    """Simulate a step with every block, and return its live memory."""
+    asked = question.model, question.setup, question.kernel_set
+    rank = worst_rank(*asked)[0].rank
+    step = steady_step(*asked, rank, num_blocks=question.model.num_hidden_layers)
+    return MemoryTimeline(tuple(_shown(phases(step.events))))
+
+
+def phases(events: Sequence[Event]) -> list[PhaseMemory]:
+    """Return the step's phases in order; loading, and what lies between steps, only decides where they begin."""
+    live = [0] * len(CATEGORIES)
+    found: list[tuple[str, list[Moment]]] = []
+    name, block, operator = "load", -1, ""
+    for event in events:
+        if event.kind == Kind.MARK:
+            begins = event.label != name or (name == "forward" and not found)
+            if event.label == BETWEEN_STEPS and found and found[-1][0] == "forward":
+                found[-1] = (FIRST_FORWARD, found[-1][1])
+            name, block = event.label, event.number
+            if begins and name not in _SKIPPED:
+                found.append((name, [_moment(live, block, operator)]))
+        elif event.kind in (Kind.ALLOCATE, Kind.FREE):
+            sign = 1 if event.kind == Kind.ALLOCATE else -1
+            live[_PLACE[event.category]] += sign * event.num_bytes
+            operator = event.label if sign > 0 else operator
+            if name not in _SKIPPED:
+                found[-1][1].append(_moment(live, block, operator))
+    return [PhaseMemory(name, tuple(moments)) for name, moments in found]
+
+
+def _shown(found: list[PhaseMemory]) -> list[PhaseMemory]:
+    """Leave out what only the first step does, unless the peak is there."""
+    highest = max(found, key=lambda phase: phase.peak.total)
+    return [phase for phase in found if phase.name != FIRST_FORWARD or phase is highest]
+
+
+def _moment(live: list[int], block: int, operator: str) -> Moment:
+    return Moment(tuple(live), block if block >= 0 else None, operator)

@@ -1,0 +1,90 @@
+"""The speed of each GPU over the number of nodes, setup by setup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.speed import Speed
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import TrainSetup
+
+MOST_NODES = 64
+"""Where the user names no number of nodes."""
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """One setup on growing numbers of nodes."""
+
+    question: Question
+    nodes: tuple[int, ...]
+    speeds: tuple[Speed | None, ...]
+    """None where the setup cannot run on so many nodes."""
+    fits: tuple[bool | None, ...]
+    """Whether the memory of a node suffices; None where that is unknown."""
+
+    @property
+    def tokens(self) -> tuple[float | None, ...]:
+        """Tokens a second of one GPU; None where the time is unknown."""
+        return tuple(None if one is None else one.tokens_per_second_per_gpu for one in self.speeds)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed of a GPU on the most nodes over its speed on the fewest."""
+        known = [value for value in self.tokens if value is not None]
+        return known[-1] / known[0] if len(known) > 1 else None
+
+
+def node_counts(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to ``most``, and that."""
+    counts = [1]
+    while counts[-1] * 2 <= most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if counts[-1] == most else (*counts, most)
+
+
+def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
+    """Predict every setup on growing numbers of nodes, up to those that the questions name.
+
+    Raises:
+        SpecError: where no server is named.
+    """
+    first = questions[0].hardware
+    if not isinstance(first, Cluster):
+        raise SpecError("scaling: no server is named; --server NAME, and --nodes N for how far")
+    counts = node_counts(first.num_nodes if first.num_nodes > 1 else MOST_NODES)
+    found = []
+    for question in questions:
+        answers = [_answer(question, nodes) for nodes in counts]
+        found.append(
+            ScalingCurve(
+                question=question,
+                nodes=counts,
+                speeds=tuple(None if one is None else one.speed for one in answers),
+                fits=tuple(None if one is None else one.fits for one in answers),
+            )
+        )
+    return found
+
+
+def _answer(question: Question, nodes: int) -> Prediction | None:
+    """Predict a setup on so many nodes; None where it cannot run on them."""
+    cluster = question.hardware
+    assert isinstance(cluster, Cluster)
+    cluster = msgspec.structs.replace(cluster, num_nodes=nodes)
+    setup = on_nodes(question.setup, cluster)
+    return None if setup is None else answer(replace(question, setup=setup, hardware=cluster))
+
+
+def on_nodes(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
+    """Return a setup on so many nodes: hybrid strategies shard within one, and need two."""
+    if not setup.strategy.is_hybrid:
+        return msgspec.structs.replace(setup, world_size=cluster.world_size)
+    if cluster.num_nodes == 1:
+        return None
+    return msgspec.structs.replace(setup, world_size=cluster.world_size, shard_size=cluster.gpus_per_node)

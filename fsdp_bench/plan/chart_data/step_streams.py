@@ -1,0 +1,68 @@
+"""What runs when in one training step, stream by stream, and when communication is exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.replay.schedule import Span, Spans, union
+from fsdp_bench.spec.errors import SpecError
+
+
+@dataclass(frozen=True)
+class StepStreams:
+    """The streams of one setup's step."""
+
+    question: Question
+    speed: Speed
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What ran, with its stream, its begin and its end in seconds."""
+        return self.speed.time.spans
+
+    @property
+    def exposed(self) -> Spans:
+        """When a collective runs and no operator does."""
+        return exposed_spans(self.spans)
+
+    @property
+    def middle_of_backward(self) -> tuple[float, float]:
+        """When about three blocks in the middle of backward run."""
+        spans = [span for span in self.spans if span.phase == "backward" and span.kind == "compute"]
+        begin, end = spans[0].begin, max(span.end for span in spans)
+        middle, each = (begin + end) / 2, (end - begin) / self.question.model.num_hidden_layers
+        return max(middle - 1.5 * each, begin), min(middle + 1.5 * each, end)
+
+
+def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
+    """Predict when what runs in a step of each setup.
+
+    Raises:
+        SpecError: where a step's time is not known.
+    """
+    found = [
+        StepStreams(q, speed(q.model, q.setup, q.hardware, q.kernels, q.profile, with_spans=True)) for q in questions
+    ]
+    unknown = next((one.speed.time for one in found if one.speed.time.step_seconds is None), None)
+    if unknown is not None:
+        raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")
+    return found
+
+
+def exposed_spans(spans: Sequence[Span]) -> Spans:
+    """Return when a collective runs and no operator does."""
+    compute = union([(span.begin, span.end) for span in spans if span.kind == "compute"])
+    found: Spans = []
+    for begin, end in union([(span.begin, span.end) for span in spans if span.kind == "collective"]):
+        for start, stop in compute:
+            if stop <= begin or start >= end:
+                continue
+            if start > begin:
+                found.append((begin, start))
+            begin = max(begin, stop)
+        if end > begin:
+            found.append((begin, end))
+    return found

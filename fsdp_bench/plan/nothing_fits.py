@@ -1,0 +1,81 @@
+"""Nothing fits: how far off the nearest setting is, and what would help, each predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult
+from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
+
+
+@dataclass(frozen=True)
+class NothingFits:
+    """The setting that is nearest to fitting, and what was tried."""
+
+    cell: SettingResult
+    prediction: Prediction
+    """Of the smallest size."""
+    remedies: tuple[Remedy, ...]
+    twice_the_gpus: Remedy | None
+
+    @property
+    def gpus_help(self) -> bool:
+        """Whether twice the GPUs need noticeably less of each."""
+        if self.twice_the_gpus is None:
+            return False
+        now, then = self.prediction.needed_bytes, self.twice_the_gpus.prediction.needed_bytes
+        return then <= (1 - GAIN) * now
+
+
+def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
+    """Return the setting that needs the least beyond what there is; None where anything fits or is unknown."""
+    if not sizes or not all(one.nothing_fits for one in sizes):
+        return None
+    cells = [cell for one in sizes for cell in one.answered if cell.beyond is not None]
+    cell = min(cells, key=_shortage)
+    prediction = cell.beyond
+    assert prediction is not None
+    is_turned_down = cell.quantity.name == "world_size"
+    more = None if is_turned_down or lacks_host_memory(cell) else with_twice_the_gpus(prediction)
+    return NothingFits(cell, prediction, tuple(remedies(prediction)), more)
+
+
+def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
+    """Return the JSON form; the message is the same sentence that is printed."""
+    estimate, setup = found.prediction.estimate, found.prediction.question.setup
+    tried = [*found.remedies, *([found.twice_the_gpus] if found.twice_the_gpus else [])]
+    return {
+        "model": found.prediction.question.model.name,
+        "strategy": setup.strategy.value,
+        "needed_bytes": found.prediction.needed_bytes,
+        "gpu_memory_bytes": estimate.gpu_bytes,
+        "phase": estimate.memory.peak_phase,
+        "category": largest_category(found.prediction),
+        "message": message,
+        "remedies": [
+            {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.needed_bytes} for r in tried
+        ],
+    }
+
+
+def largest_category(prediction: Prediction) -> str:
+    """Return the category that holds the most at the peak."""
+    breakdown = prediction.estimate.memory.breakdown_bytes
+    return max(breakdown, key=lambda category: breakdown[category])
+
+
+def lacks_host_memory(cell: SettingResult) -> bool:
+    """Whether host memory is what the next size is short of."""
+    return cell.limit is not None and cell.limit.place == "host"
+
+
+def _shortage(cell: SettingResult) -> float:
+    """Return required memory / available memory."""
+    assert cell.beyond is not None
+    estimate = cell.beyond.estimate
+    if lacks_host_memory(cell):
+        return estimate.host.peak_bytes / (estimate.host_bytes or 1)
+    return cell.beyond.needed_bytes / (estimate.gpu_bytes or 1)

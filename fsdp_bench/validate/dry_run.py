@@ -1,0 +1,47 @@
+"""Predictions against dry runs of setups that are drawn at random."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
+from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, summarize
+from fsdp_bench.validate.random_setups import draw_cells
+
+
+def validate_dry_runs(
+    count: int,
+    seed: int,
+    kernels: KernelSet,
+    real_tensors: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[MemoryComparison], Summary]:
+    """Compare predictions with dry runs, and with real tensors where asked for.
+
+    Args:
+        count: setups to draw.
+        seed: of the drawing.
+        kernels: whose operators run.
+        real_tensors: whether small models are drawn, and each runs with real tensors on the CPU too.
+        progress: called with the number of runs that are done, and of all.
+    """
+    cells = draw_cells(count, seed, kernels, small=real_tensors)
+    kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]
+    specs = [
+        DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank, tensors=kind)
+        for cell in cells
+        for kind in kinds
+    ]
+    answers: dict[int, DryRunAnswer] = {}
+    for index, answer in dry_runs(specs, os.cpu_count() or 1):
+        answers[index] = answer
+        progress(len(answers), len(specs))
+    each = len(kinds)
+    comparisons = [
+        compare_with_dry_run(cell, answers[each * place], kernels, answers[each * place + 1] if real_tensors else None)
+        for place, cell in enumerate(cells)
+    ]
+    against = "dry run and real tensors" if real_tensors else "dry run"
+    return comparisons, summarize(comparisons, f"{against}, kernels {kernels}, seed {seed}")

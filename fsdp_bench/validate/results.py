@@ -1,0 +1,43 @@
+"""Predictions against the measured results of a folder: memory, step time, and emulated against real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.validate.emulation import Agreement, agreements
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
+from fsdp_bench.validate.step_time import TimeComparison, TimeSummary, compare_time, summarize_time
+
+
+class ResultsValidation(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is compared with the results of a folder."""
+
+    folder: str
+    records: Sequence[TrialRecord]
+    comparisons: list[MemoryComparison]
+    summary: Summary
+    times: list[TimeComparison]
+    time_summary: TimeSummary
+    profile: Profile | None
+    """The calibration that predicted times rest on; None: the datasheets."""
+    agreements: list[Agreement]
+
+
+def validate_results(folder: str, records: Sequence[TrialRecord], profile: Profile | None) -> ResultsValidation:
+    """Compare predictions with measured trials, in memory and in time."""
+    comparisons = [compare_with_record(record) for record in records]
+    times = [compare_time(record, profile) for record in records]
+    return ResultsValidation(
+        folder=folder,
+        records=records,
+        comparisons=comparisons,
+        summary=summarize(comparisons, f"measured in {folder}"),
+        times=times,
+        time_summary=summarize_time(times),
+        profile=profile,
+        agreements=agreements(records),
+    )
