@@ -2,5 +2,5 @@
 
 ``ask.py`` holds the functions that Python users call. ``estimate.py`` predicts memory, ``speed.py`` time, and
 ``question.py`` puts both into one answer with its JSON form. ``search/`` finds the largest model, batch or sequence
-that fits. ``remedies.py`` looks for settings that fit where the asked one does not.
+that fits. ``advice/`` looks for settings that fit where the asked one does not; ``chart_data/`` prepares charts.
 """
