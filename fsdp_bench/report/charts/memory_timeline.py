@@ -54,8 +54,7 @@ STYLES = {
     Category.ACTIVATIONS: ("#DDEBF4", ""),
     Category.LOGITS: ("#D55E00", "..."),
     Category.TEMPORARY: ("#F0E442", "xx"),
-}
-USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
+}USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
 RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
 """How the level lines are drawn."""
 
@@ -141,7 +140,7 @@ def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, i
         for moment in _thinned(phase, start, width, moments)
     ]
     _draw_stack(axes, drawn, scale)
-    _name_phases(axes, panel.timeline, places, widths, "short" if len(widths) * (1 if is_alone else 3) > 12 else "full")
+    _name_phases(axes, panel.timeline, places, widths, are_short=len(widths) * (1 if is_alone else 3) > 12)
     top_x, top = max(drawn, key=lambda pair: pair[1].total)
     axes.plot([top_x], [top.total / scale], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
     prediction = panel.prediction
@@ -187,7 +186,7 @@ def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float)
 
 
 def _name_phases(
-    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], names: str
+    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], *, are_short: bool
 ) -> None:
     """Mark where phases begin, and name them under the axis."""
     for phase, start, width in zip(timeline.phases, places, widths, strict=True):
@@ -195,7 +194,7 @@ def _name_phases(
             axes.axvspan(start, start + width, color="#F3F3F3", linewidth=0, zorder=0)
         if start:
             axes.axvline(start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
-    texts = [_SHORT.get(phase.name, phase.name) if names == "short" else phase.name for phase in timeline.phases]
+    texts = [_SHORT.get(phase.name, phase.name) if are_short else phase.name for phase in timeline.phases]
     axes.set_xticks([start + width / 2 for start, width in zip(places, widths, strict=True)], texts)
 
 
@@ -263,10 +262,9 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"
-    lines: list[Artist] = [Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)]
-    if any(panel.prediction.reserved_bytes is not None for panel in panels):
-        lines.append(Line2D([], [], label="peak reserved", **RESERVED))
-    return lines
+    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)
+    is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
+    return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
@@ -281,10 +279,12 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
     kernels = "CUDA" if first.kernels == "cuda" else "CPU"
-    facts.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
-    facts.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")
-    facts.append("the axis counts allocations and frees in the order of the step, not seconds")
-    return facts
+    return [
+        *facts,
+        f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state",
+        "live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL",
+        "the axis counts allocations and frees in the order of the step, not seconds",
+    ]
 
 
 def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[str]:
