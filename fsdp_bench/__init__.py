@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fsdp_bench.catalog.lookup import gpu as gpu
     from fsdp_bench.catalog.lookup import model as model
     from fsdp_bench.catalog.lookup import server as server
-    from fsdp_bench.plan.ask import LargestModel as LargestModel
-    from fsdp_bench.plan.ask import TimedEstimate as TimedEstimate
+    from fsdp_bench.plan.answers import LargestModel as LargestModel
+    from fsdp_bench.plan.answers import TimedEstimate as TimedEstimate
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
     from fsdp_bench.spec.dry_run import DryRunReading as DryRunReading
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.model import ModelShape as ModelShape
     from fsdp_bench.spec.profile import Profile as Profile
     from fsdp_bench.spec.profile import read_profile as read_profile
-    from fsdp_bench.spec.record import Outcome as Outcome
+    from fsdp_bench.spec.rank_report import Outcome as Outcome
     from fsdp_bench.spec.record import RunPlan as RunPlan
     from fsdp_bench.spec.record import TrialRecord as TrialRecord
     from fsdp_bench.spec.setup import Api as Api
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.setup import Wrap as Wrap
     from fsdp_bench.sweep.dry_run import DryRunError as DryRunError
     from fsdp_bench.sweep.dry_run import dry_run as dry_run
-    from fsdp_bench.sweep.results.store import load_results as load_results
+    from fsdp_bench.sweep.results.load import load_results as load_results
     from fsdp_bench.sweep.session import SweepResults as SweepResults
-    from fsdp_bench.sweep.session import sweep as sweep
+    from fsdp_bench.sweep.start import sweep as sweep
     from fsdp_bench.train.wrapping.wrap import fsdp as fsdp
 
 __version__ = "0.1.0"
@@ -68,7 +68,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "catalog.loader": ("gpus", "models", "servers"),
     "catalog.lookup": ("gpu", "model", "server"),
-    "plan.ask": ("LargestModel", "TimedEstimate", "estimate", "largest_model"),
+    "plan.answers": ("LargestModel", "TimedEstimate"),
+    "plan.ask": ("estimate", "largest_model"),
     "spec.dry_run": ("DryRunReading",),
     "spec.errors": (
         "FsdpBenchError",
@@ -82,7 +83,8 @@ _HOMES = {
     "spec.hardware": ("Cluster", "Gpu", "Server"),
     "spec.model": ("Family", "ModelShape"),
     "spec.profile": ("Profile", "read_profile"),
-    "spec.record": ("Outcome", "RunPlan", "TrialRecord"),
+    "spec.rank_report": ("Outcome",),
+    "spec.record": ("RunPlan", "TrialRecord"),
     "spec.setup": (
         "Api",
         "BackwardPrefetch",
@@ -96,8 +98,9 @@ _HOMES = {
         "Wrap",
     ),
     "sweep.dry_run": ("DryRunError", "dry_run"),
-    "sweep.session": ("SweepResults", "sweep"),
-    "sweep.results.store": ("load_results",),
+    "sweep.session": ("SweepResults",),
+    "sweep.start": ("sweep",),
+    "sweep.results.load": ("load_results",),
     "train.wrapping.wrap": ("fsdp",),
 }
 """The public names by the module that each comes from; the imports above say the same to type checkers."""

@@ -55,7 +55,7 @@ def whole_process(name: str, words: list[str], budget_seconds: float) -> None:
 
 def sweep_overhead() -> None:
     """Run a sweep of tiny trials; print what it adds to the workers' own start and steps."""
-    from fsdp_bench.sweep.results.store import read_records
+    from fsdp_bench.sweep.results.load import read_records
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "budget.toml"

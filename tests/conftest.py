@@ -100,7 +100,7 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
     arguments = [str(word) for word in words]
     output, errors = io.StringIO(), io.StringIO()
     with (
-        _unchanged_process(cwd or Path.cwd()),
+        unchanged_process(cwd or Path.cwd()),
         redirect_stdout(output),
         redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
@@ -112,7 +112,7 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
 
 
 @contextmanager
-def _unchanged_process(cwd: Path) -> Iterator[None]:
+def unchanged_process(cwd: Path) -> Iterator[None]:
     """Give the command the terminal of a pipe and a working directory; take back what a verb changes of a process."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):

@@ -1,11 +1,9 @@
-"""What Python users call: every name is listed and typed, each call takes names, and README runs as printed."""
+"""What Python users call: every name is listed and typed, and each call takes names."""
 
 from __future__ import annotations
 
 import ast
-import doctest
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,7 +37,6 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.sweep.session import Watcher
 from tests.conftest import run_command
 
-ROOT = Path(__file__).parents[1]
 LLAMA = "Llama-3.1-8B"
 
 
@@ -213,26 +210,6 @@ def test_a_sweep_is_one_call_and_resumes(write_sweep: Callable[..., Path], tmp_p
     assert watcher.ended == 2
     assert again.records == found.records[1:]
     assert again.all_records == found.records
-
-
-def readme_blocks() -> list[str]:
-    """Return the Python blocks of README's section on Python."""
-    section = (ROOT / "README.md").read_text().split("\n## In Python\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_readme_runs_as_printed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = readme_blocks()
-    assert len(blocks) == 2
-    options = doctest.NORMALIZE_WHITESPACE
-    test = doctest.DocTestParser().get_doctest(blocks[number], {}, "README", "README.md", 0)
-    assert len(test.examples) > 4
-    said: list[str] = []
-    runner = doctest.DocTestRunner(optionflags=options)
-    runner.run(test, out=said.append)
-    assert runner.failures == 0, "".join(said)
 
 
 def test_spec_errors_are_value_errors() -> None:

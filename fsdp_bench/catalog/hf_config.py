@@ -7,8 +7,7 @@ from typing import Any
 
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
 from fsdp_bench.catalog.user_file import explain
-from fsdp_bench.spec.codec import from_builtins
-from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.text import shortened
@@ -55,7 +54,7 @@ _OTHER_MODULES = (
     "kv_lora_rank",
     "num_nextn_predict_layers",
 )
-"""Keys with which a config describes modules that llama, mistral and gpt2 have not."""
+"""Keys of a config that describe modules which llama, mistral and gpt2 do not have."""
 _MISTRAL_SLIDING_WINDOW = 4096
 """MistralConfig's default where the file has none."""
 _MISTRAL_KEY_VALUE_HEADS = 8
@@ -120,7 +119,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _refuse_variants(config: dict[str, Any]) -> None:
-    """Refuse what changes the modules without changing the sizes that are read here."""
+    """Refuse settings that change the modules but not the sizes that are read here."""
     field, known = _ACTIVATIONS[config["model_type"]]
     if config.get(field, known[0]) not in known:
         raise SpecError(f"{field} {shown(config[field])} is not built here; one of {', '.join(known)}")

@@ -1,8 +1,8 @@
-"""The size ladder: one dial from 10M to 1T parameters, so that "7B" always means the same shape.
+"""The size ladder: models from 10M to 1T parameters, so that "7B" always means the same shape.
 
-A rung is (width in heads, depth). A model n heads wide is at least n layers deep (the shape of GPT-2 small, of
-Llama-2-7B and 13B), and gains one layer a rung until the model that is one head wider is reached.
-Heads are 128 wide for llama, 64 for gpt2.
+A model of the ladder is given by its width in heads and its depth. One that is n heads wide is at least n layers deep
+(the shape of GPT-2 small, of Llama-2-7B and 13B). The next ones gain a layer each, until the model that is one head
+wider is reached. Heads are 128 wide for llama, 64 for gpt2.
 """
 
 from __future__ import annotations

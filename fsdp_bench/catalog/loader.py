@@ -1,4 +1,4 @@
-"""The one reader of the catalogue: the built-in files, each read when first asked, and a user's laid over them."""
+"""Reads the catalogue: the built-in files, each on first use, and a user's file, whose entries replace or add."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ BUILT_IN = Catalog()
 
 
 def load_user_catalog(path: Path | None) -> Catalog:
-    """Return the catalogue with a user's TOML file laid over it; without a file, the built-in one.
+    """Return the catalogue with the entries of a user's TOML file; without a file, the built-in one.
 
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
@@ -182,7 +182,7 @@ _FORM = re.compile(r"\b(sxm|hbm)[0-9]\b")
 
 
 def _squashed(name: str) -> str:
-    """Return a name without what people put between its words."""
+    """Return a name without blanks, hyphens and the like."""
     return re.sub(r"[^a-z0-9]", "", name)
 
 

@@ -1,4 +1,4 @@
-"""What Python users call: gpu(), server() and model() by name, size or file; and where a run takes place.
+"""gpu(), server() and model() by name, size or file; and on which hardware a run takes place.
 
 A name, a size or an object is taken wherever one of them is asked for, so that ``estimate("Llama-3.1-8B", ...)`` and
 ``estimate(model("Llama-3.1-8B"), ...)`` are the same.
@@ -99,8 +99,8 @@ def _text(field: str, name: object) -> str:
     return name
 
 
-class Place(NamedTuple):
-    """Where a run takes place; the number of nodes is None when only the world size is known."""
+class Placement(NamedTuple):
+    """The hardware of a run and its ranks; the number of nodes is None when only the world size is known."""
 
     hardware: Hardware
     num_nodes: int | None
@@ -117,15 +117,15 @@ class Place(NamedTuple):
         return sizes
 
 
-def find_place(
+def find_placement(
     gpu_name: str | Gpu | None = None,
     server_name: str | Server | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     world_size: int | None = None,
     catalog: Catalog = BUILT_IN,
-) -> Place:
-    """Return where a run takes place, from a server or a GPU and how many there are.
+) -> Placement:
+    """Return the hardware of a run from the name of a server or a GPU, and how many there are.
 
     Raises:
         SpecError: for names that are not there, for both names or both counts, and for counts that do not divide.
@@ -139,11 +139,11 @@ def find_place(
         raise SpecError("world_size and nodes each say how many GPUs; keep one")
     if server_name is None:
         found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, None)
-        return Place(None if gpu_name is None else gpu(gpu_name, catalog), found_nodes, each, world)
+        return Placement(None if gpu_name is None else gpu(gpu_name, catalog), found_nodes, each, world)
     entry = server_name if isinstance(server_name, Server) else catalog.server(_text("server", server_name))
     found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, entry.gpus_per_node)
     assert found_nodes is not None
-    return Place(server(entry, found_nodes, each, catalog), found_nodes, each, world)
+    return Placement(server(entry, found_nodes, each, catalog), found_nodes, each, world)
 
 
 def _counts(

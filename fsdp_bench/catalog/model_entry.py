@@ -10,8 +10,8 @@ from fsdp_bench.spec.model import Family, ModelShape
 FAMILIES = {"llama": Family.LLAMA, "mistral": Family.LLAMA, "gpt2": Family.GPT2}
 """Hugging Face's model_type, and the family that builds the same modules."""
 
-_MINDED_FAMILIES = {
-    "qwen2": "Qwen 2.5 adds biases to the query, key and value projections, which the llama family here has not",
+_UNSUPPORTED_FAMILIES = {
+    "qwen2": "Qwen 2.5 adds biases to the query, key and value projections, which the llama family here does not have",
     "qwen3": "Qwen 3 normalises queries and keys (q_norm, k_norm), which the llama family here does not",
     "t5": "T5 is an encoder-decoder; only decoders are built here",
 }
@@ -57,7 +57,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Why ModelShape cannot express this model exactly, or None when it can."""
         if self.family not in FAMILIES:
             known = ", ".join(FAMILIES)
-            return _MINDED_FAMILIES.get(self.family, f"the family {self.family} is not built here; {known} are")
+            return _UNSUPPORTED_FAMILIES.get(self.family, f"the family {self.family} is not built here; {known} are")
         is_llama = FAMILIES[self.family] is Family.LLAMA
         if self.head_dim is not None and self.head_dim * self.num_attention_heads != self.hidden_size:
             return (
@@ -65,7 +65,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"{self.hidden_size / self.num_attention_heads:g}"
             )
         if is_llama and (self.attention_bias or self.mlp_bias):
-            return "it has biases in its projections, which the llama family here has not"
+            return "it has biases in its projections, which the llama family here does not have"
         if self.max_position_embeddings is None:
             return "its max_position_embeddings is not given"
         return None

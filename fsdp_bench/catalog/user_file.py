@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.spec.codec import from_builtins
-from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
 
@@ -72,7 +71,7 @@ def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
 
 
 def explain(error: ValueError) -> str:
-    """Say in our words what msgspec, or a check of our own inside it, found wrong."""
+    """Return the message of an error of msgspec, or of our own check that it wraps, in the words of the file."""
     if isinstance(error.__cause__, SpecError):
         return str(error.__cause__)
     message = str(error).replace("Object missing required field", "has no", 1)

@@ -9,7 +9,7 @@ import click
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.sweep.results.store import machine_description, read_frontier_of, sweep_folders
+from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, sweep_folders
 
 
 @click.command("chart")

@@ -12,7 +12,8 @@ import click
 from fsdp_bench.cli.common.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.pictures import check_picture, save_figure
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
-from fsdp_bench.plan.question import Prediction, Question, answer, document, refusal
+from fsdp_bench.plan.document import document, refusal
+from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines

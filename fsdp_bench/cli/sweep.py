@@ -16,18 +16,11 @@ from fsdp_bench.report.charts.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.session import (
-    MOST_EMULATED_RANKS,
-    RETRYABLE,
-    SearchSession,
-    SweepResults,
-    TrialSession,
-    Watcher,
-    open_session,
-    outcomes,
-)
+from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
+from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes
 
 
 @click.command("sweep")

@@ -14,7 +14,7 @@ from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.profile import Profile, read_profile
-from fsdp_bench.validate.memory import Comparison, Summary
+from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors"),
@@ -153,5 +153,5 @@ def _write_page(page: Path, text: str) -> None:
     print_line(f"page: {page}", error=True)
 
 
-def _document(comparisons: list[Comparison], summary: Summary) -> dict[str, Any]:
+def _document(comparisons: list[MemoryComparison], summary: Summary) -> dict[str, Any]:
     return {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}

@@ -7,19 +7,20 @@ strategy's shard groups are nodes when there are several.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from fsdp_bench.catalog.lookup import Hardware, Place, find_place
+from fsdp_bench.catalog.lookup import Hardware, Placement, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
-from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict
+from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
-from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.plan.speed import speed
 from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -42,7 +43,6 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
-from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 P = TypeVar("P", bound=Estimate | SearchResult)
 
@@ -73,55 +73,6 @@ class SetupFields(TypedDict, total=False):
     use_orig_params: bool
     learning_rate: float
     seed: int
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class TimedEstimate(Estimate):
-    """What is predicted of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
-
-    speed: Speed
-    """Step time, tokens per second and MFU, for eager; None in it where the hardware's rates are not known."""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Seconds of one optimizer step; None where the GPU or its links are not known."""
-        return self.speed.time.step_seconds
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens that one GPU trains on in a second; None as ``step_seconds``."""
-        return self.speed.tokens_per_second_per_gpu
-
-    def __repr__(self) -> str:
-        memory = self.memory
-        return "\n".join(
-            [
-                f"{self.model.name}: {_setup_words(self.setup)}",
-                f"  peak allocated  {format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}",
-                f"  fits            {_fits_words(self)}",
-                f"  step time       {_time_words(self.speed)}",
-            ]
-        )
-
-
-@dataclass(frozen=True, repr=False)
-class LargestModel(SearchResult):
-    """The largest model of the size ladder that fits, and what the next one is short of."""
-
-    @property
-    def model(self) -> ModelShape | None:
-        """The largest model that fits; None where not even the smallest does."""
-        return None if self.at is None else self.at.model
-
-    def __repr__(self) -> str:
-        largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
-        lines = [f"{largest}: {_setup_words(self.quantity[0].setup)}"]
-        if self.beyond is None or self.limited_by is None:
-            return "\n".join([*lines, "  the size ladder ends there"])
-        limit = self.limited_by
-        place = "GPU" if limit.place == "card" else limit.place
-        short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
-        return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
 
 
 def estimate(
@@ -261,7 +212,7 @@ def _read(
     says_world = "world_size" in given or (setup is not None and nodes is None)
     world_size = written.world_size if says_world else None
     if hardware is None:
-        place = find_place(gpu, server, nodes, gpus_per_node, world_size)
+        place = find_placement(gpu, server, nodes, gpus_per_node, world_size)
     elif any(value is not None for value in named):
         raise SpecError("hardware: it says where; leave out gpu, server, nodes and gpus_per_node")
     else:
@@ -271,15 +222,15 @@ def _read(
     return place.hardware, build_checked(TrainSetup, {**own, **given, **sizes})
 
 
-def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Place:
+def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Placement:
     """Return the place of an object; a world of another size than a cluster's is refused."""
     if isinstance(hardware, Gpu):
-        return Place(hardware, None, world_size or 1, world_size or 1)
+        return Placement(hardware, None, world_size or 1, world_size or 1)
     if not isinstance(hardware, Cluster):
         raise SpecError(f"hardware: {shown(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
     if world_size not in (None, hardware.world_size):
         raise SpecError(f"world_size: {world_size} is not the cluster's {hardware.world_size} GPUs")
-    return Place(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
+    return Placement(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
 
 
 def _kernels(kernels: str | Kernels) -> Kernels:
@@ -304,32 +255,3 @@ def _profile(calibration: str | Path | Profile | None) -> Profile | None:
 def _parts(answer: P, kind: type[P]) -> dict[str, Any]:
     """Return the fields of a dataclass, for one that has more."""
     return {field.name: getattr(answer, field.name) for field in fields(kind)}
-
-
-def _setup_words(setup: TrainSetup) -> str:
-    gpus = "1 GPU" if setup.world_size == 1 else f"{setup.world_size} GPUs"
-    words = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
-    if setup.checkpointing is not Checkpointing.NONE:
-        words.append(f"{setup.checkpointing.value} checkpointing")
-    if setup.offload is not Offload.NONE:
-        words.append("offload")
-    return ", ".join([*words, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
-
-
-def _fits_words(found: Estimate) -> str:
-    name = "no GPU is named" if found.gpu is None else f"nobody documents how much of a {found.gpu.name} can be used"
-    if found.fits is None or found.headroom_bytes is None or found.gpu is None:
-        return f"unknown: {name}"
-    if found.verdict is Verdict.RUNS_WITH_RETRIES:
-        return f"no: it runs on {found.gpu.name}, with allocation retries"
-    if not found.fits:
-        return f"no, not on {found.gpu.name}"
-    return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}"
-
-
-def _time_words(found: Speed) -> str:
-    seconds, tokens = found.time.step_seconds, found.tokens_per_second_per_gpu
-    if seconds is None or tokens is None:
-        return f"unknown: {', '.join(found.time.unknown)}"
-    mfu = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
-    return f"{format_seconds(seconds)}, {format_count(tokens)} tokens/s per GPU{mfu} ({found.source})"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.plan.estimate import Verdict, allocator_room
+from fsdp_bench.plan.estimate import Verdict, available_bytes
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
@@ -61,7 +61,7 @@ class DryRun:
     def room_bytes(self) -> int | None:
         """What torch's allocator can have of the GPU."""
         communicators = communicators_of(self.spec.setup, self.cluster)
-        return allocator_room(self.gpu, communicators, self.stated_headroom_bytes)
+        return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
 
     @property
     def exceeds(self) -> bool:

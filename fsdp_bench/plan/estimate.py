@@ -1,7 +1,7 @@
 """The prediction: peak memory of one setup on one kind of GPU, where the peak is and what it consists of.
 
 ``predict_memory`` replays the live bytes (milliseconds); ``estimate`` also replays the caching allocator on every
-block's events, which is what fits on a card.
+block's events, which is what fits on a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import LiveMemory, Peak, breakdown, live_memory
-from fsdp_bench.replay.live_memory import worst_rank as find_worst_rank
 from fsdp_bench.replay.program import Program, program
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
+from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -34,13 +34,13 @@ LONG = 200_000
 """Instructions of which the allocator's replay in Python takes longer than numba needs to be imported."""
 
 DEEPEST = 1000
-"""Layers of which every block's allocations can be replayed in seconds."""
+"""Layers of a model whose allocations can be replayed in seconds."""
 
 MOST_MICRO_BATCHES = 1024
-"""Each of which is replayed, in milliseconds."""
+"""The allocator is replayed on each of them, in milliseconds."""
 
 LARGEST_PEAK = UNLIMITED // 8
-"""Bytes of one GPU that are predicted, 32 PiB: what is reserved for them is on no card without limit too much."""
+"""The largest peak that is predicted, 32 PiB: more would overflow the replay of a GPU without limit."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
@@ -88,31 +88,31 @@ class Estimate:
     gpu: Gpu | None
     memory: MemoryPrediction
     allocator: AllocatorReading
-    """The caching allocator on this card; on a card without limit when its size is not known."""
+    """The caching allocator on this GPU; on a GPU without limit when its size is not known."""
     host: HostMemory
     for_eager: bool
     """The setup compiles, and this is the prediction for eager."""
     stated_headroom_bytes: int | None = None
-    """What the user keeps free of the card, instead of what is known and assumed."""
+    """What the user keeps free of the GPU, instead of what is known and assumed."""
 
     @property
-    def card_bytes(self) -> int | None:
-        """What a process can use of the card, or None when nobody documents it."""
+    def gpu_bytes(self) -> int | None:
+        """What a process can use of the GPU, or None when nobody documents it."""
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
-    def room_bytes(self) -> int | None:
-        """What torch's allocator can have of the card beside the headroom; None when it is not known."""
-        return allocator_room(self.gpu, self.communicators, self.stated_headroom_bytes)
+    def available_bytes(self) -> int | None:
+        """What torch's allocator can have of the GPU beside the headroom; None when it is not known."""
+        return available_bytes(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
     def required_headroom(self) -> Headroom:
-        """What is kept free of the card for the CUDA context and NCCL."""
+        """What is kept free of the GPU for the CUDA context and NCCL."""
         return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether the card runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
+        """Whether the GPU runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
         return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
 
     @property
@@ -126,16 +126,16 @@ class Estimate:
 
         It runs with retries where an allocation fails, the allocator frees its cache, and then all goes on to the end.
         """
-        if self.card_bytes is None or not self.has_flash_attention:
+        if self.gpu_bytes is None or not self.has_flash_attention:
             return None
         if self.allocator.out_of_memory is not None:
             return Verdict.DOES_NOT_FIT
-        fits_card = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
+        on_gpu = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
         if self.host.peak_bytes == 0:
-            return fits_card
-        if self.host_bytes is None:  # a card that does not hold it is enough to say so
-            return None if fits_card is Verdict.FITS else fits_card
-        return fits_card if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
+            return on_gpu
+        if self.host_bytes is None:  # it is known not to fit where the GPU is too small
+            return None if on_gpu is Verdict.FITS else on_gpu
+        return on_gpu if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
 
     @property
     def fits(self) -> bool | None:
@@ -144,17 +144,17 @@ class Estimate:
 
     @cached_property
     def communicators(self) -> Communicators:
-        """NCCL's communicators of one rank, and what they take of the card outside of torch's allocator."""
+        """NCCL's communicators of one rank, and what they take of the GPU outside of torch's allocator."""
         return communicators_of(self.setup, self.cluster)
 
     @property
     def context_bytes(self) -> int | None:
-        """What the CUDA context takes, where a calibration measured it; the card's bytes are then without it."""
+        """What the CUDA context takes, where a calibration measured it; the GPU's bytes are then without it."""
         return self.gpu.context_bytes if self.gpu else None
 
     @property
     def device_bytes(self) -> int | None:
-        """The most that the process takes of the card: reserved, CUDA context, NCCL; None where one is not known."""
+        """The most that the process takes of the GPU: reserved, CUDA context, NCCL; None where one is not known."""
         taken = self.communicators.num_bytes
         if taken is None or self.context_bytes is None or self.allocator.out_of_memory is not None:
             return None
@@ -162,22 +162,29 @@ class Estimate:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What a process can use of the card beyond the reserved peak; negative where memory runs out.
+        """What a process can use of the GPU beyond the reserved peak; negative where memory runs out.
 
-        None where the card's memory is not known.
+        None where the GPU's memory is not known.
         """
-        return None if self.card_bytes is None else self.card_bytes - self.memory_needed_bytes
+        return None if self.gpu_bytes is None else self.gpu_bytes - self.memory_needed_bytes
 
     @property
     def memory_needed_bytes(self) -> int:
-        """Peak reserved, or peak allocated where the card was full before."""
+        """Peak reserved, or peak allocated where the GPU was full before."""
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
+
+
+@lru_cache(maxsize=8)
+def step_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
+    """Return a step of one rank, simulated once for all that is asked of it: memory, time, collectives."""
+    return steady_step(shape, setup, kernels, rank)
 
 
 @lru_cache(maxsize=4)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
-    """Return a step of the rank that needs the most, and its live memory; simulated once for all readers."""
-    return find_worst_rank(shape, setup, kernels)
+    """Return a step of the rank with the highest peak, the lowest of equals, and its live memory."""
+    logs = (step_of(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels))
+    return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
 
 
 def predict_memory(
@@ -187,7 +194,7 @@ def predict_memory(
     if rank is None:
         log, live = worst_rank(shape, setup, kernels)
     else:
-        log = steady_step(shape, setup, kernels, rank)
+        log = step_of(shape, setup, kernels, rank)
         live = live_memory(log)
     phase = live.peak_phase
     peak = live.phases[phase]
@@ -231,8 +238,8 @@ def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
         )
 
 
-def allocator_room(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
-    """Return what torch's allocator can have of a card beside the headroom; None where the card's memory is unknown."""
+def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
+    """Return what torch's allocator can have of a GPU beside the headroom; None where the GPU's memory is unknown."""
     if gpu is None or gpu.usable_memory_bytes is None:
         return None
     return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)
@@ -287,7 +294,7 @@ def estimate(
 ) -> Estimate:
     """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
 
-    ``headroom_bytes`` are kept free of the card, instead of what headroom_of knows and assumes.
+    ``headroom_bytes`` are kept free of the GPU, instead of what headroom_of knows and assumes.
 
     Raises:
         SpecError: for a depth whose every block would take minutes, for a peak that is no 64-bit number, and for heads
@@ -303,8 +310,8 @@ def estimate(
             f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    room = allocator_room(gpu, communicators_of(setup, cluster), headroom_bytes)
-    reading = reading or read_allocator(shape, setup, kernels, room, expandable_segments, memory.peak_rank, hardware)
+    limit = available_bytes(gpu, communicators_of(setup, cluster), headroom_bytes)
+    reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank, hardware)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
         model=shape,

@@ -1,4 +1,4 @@
-"""The same question on more GPUs: which counts there are, and the fewest on which something holds."""
+"""The same question on more GPUs: which numbers of GPUs there are, and the fewest on which it fits."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def _hardware(hardware: Cluster | Gpu | None, world: int) -> tuple[str, int, Clu
 def fewest(
     worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool], below: int = 2
 ) -> int | None:
-    """Return the smallest number of GPUs on which something fits; None where the largest does not.
+    """Return the smallest number of GPUs on which something fits; None where it does not fit on the largest.
 
-    Needs fall with the number of GPUs almost everywhere, so the search halves; as many counts ``below`` the answer are
-    tried after that.
+    More GPUs need less memory of each almost everywhere, so the search bisects; after that it tries as many smaller
+    numbers as ``below`` says.
 
     Args:
         worlds: the numbers of GPUs, from few to many.
-        may_fit: a cheap condition without which it cannot fit.
+        may_fit: a condition that is necessary and quickly known.
         fits: whether it does.
         below: how many smaller numbers are tried last.
     """

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fsdp_bench.plan.document import ANSWERS, document, refusal
 from fsdp_bench.plan.estimate import Estimate
-from fsdp_bench.plan.question import ANSWERS, Prediction, Question, document, refusal
+from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.plan.search.search import SearchResult, find_all
@@ -188,10 +189,10 @@ def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
 
 
 def limit_words(limit: Limit) -> str:
-    """Return what the next candidate is short of: ``activations in backward on the card``."""
+    """Return what the next candidate is short of: ``activations in backward on the GPU``."""
     category = limit.category.replace("_", " ")
     if limit.place == "card":
-        return f"{category} in {limit.phase} on the card"
+        return f"{category} in {limit.phase} on the GPU"
     return f"host memory: {category}" + (" (while the model is built)" if limit.phase == "load" else "")
 
 

@@ -51,7 +51,7 @@ def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
         "model": found.prediction.question.model.name,
         "strategy": setup.strategy.value,
         "needed_bytes": found.prediction.needed_bytes,
-        "gpu_memory_bytes": estimate.card_bytes,
+        "gpu_memory_bytes": estimate.gpu_bytes,
         "phase": estimate.memory.peak_phase,
         "category": largest_category(found.prediction),
         "message": message,
@@ -78,4 +78,4 @@ def _shortage(cell: SettingResult) -> float:
     estimate = cell.beyond.estimate
     if lacks_host_memory(cell):
         return estimate.host.peak_bytes / (estimate.host_bytes or 1)
-    return cell.beyond.needed_bytes / (estimate.card_bytes or 1)
+    return cell.beyond.needed_bytes / (estimate.gpu_bytes or 1)

@@ -1,4 +1,4 @@
-"""What would make a setup fit: settings that need less memory and more GPUs, each confirmed by predicting it."""
+"""What would make a setup fit: settings that need less memory, or more GPUs; each is predicted before it is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.plan.estimate import allocator_room, predict_memory
+from fsdp_bench.plan.estimate import available_bytes, predict_memory
 from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
@@ -22,10 +22,10 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKi
 MOST = 4
 """Remedies that are proposed."""
 GAIN = 0.03
-"""Part of the peak that a change must save to be worth a word where nothing fits."""
+"""Where nothing fits, a setting is named if it saves this part of the peak."""
 
 Switch = Callable[[Question], tuple[str, Question] | None]
-"""Changes one setting; None where that changes nothing or cannot run. With the words for the command line."""
+"""Changes one setting; returns the words of the command line and the question, or None if it cannot be changed."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Alternative:
     words: dict[str, str] = field(default_factory=dict)
 
     def with_switch(self, name: str) -> Alternative | None:
-        """Return this and one more setting changed."""
+        """Return the alternative with one more setting changed."""
         found = _SWITCHES[name](self.question)
         return None if found is None else Alternative(found[1], {**self.words, name: found[0]})
 
     def on_world(self, world: int) -> Alternative | None:
-        """Return this on so many GPUs."""
+        """Return the alternative on a number of GPUs."""
         found = on_world(self.question, world)
         return None if found is None else Alternative(found[2], {**self.words, GPUS: f"{found[0]} {found[1]}"})
 
 
 GPUS = "gpus"
-"""The name of the change that is no setting."""
+"""The name of the number of GPUs among the settings."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that was predicted."""
+    """An alternative with its prediction."""
 
     switch: str
     """As on the command line."""
@@ -121,7 +121,7 @@ _SWITCHES: dict[str, Switch] = {
     "batch": _half,
     "offload": _setting("--offload", "params", offload=Offload.PARAMS),
 }
-"""By name, those first that cost the training least: an optimizer on the CPU costs the most."""
+"""By name; first those that cost the least speed. An optimizer on the CPU costs the most."""
 ON_MORE_GPUS = ("load", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
 """Those that are tried together with more GPUs."""
 
@@ -236,8 +236,8 @@ def _switch_words(change: Alternative) -> str:
 def _may_fit(question: Question) -> bool:
     """Whether live bytes and the host's memory are no obstacle; in milliseconds."""
     cluster = question.hardware if isinstance(question.hardware, Cluster) else None
-    room = allocator_room(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
-    if _live_bytes(question) > room:
+    available = available_bytes(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
+    if _live_bytes(question) > available:
         return False
     if cluster is None or cluster.server.host_memory_bytes is None:
         return True

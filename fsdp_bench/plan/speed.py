@@ -1,13 +1,14 @@
-"""How fast a setup trains: the time of a step, tokens a second, and the share of the GPU's peak that it uses."""
+"""How fast a setup trains: step time, tokens per second, MFU and HFU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.plan.estimate import KERNELS, step_of
 from fsdp_bench.rates.datasheet import Datasheet, Silent
 from fsdp_bench.rates.hardware import rates_of
-from fsdp_bench.replay.schedule import StepTime, step_time
+from fsdp_bench.replay.schedule import StepTime, schedule
+from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile
@@ -26,7 +27,7 @@ class Speed:
     source: str | None
     """``datasheet``, ``calibrated``, or None where nothing is known of the hardware."""
     is_over_pcie: bool = False
-    """Whether datasheets' collectives go over PCIe, of which there is no measurement to hold them against."""
+    """Whether datasheets' collectives go over PCIe, of which there is no measurement to compare them with."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -89,6 +90,8 @@ def speed(
         rates = Silent(rates, setup)
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
-    operators = KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels]
+    operators = kernels_on(KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels], gpu)
     is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
-    return Speed(model, setup, peak, step_time(model, setup, operators, rates, with_spans), rates.source, is_over_pcie)
+    return Speed(
+        model, setup, peak, schedule(step_of(model, setup, operators), rates, with_spans), rates.source, is_over_pcie
+    )

@@ -13,12 +13,12 @@ from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 
 
 def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose card's usable memory is known: documented, or ``gpu_memory``: ``"24GiB"`` or bytes.
+    """Return hardware whose GPU's usable memory is known: documented, or ``gpu_memory``: ``"24GiB"`` or bytes.
 
     It is taken without the CUDA context, where a calibration measured that.
 
     Raises:
-        SpecError: where none is named, nobody documents the memory, or the card has less than is said.
+        SpecError: where none is named, nobody documents the memory, or the GPU has less than is said.
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
@@ -34,8 +34,8 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     if size > gpu.memory_gib * GIB:
         raise SpecError(f"gpu-memory: {format_gib(size)} is not allowed; {gpu.name} has {gpu.memory_gib:g} GiB")
     source = Source(title="the command line, --gpu-memory", date=date.today().isoformat())
-    told = _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
-    return without_context(told, profile)
+    sized_hardware = _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
+    return without_context(sized_hardware, profile)
 
 
 def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> int | None:
@@ -57,7 +57,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose card is without the CUDA context that a calibration of such a card measured.
+    """Return hardware whose GPU is without the CUDA context that a calibration of such a GPU measured.
 
     Raises:
         SpecError: where the context leaves nothing.

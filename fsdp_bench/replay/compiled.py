@@ -6,6 +6,7 @@ in Python; whoever asks for many, or for a long one, compiles first.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -22,9 +23,11 @@ def compile_allocator() -> None:
     """Replace the functions of the allocator by compiled ones, for this process."""
     import numba
 
-    can_keep = _keep_beside_home()
+    folder = _kept_in()
+    if folder is not None:
+        vars(numba.config)["CACHE_DIR"] = str(folder)
     compiled = {
-        name: numba.njit(cache=can_keep)(function)
+        name: numba.njit(cache=folder is not None)(function)
         for module in _MODULES
         for name, function in vars(module).items()
         if isinstance(function, FunctionType) and function.__module__ == module.__name__ and function not in _IN_PYTHON
@@ -33,14 +36,17 @@ def compile_allocator() -> None:
         vars(module).update({name: function for name, function in compiled.items() if name in vars(module)})
 
 
-def _keep_beside_home() -> bool:
-    """Let numba keep its work in a folder named after the sources, all of which it would not compare itself."""
-    import numba
+def is_kept() -> bool:
+    """Return whether it was compiled before."""
+    folder = _kept_in()
+    return folder is not None and folder.is_dir()
 
+
+def _kept_in() -> Path | None:
+    """Return where numba keeps its work: a folder named after all sources, of which numba would compare but one."""
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _MODULES)
     try:
-        home = Path.home() / ".cache"
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no HOME, and a user without an entry in passwd, as containers have
-        return False
-    vars(numba.config)["CACHE_DIR"] = str(home / "fsdp-bench" / sha256(sources).hexdigest()[:16])
-    return True
+        return None
+    return base / "fsdp-bench" / sha256(sources).hexdigest()[:16]

@@ -17,8 +17,6 @@ Heap = MutableSequence[int]
 
 NUM_STREAMS = 5
 """events.Stream."""
-NUM_GROUPS = 4
-"""program.GROUPS."""
 NUM_QUEUES = 4
 """events.Queue."""
 EVENT_ROOM = 4096
@@ -40,8 +38,8 @@ CAPACITY = 4
 """How many blocks there may be."""
 BLOCKS_OF = 5
 """Where the tensors' blocks begin: 0 for a tensor that is not alive, NO_MEMORY for one without bytes."""
-STARTED = 6
-"""When the last of the collectives that nobody waited for ends."""
+DEVICE = 6
+"""When the device is done with all that it was given."""
 ALLOCATED, PEAK_ALLOCATED = 7, 8
 ACTIVE, PEAK_ACTIVE = 9, 10
 RESERVED, PEAK_RESERVED = 11, 12
@@ -63,13 +61,7 @@ NUM_UNMAPPED = NUM_FREE + NUM_POOLS
 FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
 """[stream]: where its queue of deferred frees begins; queues are rings."""
 NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
-CLOCK = NUM_QUEUED + NUM_STREAMS
-"""[stream]: when it is done with all that it was given."""
-CLOCK_OF = CLOCK + NUM_STREAMS
-"""[stream]: the place of its clock; one for all where everything is done in the order of issue."""
-GROUP_CLOCK = CLOCK_OF + NUM_STREAMS
-"""[group]: when its communicator is free."""
-FIRST_EVENT = GROUP_CLOCK + NUM_GROUPS
+FIRST_EVENT = NUM_QUEUED + NUM_STREAMS
 """[queue]: where its recorded events begin; rings of EVENT_ROOM."""
 NUM_WAITING = FIRST_EVENT + NUM_QUEUES
 EVENT_TIMES = NUM_WAITING + NUM_QUEUES
@@ -114,7 +106,6 @@ def fresh_heap(
     card_bytes: int | None,
     is_expandable: bool,
     launch_nanoseconds: int,
-    in_order_of_issue: bool,
     capacity: int,
     num_tensors: int,
 ) -> array[int]:
@@ -125,8 +116,6 @@ def fresh_heap(
     heap[CARD_BYTES] = UNLIMITED if card_bytes is None else card_bytes
     heap[IS_EXPANDABLE] = is_expandable
     heap[LAUNCH] = launch_nanoseconds
-    for stream in range(NUM_STREAMS):
-        heap[CLOCK_OF + stream] = CLOCK if in_order_of_issue else CLOCK + stream
     heap[CAPACITY] = capacity
     heap[MOST_BLOCKS] = capacity // 3 - 1 if is_expandable else capacity - 3
     heap[BLOCKS_OF] = tensors

@@ -13,12 +13,11 @@ from fsdp_bench.replay.heap import (
     BLOCK_ROW,
     BLOCKS_OF,
     CAPACITY,
-    CLOCK_OF,
+    DEVICE,
     EVENT_ROOM,
     EVENT_TIMES,
     FIRST_EVENT,
     FIRST_QUEUED,
-    GROUP_CLOCK,
     HOST,
     LAUNCH,
     MOST_BLOCKS,
@@ -37,7 +36,6 @@ from fsdp_bench.replay.heap import (
     POOL,
     READY_ROW,
     SIZE,
-    STARTED,
     USES,
     Heap,
     num_blocks,
@@ -126,7 +124,7 @@ def defer(heap: Heap, block: int) -> None:
     """Record one event on every stream that uses a freed block; insert_events."""
     for stream in range(NUM_STREAMS):
         if heap[block + USES] >> stream & 1:
-            ready = recorded(heap, stream)
+            ready = recorded(heap)
             at = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream]) % heap[CAPACITY]
             heap[row(heap, READY_ROW + stream) + at] = ready
             heap[row(heap, BLOCK_ROW + stream) + at] = block
@@ -136,11 +134,10 @@ def defer(heap: Heap, block: int) -> None:
     heap[block + USES] = 0
 
 
-def recorded(heap: Heap, stream: int) -> int:
-    """Return when an event recorded on a stream happens. It takes a nanosecond, so that events have an order."""
-    clock = heap[CLOCK_OF + stream]
-    heap[clock] += 1
-    return heap[clock]
+def recorded(heap: Heap) -> int:
+    """Return when an event that is recorded now happens. It takes a nanosecond, so that events have an order."""
+    heap[DEVICE] += 1
+    return heap[DEVICE]
 
 
 def free_finished(heap: Heap) -> None:
@@ -217,44 +214,25 @@ def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
         elif kind == 2:
             record_stream(heap, number, stream)
         elif kind <= 6:
-            issue(heap, kind, stream, number, amounts[index])
+            heap[HOST] += heap[LAUNCH]
+            heap[DEVICE] = max(heap[HOST], heap[DEVICE]) + amounts[index]
         else:
-            wait(heap, kind, stream, number, amounts[index])
+            wait(heap, kind, number, amounts[index])
 
 
-def issue(heap: Heap, kind: int, stream: int, group: int, nanoseconds: int) -> None:
-    """Give a stream work; a group's collectives run one after another."""
-    clock = heap[CLOCK_OF + stream]
-    heap[HOST] += heap[LAUNCH]
-    begin = max(heap[HOST], heap[clock])
-    if group > 0:
-        begin = max(begin, heap[GROUP_CLOCK + group])
-        heap[GROUP_CLOCK + group] = begin + nanoseconds
-    if kind == 5:
-        heap[STARTED] = max(heap[STARTED], begin + nanoseconds)
-    else:
-        heap[clock] = begin + nanoseconds
-
-
-def wait(heap: Heap, kind: int, stream: int, number: int, nanoseconds: int) -> None:
-    """Let a stream or the host wait, or the host work."""
-    clock = heap[CLOCK_OF + stream]
-    if kind == 7:
-        heap[clock] = max(heap[clock], heap[heap[CLOCK_OF + number]])
-    elif kind == 8:
-        at = (heap[FIRST_EVENT + number] + heap[NUM_WAITING + number]) % EVENT_ROOM
-        heap[EVENT_TIMES + number * EVENT_ROOM + at] = recorded(heap, stream)
-        heap[NUM_WAITING + number] += 1
-    elif kind <= 10:
-        at = heap[FIRST_EVENT + number]
-        time = heap[EVENT_TIMES + number * EVENT_ROOM + at]
-        heap[FIRST_EVENT + number] = (at + 1) % EVENT_ROOM
-        heap[NUM_WAITING + number] -= 1
-        waits = clock if kind == 9 else HOST
-        heap[waits] = max(heap[waits], time)
+def wait(heap: Heap, kind: int, queue: int, nanoseconds: int) -> None:
+    """Record an event, let the host wait for one or for the device, or let the host work; kinds as in events.py."""
+    if kind == 8:
+        at = (heap[FIRST_EVENT + queue] + heap[NUM_WAITING + queue]) % EVENT_ROOM
+        heap[EVENT_TIMES + queue * EVENT_ROOM + at] = recorded(heap)
+        heap[NUM_WAITING + queue] += 1
+    elif kind == 9 or kind == 10:
+        at = heap[FIRST_EVENT + queue]
+        if kind == 10:
+            heap[HOST] = max(heap[HOST], heap[EVENT_TIMES + queue * EVENT_ROOM + at])
+        heap[FIRST_EVENT + queue] = (at + 1) % EVENT_ROOM
+        heap[NUM_WAITING + queue] -= 1
     elif kind == 11:
-        heap[HOST] = max(heap[HOST], heap[clock])
-    elif kind == 12:
-        heap[clock] = max(heap[clock], heap[STARTED])
-    else:
+        heap[HOST] = max(heap[HOST], heap[DEVICE])
+    elif kind == 13:
         heap[HOST] += nanoseconds

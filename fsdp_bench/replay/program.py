@@ -27,12 +27,9 @@ BLOCK = 1 << 24
 """What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
 PASS = 1 << 14
 
-GROUPS = ("", "shard", "replicate", "world")
-"""Of ranks, each with a communicator of its own."""
-
 _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
-_NEVER_READ = (Kind.MARK, Kind.REPEAT)
+_NEVER_READ = (Kind.MARK, Kind.REPEAT, Kind.WAIT_STREAM, Kind.WAIT_COLLECTIVES)
 """By the allocator; of micro-batches the simulated ones run once."""
 
 
@@ -42,7 +39,7 @@ class Code(NamedTuple):
     kind: Sequence[int]
     """events.Kind."""
     number: Sequence[int]
-    """Of the tensor; of the other kinds as in events.py. Of work the group: 0 for none."""
+    """Of the tensor; of the other kinds as in events.py."""
     stride: Sequence[int]
     """What is added to the tensor's number for each block left out."""
     amount: Sequence[int]
@@ -250,14 +247,9 @@ class _Names:
             log=self._log,
             events=self.events,
             sections=self.sections,
-            number=array("q", [numbers.get(n, _plain(e)) for n, e in zip(self.names, self.events, strict=True)]),
+            number=array("q", [numbers.get(n, e[1]) for n, e in zip(self.names, self.events, strict=True)]),
             stride=array("q", strides),
             num_outside=outside,
             num_each=each,
             hands_over=[_Handover(block, numbers[found], numbers[left]) for block, found, left in self.hands_over],
         )
-
-
-def _plain(event: Event) -> int:
-    """Return the number of an event that is of no tensor."""
-    return event[1] if event[6] is None else GROUPS.index(event[6].group)

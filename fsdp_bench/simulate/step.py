@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -157,7 +158,7 @@ class Simulation:
         del total, given
         self.steps.append(range(begin, len(tape.events)))
         tape.mark(BETWEEN_STEPS)
-        tape.synchronize_device()  # who trains looks at the loss; train/processes/worker.py times the step
+        tape.synchronize_device()  # who trains looks at the loss; train/processes/measurement.py times the step
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""
@@ -247,10 +248,11 @@ class Simulation:
         return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, hands_over or ())
 
 
+@lru_cache(maxsize=4)
 def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
-    """Return loading and one step in the steady state, as it is after the first one."""
+    """Return loading and one step in the steady state; all readers of a question share it."""
 
     def run(simulation: Simulation, extra_blocks: int) -> Log:
         simulation.load()

@@ -205,7 +205,7 @@ def _arms(hint: Any) -> list[Any]:
 
 
 def _is_known_by_type(hint: Any) -> bool:
-    """Whether the type of a value says that it needs no reading: not for what is inside of containers and literals."""
+    """Whether a value of the right type needs no further reading; containers and literals do."""
     return all(typing.get_origin(_bare(arm)[0]) is None for arm in _arms(hint))
 
 

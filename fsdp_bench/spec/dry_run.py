@@ -12,7 +12,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
-"""Whose operators run: torch's for the CPU, or those of a fake accelerator with stand-ins for CUDA's fused kernels."""
+"""Which kernels are assumed: the CPU's, or CUDA's on a fake accelerator with stand-ins for the fused ones."""
 
 TensorKind = Literal["fake", "real"]
 """Tensors without data, or real tensors in CPU memory: slower and only as large as this machine's memory, but without
@@ -78,7 +78,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
 
-class Resident(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are on the device when a step begins; the micro-batches of the step are in ``other``."""
 
     parameters_bytes: int
@@ -93,7 +93,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes of one warm training step of one rank, tracked by storage."""
+    """Live bytes of one training step of one rank after warm-up, tracked by storage."""
 
     peak_allocated_bytes: int
     """The largest of the step's phases."""
@@ -104,7 +104,7 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes: int
     """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways. A
     benchmark model is loaded as a trial's worker loads it, from the meta device, part by part."""
-    resident: Resident
+    resident: MemoryAtStart
     breakdown_bytes: dict[str, int]
     """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""
     num_parameters: int

@@ -23,11 +23,11 @@ Status = Literal["found", "unknown", "not searched", "skipped"]
 _UNITS = {"num_hidden_layers": "layer", "micro_batch_size": "sequence", "sequence_length": "token"}
 
 
-class DialRange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is turned, and how far it could be.
+class QuantityRange(msgspec.Struct, frozen=True, kw_only=True):
+    """The quantity that a search raises, and its range.
 
     Raises:
-        SpecError: for a name that is none of a dial.
+        SpecError: for a name that is no quantity.
     """
 
     name: str
@@ -50,23 +50,23 @@ class DialRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step after the largest that fits is short of."""
+    """The memory that ran out at the value above the largest that fits."""
 
     value: int
-    """The dial's value of that step."""
+    """The quantity's value there."""
     place: str
-    """``card``, ``budget`` (a CPU's stand-in for a card) or ``host``."""
+    """``card`` (the GPU), ``budget`` (a memory limit on a CPU) or ``host``."""
     phase: str
     """Measured: where it first ran out. Predicted, or ended with retries: where the peak is, which may be later.
-    ``unknown`` when it cannot be told."""
+    ``unknown`` where it is not known."""
     ran_out: bool
     """Whether it ran out of memory; else it ended with allocation retries."""
     trial_id: str | None = None
     """The trial that showed it; None when it is predicted."""
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The two limits as values of the dial; 0 when not even the smallest step holds."""
+class LargestValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest values of the quantity that fit and that run; 0 where not even the smallest does."""
 
     fits: int
     """The largest that ends without allocation retries."""
@@ -75,7 +75,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     """Of the model that fits; 0 for none."""
     limited_by: FirstFailure | None
-    """None when the dial ends before memory does."""
+    """None when the range ends before memory does."""
 
 
 class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,26 +83,26 @@ class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     setup: TrainSetup
-    """Without meaning in the field that the dial turns."""
-    dial: DialRange
+    """The field that is raised has no meaning here."""
+    dial: QuantityRange
     family: Family
     vocab_size: int
     model: ModelShape | None
-    """None when the dial is the size ladder."""
+    """None when the model's size is raised."""
     status: Status
     """``unknown``: a trial ended otherwise than ok or out of memory. ``not searched``: not to the end, so far."""
     reason: str | None
     """One line: why the status is not ``found``, and what is skipped above what ran out."""
-    predicted: Reached | None
-    """None when the card is not in the catalogue, or the setup cannot be predicted."""
-    measured: Reached | None
+    predicted: LargestValues | None
+    """None when the GPU is not in the catalogue, or the setup cannot be predicted."""
+    measured: LargestValues | None
     """None unless the status is ``found``."""
     steps_apart: int | None
-    """Steps of the dial from the predicted to the measured largest that fits; negative when less fits."""
+    """Steps from the predicted to the measured largest that fits; negative when less fits."""
     trials: tuple[str, ...]
-    """IDs of the cell's trials that ended ok or out of memory, in the order of the dial."""
+    """IDs of the cell's trials that ended ok or out of memory, from small to large."""
     most_trials: int
-    """What bisection would take for ``fits``."""
+    """Trials that bisection would take for ``fits``."""
 
 
 class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,20 +115,20 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     """One line that describes it."""
     run: RunPlan
-    """How every trial was run; its memory_limit_bytes is what stood for the card's memory."""
+    """How every trial was run; its memory_limit_bytes stood for the GPU's memory."""
     card_is_limited: bool
     """Whether --gpu-memory made a large GPU as small as another one."""
     cells: tuple[FrontierCell, ...]
 
 
-def cell_label(setup: TrainSetup, name: str, dial: str) -> str:
-    """Return a cell in one line: its model or family, and all of the setup but what the dial turns."""
+def cell_label(setup: TrainSetup, name: str, quantity: str) -> str:
+    """Return a cell in one line: its model or family, and the setup without what is raised."""
     words = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
     words.append(f"checkpointing {setup.checkpointing.value}")
     if setup.offload is Offload.PARAMS:
         words.append("offload")
-    batch = "" if dial == "micro_batch_size" else f" {setup.micro_batch_size}"
-    tokens = "" if dial == "sequence_length" else f" x {setup.sequence_length}"
+    batch = "" if quantity == "micro_batch_size" else f" {setup.micro_batch_size}"
+    tokens = "" if quantity == "sequence_length" else f" x {setup.sequence_length}"
     return " ".join([*words, f"batch{batch}{tokens}"])
 
 

@@ -28,7 +28,7 @@ class Family(Word):
 
 
 LARGEST_DIMENSION = 2**24
-"""Of a model: sizes that no model has, so few that a tensor's bytes are a 64-bit number."""
+"""Upper limit of every dimension; keeps tensor sizes within int64."""
 Dimension = Annotated[int, Meta(ge=1, le=LARGEST_DIMENSION)]
 
 

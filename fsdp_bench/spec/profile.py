@@ -1,4 +1,4 @@
-"""A calibration: what a machine's operators, copies and collectives take, measured. One TOML file."""
+"""A calibration: measured times of a machine's operators, copies and collectives. One TOML file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
-from fsdp_bench.spec.codec import from_builtins, to_builtins, write_atomically
-from fsdp_bench.spec.documents import read_document
+from fsdp_bench.spec.codec import from_builtins, read_document, to_builtins, write_atomically
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -30,8 +29,8 @@ PROBE = ModelShape(
     vocab_size=2048,
     max_position_embeddings=128,
 )
-"""A small model on whose steps Python, dispatching and hooks are timed: what they take beyond their operators. Not so
-small that a core's caches would keep the host's code, as they do not in training."""
+"""A small model whose steps are timed to find the host's overhead: Python, the dispatcher, hooks. It is large enough to
+evict the host's code from a core's caches, as training does."""
 PROBE_SEQUENCE = 128
 
 
@@ -41,11 +40,11 @@ takes several times as long as the copy alone, or as a cast."""
 
 
 Seconds = Annotated[float, Meta(ge=0)]
-"""0 where it was lost in the noise."""
+"""0 where it was smaller than the noise."""
 
 
 class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that was timed: the mean over repetitions and over ranks, which all did it at once."""
+    """One timed operation: the mean over repetitions and over ranks, which all ran it at once."""
 
     seconds: Positive
 
@@ -108,8 +107,8 @@ class CollectiveTime(Timed, frozen=True, kw_only=True):
     message_bytes: Count
 
 
-class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the ranks report: everything but what a prediction of the probe has to be taken from."""
+class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The measurements of all ranks, before the host's overhead is derived from them."""
 
     num_ranks: Count
     threads_per_rank: Count
@@ -119,7 +118,7 @@ class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step of PROBE without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
     context_bytes: int | None = None
     """Memory of rank 0's process on its GPU beyond what the caching allocator reserved, before any communicator was
-    made: the CUDA context with the code of kernels that ran. None on a CPU, and where NVML does not tell."""
+    made: the CUDA context with the code of kernels that ran. None on a CPU, and where NVML does not show it."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -129,16 +128,16 @@ class Measured(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What so many ranks measured at once on this machine: on a CPU they share its cores."""
+    """Measurements with a certain number of ranks at once; on a CPU they share its cores."""
 
     num_ranks: Count
     threads_per_rank: Count
     launch_seconds: Seconds
-    """What the host needs for one operator besides the operator itself: Python, the dispatcher, autograd."""
+    """The host's overhead for one operator: Python, the dispatcher, autograd."""
     hook_seconds: dict[str, Seconds]
-    """By api: what one of a wrapper's hooks takes."""
+    """The time of one of a wrapper's hooks, by api."""
     context_bytes: Annotated[int, Meta(ge=0)] | None = None
-    """What the CUDA context takes of a GPU, as in Measured."""
+    """Memory of a CUDA context, as in RankMeasurements."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -148,7 +147,7 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """What of the host came out as nothing, and is left out of predictions: no measurement says that it is free.
+        """Overheads of the host that were smaller than the noise, in words; predictions leave them out.
 
         The host's times are small differences of large sums: of the probe's step and of its operators alone.
         """
@@ -177,12 +176,12 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def context_bytes(self) -> int | None:
-        """What the CUDA context takes of a GPU: the most that was measured; None where it was not."""
+        """Memory of a CUDA context: the most that was measured; None where it was not."""
         return max((one.context_bytes for one in self.ranks if one.context_bytes is not None), default=None)
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """What came out as nothing, with which number of ranks."""
+        """Overheads that were smaller than the noise, with the number of ranks."""
         return tuple(f"{name} ({one.num_ranks} ranks)" for one in self.ranks for name in one.lost_in_noise)
 
     def for_ranks(self, ranks_on_node: int) -> RankProfile:

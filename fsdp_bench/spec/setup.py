@@ -68,7 +68,7 @@ class Offload(Word):
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
-        """What FSDP users ask for and torch's FSDP cannot do by itself."""
+        """Requests of FSDP users that torch's FSDP cannot fulfil by itself."""
         return {"optimizer": "the optimizer's states alone in host memory"}
 
 
@@ -108,7 +108,7 @@ class Loss(Word):
 
 
 class Wrap(Word):
-    """What becomes an FSDP unit: each block, each subtree over a size, or the model as one."""
+    """How a model is divided into FSDP units: each block, each subtree over a size, or the whole model."""
 
     BLOCK = "block"
     SIZE = "size"
@@ -237,11 +237,11 @@ FP32 = Precision("fp32", "fp32", "fp32")
 
 MOST_RANKS = 2**20
 MOST_TOKENS = 2**34
-"""Of one forward pass of one GPU: so many that no card holds them, so few that a tensor's bytes are a 64-bit number."""
+"""Upper limit of tokens in one forward pass of one GPU; keeps tensor sizes within int64."""
 
 
 class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a training step but the model and the machine.
+    """All settings of a training step except the model and the machine.
 
     Words are read in any case, however a setup is made: ``TrainSetup(strategy="zero3", precision="bf16-mixed")``.
 
@@ -312,7 +312,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
-        """The strategy that FSDP1 really runs: NO_SHARD at world size 1 (_init_utils._init_core_state).
+        """The strategy that runs: FSDP1 turns all of them into NO_SHARD at world size 1 (_init_utils._init_core_state).
 
         fully_shard keeps its strategy in a world of one: the shard is the whole, and is still gathered.
         """
@@ -337,9 +337,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 SELECTIVE_AROUND_UNITS = (
-    "fsdp2 with units inside blocks (wrap = size): torch's selective checkpointing counts their profiler marks as"
-    " operators and fails when it recomputes more of them than in forward; use wrap = block, a larger min_num_params,"
-    " fsdp1, or checkpointing full or none"
+    "units inside blocks (wrap = size): torch's selective checkpointing counts their profiler annotations as operators"
+    " and fails when it recomputes more of them than in forward; use wrap = block, a larger min_num_params, fsdp1 with"
+    " limit_all_gathers = false, or checkpointing full or none"
 )
 """torch/utils/checkpoint.py, _CachedTorchDispatchMode: "invocation index ... encountered during backward but not found
 in storage". Not every step fails: found where query, key and value projections are units that are resharded after
@@ -365,7 +365,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:
-    """Options that one api has and the other has not: never ignored in silence."""
+    """Return why the api does not have one of the options, or None. Such options are refused, not ignored."""
     if setup.api is Api.FSDP1:
         if setup.compile and not setup.use_orig_params:
             return "compiling under FSDP1 needs use_orig_params = true"

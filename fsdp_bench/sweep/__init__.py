@@ -15,7 +15,7 @@ class _Callable(ModuleType):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Run a sweep file: see ``fsdp_bench.sweep.session.sweep``."""
-        from fsdp_bench.sweep.session import sweep
+        from fsdp_bench.sweep.start import sweep
 
         return sweep(*arguments, **options)
 

@@ -23,7 +23,7 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Measured, Profile, RankProfile
+from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Profile, RankMeasurements, RankProfile
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.run.launchers import worker_environment
@@ -50,7 +50,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
         SpecError: when a rank fails; its last words are in the message.
     """
     device: Hardware = "cuda" if machine.gpus else "cpu"
-    found: list[Measured] = []
+    found: list[RankMeasurements] = []
     for count in counts:
         found.append(_measure(count, device, partial(progress, count)))
     return Profile(
@@ -63,7 +63,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     )
 
 
-def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> Measured:
+def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> RankMeasurements:
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as name:
         folder = Path(name)
         ranks = [_start(rank, count, device, folder) for rank in range(count)]
@@ -77,7 +77,7 @@ def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> Measur
         if failed or not out.exists():
             log = folder / f"rank-{failed[0] if failed else 0}.log"
             raise SpecError(f"calibrate: {count} ranks failed: {' '.join(last_lines(log, 1)) or 'no message'}")
-        return from_json(out.read_bytes(), Measured)
+        return from_json(out.read_bytes(), RankMeasurements)
 
 
 def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.Popen[bytes]:
@@ -114,14 +114,16 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
         time.sleep(0.05)
 
 
-def rank_profile(measured: Measured, device: Hardware) -> RankProfile:
+def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
-    They are those with which the replay of the probe's step takes what the probe took. So they hold what goes with
+    They are those with which the replay of the probe's step takes what the probe took. So they contain what goes with
     each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
     """
     times = {
-        name: getattr(measured, name) for name in Measured.__struct_fields__ if name in RankProfile.__struct_fields__
+        name: getattr(measured, name)
+        for name in RankMeasurements.__struct_fields__
+        if name in RankProfile.__struct_fields__
     }
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
     seconds, plain = measured.probe_step_seconds, _Probe(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD)

@@ -1,4 +1,4 @@
-"""What a sweep would do on this machine, and what is in its way: the facts behind ``fsdp-bench doctor``."""
+"""What a sweep would do on this machine, and what prevents it: the facts behind ``fsdp-bench doctor``."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes the kernel has killed for memory so far."""
 
     own: int | None
-    """In this process's cgroup, which its ranks share; None where the kernel does not tell."""
+    """In this process's cgroup, which its ranks share; None where the kernel does not count them."""
     machine: int
     """On the whole machine, anybody's."""
 

@@ -13,7 +13,7 @@ from fsdp_bench.spec.errors import SpecError, nearest
 
 
 def check_names(module: UserModule) -> None:
-    """Refuse names that are certainly not there; what cannot be told from the source alone is left to the import.
+    """Refuse names that are certainly not there; what the source alone does not show is left to the import.
 
     Raises:
         SpecError: when a module or a name in it does not exist, with the nearest one.

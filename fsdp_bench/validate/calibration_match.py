@@ -1,4 +1,4 @@
-"""Whether a calibration speaks for the machine that a trial ran on, and for as many processes as it ran with."""
+"""Whether a calibration is of the kind of machine that a trial ran on, and of as many processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from fsdp_bench.spec.record import TrialRecord
 
 
 def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
-    """Return why a calibration says nothing about a trial; None where it does.
+    """Return why a calibration does not apply to a trial; None where it does.
 
-    On a GPU the cards must have the same name. A CPU's name is not compared: records know its architecture alone.
+    On a GPU the GPUs must have the same name. A CPU's name is not compared: records know its architecture alone.
     """
     if profile.device != record.hardware:
         return f"the calibration is of {profile.machine}"
-    cards = {rank.device_name for rank in record.ranks}
-    if profile.device == "cuda" and cards != {profile.device_name}:
-        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(cards)) or 'no card'}"
+    gpus = {rank.device_name for rank in record.ranks}
+    if profile.device == "cuda" and gpus != {profile.device_name}:
+        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(gpus)) or 'no GPU'}"
     if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
         alone = "one process alone had all cores, and the calibration is of several ranks that share them"
         return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import Comparison, Summary, compare_with_dry_run, summarize
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, summarize
 from fsdp_bench.validate.random_setups import draw_cells
 
 
@@ -17,7 +17,7 @@ def validate_dry_runs(
     kernels: KernelSet,
     real_tensors: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[list[Comparison], Summary]:
+) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with dry runs, and with real tensors where asked for.
 
     Args:

@@ -1,4 +1,4 @@
-"""Rank 0 alone against rank 0 among its peers: whether an emulated trial's memory is the job's."""
+"""Compares emulated trials (rank 0 alone) with real ones: whether their memory is the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.random_setups import Cell
 
 

@@ -1,4 +1,4 @@
-"""Predicted against dry-run and against measured, cell by cell and phase by phase."""
+"""Compares predicted memory with dry runs and with measured trials, phase by phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.random_setups import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
@@ -38,8 +39,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell: what it was compared in, or why there is nothing to compare."""
+class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One model and setup: what was compared, or why nothing was."""
 
     label: str
     phases: dict[str, Bytes] = {}
@@ -90,7 +91,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table of comparisons amounts to."""
+    """Counts and errors of many comparisons."""
 
     against: str
     num_cells: int
@@ -112,13 +113,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_with_dry_run(
     cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
-) -> Comparison:
-    """Predict a cell and set it beside its dry run, and beside the same with real tensors; loading is a phase."""
+) -> MemoryComparison:
+    """Compare a prediction with a dry run, and with one on real tensors where there is one; loading is a phase."""
     failed = next((one for one in (answer, real) if one is not None and one.reading is None), None)
     if failed is not None:
-        return Comparison(label=cell.label, error=failed.error or "no answer")
+        return MemoryComparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
-    return Comparison(
+    return MemoryComparison(
         label=cell.label,
         phases=_phases_of_dry_run(predicted.phases, answer),
         real_tensors={} if real is None else _phases_of_dry_run(predicted.phases, real),
@@ -130,32 +131,32 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
     return _phases(predicted, {"load": answer.reading.load_bytes, **answer.reading.phases})
 
 
-def compare_with_record(record: TrialRecord) -> Comparison:
-    """Predict a measured trial and set it beside rank 0's reading."""
+def compare_with_record(record: TrialRecord) -> MemoryComparison:
+    """Compare a prediction with a measured trial's rank 0."""
     label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
     memory = record.ranks[0].memory if record.ranks else None
     if record.outcome is not Outcome.OK and not record.outcome.is_oom:
-        return Comparison(label=label, error=f"the trial ended {record.outcome.value}")
+        return MemoryComparison(label=label, error=f"the trial ended {record.outcome.value}")
     if record.setup.compiles:
-        return Comparison(label=label, error="compiled code; the prediction is for eager")
+        return MemoryComparison(label=label, error="compiled code; the prediction is for eager")
     try:
         return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)
     except SpecError as error:
-        return Comparison(label=label, error=f"not predicted: {error}")
+        return MemoryComparison(label=label, error=f"not predicted: {error}")
 
 
-def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
     predicted = predict_memory(record.model, record.setup, kernels, rank=0)
     fits = budget is None or predicted.peak_allocated_bytes <= budget
-    return Comparison(
+    return MemoryComparison(
         label=label,
         phases=_phases(predicted.phases, memory.phases) if record.fits and memory else {},
         fit=Fit(predicted=fits, measured=record.fits) if budget is not None else None,
     )
 
 
-def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Comparison:
+def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
     kernels = kernels_on(CUDA, gpu)
     card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
@@ -163,12 +164,12 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Co
     fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
     fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
     if memory is None or record.outcome is not Outcome.OK:
-        return Comparison(label=label, fit=fit)
+        return MemoryComparison(label=label, fit=fit)
     reserved = memory.peak_reserved_bytes
     whole = reading
     if reading.out_of_memory is not None:
         whole = read_allocator(record.model, record.setup, kernels, None, rank=0)
-    return Comparison(
+    return MemoryComparison(
         label=label,
         phases=_phases(whole.phases, memory.phases),
         reserved=Bytes(predicted_bytes=whole.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
@@ -191,7 +192,7 @@ def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, B
     }
 
 
-def summarize(comparisons: Sequence[Comparison], against: str) -> Summary:
+def summarize(comparisons: Sequence[MemoryComparison], against: str) -> Summary:
     """Count, and find medians and the worst."""
     compared = [one for one in comparisons if one.phases]
     fits = [one.fit for one in comparisons if one.fit is not None]
@@ -220,7 +221,7 @@ def _spread_of(pairs: Sequence[Bytes]) -> Spread:
     return Spread(num_cells=len(pairs), num_equal=equal, median=median(errors), worst=max(errors))
 
 
-def worst_first(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:
+def worst_first(comparisons: Sequence[MemoryComparison], count: int) -> list[MemoryComparison]:
     """Return the cells that are not equal, the largest error first."""
     unequal = [one for one in comparisons if one.phases and not one.is_equal]
     return sorted(unequal, key=lambda c: -abs(c.worst[1]))[:count]

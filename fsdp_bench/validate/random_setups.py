@@ -1,4 +1,4 @@
-"""Cells drawn at random, with a fixed seed, from everything that the model claims: what ``validate`` compares."""
+"""Models with setups drawn at random, with a fixed seed, from all that is predicted: what ``validate`` compares."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
 
 
 def _rank(source: random.Random, setup: TrainSetup) -> int:
-    """Rank 0, or any: ranks of FSDP1 hold different parts of the parameters. Other wrappers' rank 0 has the most."""
+    """Rank 0, or any: ranks of FSDP1 have different parts of the parameters. Other wrappers' rank 0 has the most."""
     differs = setup.api is Api.FSDP1 and setup.shard_group_size > 1
     return source.randrange(setup.world_size) if differs and source.random() < 0.5 else 0
 

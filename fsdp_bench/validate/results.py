@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.emulation import Agreement, agreements
-from fsdp_bench.validate.memory import Comparison, Summary, compare_with_record, summarize
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, TimeSummary, compare_time, summarize_time
 
 
@@ -18,7 +18,7 @@ class ResultsValidation(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     records: Sequence[TrialRecord]
-    comparisons: list[Comparison]
+    comparisons: list[MemoryComparison]
     summary: Summary
     times: list[TimeComparison]
     time_summary: TimeSummary

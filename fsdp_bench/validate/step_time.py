@@ -1,4 +1,4 @@
-"""Predicted against measured time: steps, exposed communication, and which strategy is faster."""
+"""Compares predicted with measured time: steps, exposed communication, and which strategy is faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.calibration_match import why_not_of
 from fsdp_bench.validate.random_setups import Cell
 
@@ -27,7 +28,7 @@ LEAST_STEPS = 2
 
 
 class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial's step: predicted beside measured, or why not."""
+    """One trial's step, predicted and measured; or why it was not compared."""
 
     label: str
     family: str = ""
@@ -42,7 +43,7 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     predicted_exposed_seconds: float | None = None
     exposed_by_difference_seconds: float | None = None
     exposed_by_profiler_seconds: float | None = None
-    """Its share of a profiled step, of the measured step."""
+    """Its part of a profiled step, times the measured step."""
     reason: str | None = None
 
     @property
@@ -77,7 +78,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the comparisons amount to."""
+    """Counts and errors of many comparisons."""
 
     num_trials: int
     median_error: float | None
@@ -127,9 +128,9 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
     if record.setup.compiles:
         return "compiled code; the prediction is for eager"
     if record.run.steps < LEAST_STEPS:
-        return "one measured step, which tells no spread"
+        return "one measured step, which has no spread"
     if profile is None and record.hardware == "cpu":
-        return "no datasheet tells a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
+        return "no datasheet has a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
     return None if profile is None else why_not_of(profile, record)
 
 

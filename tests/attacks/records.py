@@ -30,7 +30,8 @@ from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.results.communication import communication_rows
 from fsdp_bench.sweep.results.flat import flat_row
-from fsdp_bench.sweep.results.store import Store, machine_description, read_frontier_of, read_records
+from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, read_records
+from fsdp_bench.sweep.results.store import Store
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 NUM_RECORDS = 3

@@ -28,7 +28,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from fsdp_bench.spec.record import Outcome, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import read_record
 
 MARK = "FSDP_BENCH_ATTACK"
 SECONDS_TO_END = 20.0

@@ -11,7 +11,7 @@ from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
-from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, Resident, UserModule
+from fsdp_bench.spec.dry_run import CATEGORIES, DryRunReading, DryRunSpec, MemoryAtStart, UserModule
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from tests.conftest import run_command
@@ -54,7 +54,7 @@ def reading(peak_bytes: int, **more: object) -> DryRunReading:
         peak_phase="backward",
         phases={"backward": peak_bytes},
         load_bytes=0,
-        resident=Resident(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
+        resident=MemoryAtStart(parameters_bytes=0, optimizer_state_bytes=0, gradients_bytes=0, other_bytes=0),
         breakdown_bytes=dict.fromkeys(CATEGORIES, 0) | {"temporary": peak_bytes},
         num_parameters=1,
         kernels="cuda",

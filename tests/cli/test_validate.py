@@ -48,4 +48,4 @@ def test_the_help_tells_the_defaults() -> None:
 
 def test_without_a_calibration_the_line_on_time_says_what_to_give() -> None:
     done = run_command("validate", "--against", RESULTS / "cpu")
-    assert "time is not compared: no datasheet tells a CPU's rates; give --calibration FILE" in done.stdout
+    assert "time is not compared: no datasheet has a CPU's rates; give --calibration FILE" in done.stdout

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.spec.frontier import read_frontier
-from fsdp_bench.spec.record import Outcome, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import read_record
 from fsdp_bench.sweep.machine import probe_machine
 from tests.conftest import run_command
 

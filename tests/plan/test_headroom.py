@@ -48,8 +48,8 @@ def on(where: Cluster, headroom_bytes: int | None = None) -> Estimate:
 def test_what_is_known_replaces_the_assumption(server: str, context: int | None, stated: int | None, kept: int) -> None:
     found = on(cluster(server, context_bytes=context), stated)
     assert found.required_headroom.num_bytes == kept
-    assert found.card_bytes is not None
-    assert found.room_bytes == found.card_bytes - kept
+    assert found.gpu_bytes is not None
+    assert found.available_bytes == found.gpu_bytes - kept
 
 
 @pytest.mark.parametrize("server", ["p5.48xlarge", "g6e.48xlarge"])
@@ -69,7 +69,7 @@ def test_a_search_checks_as_a_prediction_does() -> None:
             where = cluster(server)
             check = FitCheck(headroom_bytes=stated)
             candidate = Candidate(MODEL, setup, where)
-            assert check.memory_limit_bytes(candidate) == on(where, stated).room_bytes
+            assert check.memory_limit_bytes(candidate) == on(where, stated).available_bytes
             assert check.estimate(candidate).required_headroom == on(where, stated).required_headroom
 
 
@@ -92,6 +92,6 @@ def test_between_what_fits_and_what_does_not_a_setup_runs_with_retries() -> None
     assert retried.verdict is Verdict.RUNS_WITH_RETRIES
     full = shrunk_until(lambda found: found.allocator.out_of_memory is not None)
     assert full.verdict is Verdict.DOES_NOT_FIT
-    assert full.card_bytes is not None
-    assert retried.card_bytes is not None
-    assert full.card_bytes < retried.card_bytes
+    assert full.gpu_bytes is not None
+    assert retried.gpu_bytes is not None
+    assert full.gpu_bytes < retried.gpu_bytes

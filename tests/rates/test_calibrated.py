@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import Calibrated
 from fsdp_bench.rates.datasheet import Silent
-from fsdp_bench.replay.schedule import issued, replay
-from fsdp_bench.simulate.issued import Work
+from fsdp_bench.replay.schedule import run
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
     CASTING_CHUNK_CAT,
@@ -24,10 +25,10 @@ from fsdp_bench.spec.profile import (
     CollectiveTime,
     CopyTime,
     MatmulTime,
-    Measured,
     OperatorTime,
     OptimizerTime,
     Profile,
+    RankMeasurements,
     RankProfile,
 )
 from fsdp_bench.spec.setup import Api, OptimizerKind, Precision, ShardingStrategy, TrainSetup
@@ -165,7 +166,7 @@ def test_what_casts_on_its_way_is_timed_as_such() -> None:
 def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, precision: str, itemsize: int) -> None:
     """Under bf16-mixed both wrappers cast gradients from bf16 and reduce them in fp32; otherwise neither does."""
     setup = TrainSetup(world_size=2, api=api, precision=Precision.parse(precision), sequence_length=128)
-    works = {action.work for action in issued(PROBE, setup, CPU_GLOO) if action.work is not None}
+    works = {event.work for event in steady_step(PROBE, setup, CPU_GLOO).last_step() if event.work is not None}
     largest = max(action.num_bytes for action in works if action.name == "reduce_scatter")
     casts = precision == "bf16-mixed"
     if api is Api.FSDP2:
@@ -209,11 +210,12 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
         )
         reducers = ("aten::mul_out", "aten::copy_") if name == "none" else ()  # the bare probe has no DDP around it
         kernels = CUDA if device == "cuda" else CPU_GLOO if world > 1 else CPU
-        actions = [a for a in issued(PROBE, setup, kernels) if a.work is None or a.work.name not in reducers]
-        found_time = replay(actions, Silent(Calibrated(known, setup, 2), setup))
+        step = steady_step(PROBE, setup, kernels).last_step()
+        events = [event for event in step if event.work is None or event.work.name not in reducers]
+        found_time = run(events, Silent(Calibrated(known, setup, 2), setup))
         assert found_time.step_seconds is not None, found_time.unknown
         steps[name] = found_time.step_seconds
-    measured = Measured(
+    measured = RankMeasurements(
         num_ranks=2,
         threads_per_rank=1,
         device_name="",

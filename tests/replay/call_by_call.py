@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fsdp_bench.replay import heap as places
 from fsdp_bench.replay import malloc
 from fsdp_bench.replay.heap import fresh_heap
+from fsdp_bench.simulate.events import Kind
 
 CAPACITY = 5000
 
@@ -22,18 +23,15 @@ class Block(NamedTuple):
 
 
 class CachingAllocator:
-    """One device's allocator. Tensors and events are numbers that the caller chooses, below CAPACITY."""
+    """One device's allocator. Tensors are numbers that the caller chooses, below CAPACITY; events are by queue."""
 
     def __init__(
         self,
         card_bytes: int | None = None,
         *,
         expandable_segments: bool = False,
-        host_runs_ahead: bool = True,
-        streams_keep_pace: bool = False,
     ) -> None:
-        options = expandable_segments, host_runs_ahead, streams_keep_pace
-        self.heap = fresh_heap(card_bytes, *options, CAPACITY, CAPACITY, CAPACITY).tolist()
+        self.heap = fresh_heap(card_bytes, expandable_segments, 0, CAPACITY, CAPACITY).tolist()
         self.live: set[int] = set()
 
     allocated_bytes = property(lambda self: self.heap[places.ALLOCATED])
@@ -58,14 +56,14 @@ class CachingAllocator:
     def record_stream(self, tensor: int, stream: int) -> None:
         malloc.record_stream(self.heap, tensor, stream)
 
-    def record_event(self, event: int, stream: int) -> None:
-        malloc.record_event(self.heap, event, stream)
+    def work(self, nanoseconds: int = 1000) -> None:
+        self.heap[places.DEVICE] += nanoseconds
 
-    def stream_wait(self, stream: int, event: int) -> None:
-        malloc.stream_wait(self.heap, stream, event)
+    def record_event(self, queue: int) -> None:
+        malloc.wait(self.heap, Kind.RECORD_EVENT, queue, 0)
 
-    def host_wait(self, event: int) -> None:
-        malloc.host_wait(self.heap, event)
+    def host_wait(self, queue: int) -> None:
+        malloc.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
     def empty_cache(self) -> None:
         malloc.empty_cache(self.heap)

@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_bench.replay.allocator import OutOfMemory, replay
-from fsdp_bench.simulate.events import Event, Kind, Stream
+from fsdp_bench.replay import malloc
+from fsdp_bench.replay.allocator import OutOfMemory
+from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from tests.replay.call_by_call import Block, CachingAllocator
+from tests.replay.replaying import replay
 
 MIB = 1 << 20
 COMPUTE, SIDE, THIRD = 0, 1, 2
@@ -156,9 +158,11 @@ class TestDeferredFrees:
     """recordStream, insert_events, process_events."""
 
     @staticmethod
-    def freed_while_used(*streams: int, **options: bool) -> CachingAllocator:
-        allocator = CachingAllocator(**options)
+    def freed_while_used(*streams: int) -> CachingAllocator:
+        """The device works for a microsecond on what is freed."""
+        allocator = CachingAllocator()
         allocator.allocate(0, 20 * MIB, COMPUTE)
+        allocator.work()
         for stream in streams:
             allocator.record_stream(0, stream)
         allocator.free(0)
@@ -181,9 +185,9 @@ class TestDeferredFrees:
         assert allocator.peak_active_bytes == 40 * MIB
         assert allocator.peak_allocated_bytes == 20 * MIB
 
-    def test_waiting_for_a_later_event_of_that_stream_frees_it(self) -> None:
+    def test_waiting_for_a_later_event_frees_it(self) -> None:
         allocator = self.freed_while_used(SIDE)
-        allocator.record_event(0, SIDE)
+        allocator.record_event(0)
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 20
 
@@ -191,59 +195,36 @@ class TestDeferredFrees:
         allocator = CachingAllocator()
         allocator.allocate(0, 20 * MIB, COMPUTE)
         allocator.record_stream(0, SIDE)
-        allocator.record_event(0, SIDE)
+        allocator.record_event(0)
         allocator.free(0)
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 40
 
-    def test_waiting_for_another_stream_does_not(self) -> None:
-        allocator = self.freed_while_used(SIDE)
-        allocator.record_event(0, COMPUTE)
-        allocator.host_wait(0)
-        assert self.reserved_after_another(allocator) == 40
-
-    def test_waiting_for_a_stream_that_waited_for_it_does(self) -> None:
-        allocator = self.freed_while_used(SIDE)
-        allocator.record_event(0, SIDE)
-        allocator.stream_wait(COMPUTE, 0)
-        allocator.record_event(1, COMPUTE)
-        allocator.host_wait(1)
-        assert self.reserved_after_another(allocator) == 20
-
-    def test_any_wait_does_when_streams_keep_pace(self) -> None:
-        allocator = self.freed_while_used(SIDE, streams_keep_pace=True)
-        allocator.record_event(0, COMPUTE)
-        assert allocator.active_bytes == 20 * MIB
-        allocator.host_wait(0)
-        assert self.reserved_after_another(allocator) == 20
-
-    def test_nothing_is_deferred_past_the_next_allocation_when_the_gpu_keeps_up(self) -> None:
-        allocator = self.freed_while_used(SIDE, THIRD, host_runs_ahead=False)
-        assert allocator.active_bytes == 20 * MIB
-        assert self.reserved_after_another(allocator) == 20
+    def test_it_is_freed_when_the_host_took_longer_than_the_device(self) -> None:
+        for nanoseconds, reserved in ((999, 40), (1002, 20)):
+            allocator = self.freed_while_used(SIDE, THIRD)
+            assert allocator.active_bytes == 20 * MIB
+            malloc.wait(allocator.heap, Kind.HOST_WORK, 0, nanoseconds)
+            assert self.reserved_after_another(allocator) == reserved
 
     def test_an_older_event_takes_nothing_back(self) -> None:
         allocator = allocator_with(20, 20)
         for tensor in range(2):
             allocator.record_stream(tensor, SIDE)
             allocator.free(tensor)
-            allocator.record_event(tensor, SIDE)
+            allocator.record_event(tensor)
         allocator.host_wait(1)
         allocator.host_wait(0)
         allocator.allocate(2, 20 * MIB)
         allocator.allocate(3, 20 * MIB)
         assert allocator.reserved_bytes == 40 * MIB
 
-    def test_all_streams_that_use_it_must_be_past_it(self) -> None:
+    def test_two_uses_of_one_block_are_two_events(self) -> None:
         allocator = self.freed_while_used(SIDE, THIRD)
-        allocator.record_event(0, SIDE)
-        allocator.host_wait(0)
+        malloc.wait(allocator.heap, Kind.HOST_WORK, 0, 1001)  # the first of the two events
         assert self.reserved_after_another(allocator) == 40
-        allocator.free(1)
-        allocator.record_event(1, THIRD)
-        allocator.host_wait(1)
+        malloc.wait(allocator.heap, Kind.HOST_WORK, 0, 1)
         allocator.allocate(2, 20 * MIB)
-        allocator.allocate(3, 20 * MIB)
         assert allocator.reserved_bytes == 40 * MIB
 
     def test_a_deferred_block_does_not_merge(self) -> None:
@@ -438,23 +419,23 @@ def test_replay_reports_peaks_and_the_place_where_memory_ran_out() -> None:
 def test_the_all_gathers_rate_limit_bounds_what_is_deferred() -> None:
     """FSDP1's order: gathered on its stream, used on compute, freed; the host waits two units back.
 
-    While a unit is in use only the one before it is outstanding, so ten units need two segments; without the waits ten.
-    On a card of three every fourth allocation finds none: the 4th, 7th and 10th retry.
+    A unit is used for a second. While one is in use only the one before it is outstanding, so ten units need two
+    segments; without the waits ten. On a GPU of three every fourth allocation finds none: the 4th, 7th and 10th retry.
     """
 
     def units(waits: bool) -> Iterator[Event]:
         for unit in range(10):
             if waits and unit >= 2:
-                yield Event(Kind.HOST_WAIT, unit - 2)
+                yield Event(Kind.HOST_WAIT, Queue.FREE)
             yield Event(Kind.ALLOCATE, unit, 30 * MIB, stream=Stream.ALL_GATHER)
             yield Event(Kind.RECORD_STREAM, unit, stream=Stream.COMPUTE)
+            yield Event(Kind.KERNEL, -1, work=Work("aten::mul"))
             yield Event(Kind.FREE, unit, 30 * MIB, stream=Stream.ALL_GATHER)
-            yield Event(Kind.RECORD_EVENT, unit, stream=Stream.COMPUTE)
+            yield Event(Kind.RECORD_EVENT, Queue.FREE, stream=Stream.COMPUTE)
 
     limited, free_running = replay(units(waits=True)), replay(units(waits=False))
     assert (limited.peak_allocated_bytes, limited.peak_reserved_bytes) == (30 * MIB, 60 * MIB)
     assert free_running.peak_reserved_bytes == free_running.peak_active_bytes == 300 * MIB
-    assert replay(units(waits=False), host_runs_ahead=False).peak_reserved_bytes == 30 * MIB
     assert replay(units(waits=False), 90 * MIB).num_alloc_retries == 3
 
 
@@ -464,9 +445,7 @@ SIZES = st.one_of(
     st.integers(0, 4096), st.integers(MIB - 600, MIB + 600), st.integers(MIB, 40 * MIB), st.sampled_from([9, 13, 20])
 )
 STEPS = st.lists(st.tuples(st.integers(0, 9), SIZES, st.integers(0, 2)), max_size=80)
-OPTIONS = st.fixed_dictionaries(
-    {"expandable_segments": st.booleans(), "host_runs_ahead": st.booleans(), "streams_keep_pace": st.booleans()}
-)
+OPTIONS = st.fixed_dictionaries({"expandable_segments": st.booleans()})
 
 
 def events_from(steps: list[tuple[int, int, int]]) -> list[Event]:
@@ -483,7 +462,8 @@ def events_from(steps: list[tuple[int, int, int]]) -> list[Event]:
         elif choice == 8:
             events.append(Event(Kind.RECORD_STREAM, live[size % len(live)], stream=where))
         else:
-            events += [Event(Kind.RECORD_EVENT, index, stream=where), Event(Kind.HOST_WAIT, index)]
+            work = Event(Kind.KERNEL, -1, stream=where, work=Work("aten::mul"))
+            events += [work, Event(Kind.RECORD_EVENT, Queue.FREE, stream=where), Event(Kind.HOST_WAIT, Queue.FREE)]
     return events
 
 
@@ -495,8 +475,10 @@ def play(allocator: CachingAllocator, events: list[Event]) -> Iterator[Event]:
             allocator.free(event.number)
         elif event.kind is Kind.RECORD_STREAM:
             allocator.record_stream(event.number, event.stream)
+        elif event.kind is Kind.KERNEL:
+            allocator.work()
         elif event.kind is Kind.RECORD_EVENT:
-            allocator.record_event(event.number, event.stream)
+            allocator.record_event(event.number)
         else:
             allocator.host_wait(event.number)
         yield event
@@ -566,29 +548,18 @@ def test_freeing_everything_and_emptying_the_cache_leaves_nothing(
     assert (allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes) == (0, 0, 0)
 
 
-@given(STEPS, st.booleans(), st.booleans())
+@given(STEPS, st.booleans())
 def test_a_card_of_the_unlimited_peak_needs_no_retry_and_a_smaller_one_does(
-    steps: list[tuple[int, int, int]], expandable: bool, ahead: bool
+    steps: list[tuple[int, int, int]], expandable: bool
 ) -> None:
     events = events_from(steps)
-    unlimited = replay(events, expandable_segments=expandable, host_runs_ahead=ahead)
+    unlimited = replay(events, expandable_segments=expandable)
     peak = unlimited.peak_reserved_bytes
-    assert replay(events, peak, expandable, host_runs_ahead=ahead) == unlimited
+    assert replay(events, peak, expandable) == unlimited
     if peak:
-        short = replay(events, peak - 1, expandable, host_runs_ahead=ahead)
+        short = replay(events, peak - 1, expandable)
         assert short.num_alloc_retries >= 1
         assert short.peak_reserved_bytes < peak
-
-
-@given(STEPS)
-def test_more_deferral_never_means_fewer_active_bytes(steps: list[tuple[int, int, int]]) -> None:
-    """With expandable segments, where a block is never larger than its request rounded up."""
-    events = events_from(steps)
-    ahead, pace, at_once = (
-        replay(events, expandable_segments=True, host_runs_ahead=ahead, streams_keep_pace=pace)
-        for ahead, pace in ((True, False), (True, True), (False, False))
-    )
-    assert ahead.peak_active_bytes >= pace.peak_active_bytes >= at_once.peak_active_bytes
 
 
 class Plain:

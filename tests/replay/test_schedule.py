@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.datasheet import attention_flops, tile_share
-from fsdp_bench.replay.schedule import issued, replay, step_time
-from fsdp_bench.simulate.events import Stream
-from fsdp_bench.simulate.issued import Do, Timeline, Work
+from fsdp_bench.replay.schedule import run, step_time
+from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
@@ -126,51 +127,21 @@ def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup]
         assert time.step_seconds == pytest.approx(time.compute_seconds)
 
 
-@simulating
-@given(setups())
-def test_a_middle_block_stands_for_the_others(drawn: tuple[ModelShape, TrainSetup]) -> None:
-    """Twelve layers of which six are simulated issue what twelve simulated ones do."""
-    shape, setup = drawn
-    if impossible(setup, "cuda"):
-        return
-    from fsdp_bench.replay.schedule import _recorded, repeated
-
-    deep = ModelShape(**{f: getattr(shape, f) for f in ModelShape.__struct_fields__} | {"num_hidden_layers": 12})
-    everything = _recorded(deep, setup, CUDA, 12)
-    assert everything is not None
-    stretched = [action.work for action in issued(deep, setup, CUDA) if action.work is not None]
-    whole = [action.work for action in repeated(everything, 0) if action.work is not None]
-    assert stretched == whole
-
-
-@simulating
-@given(setups())
-def test_every_collective_is_on_the_timeline(drawn: tuple[ModelShape, TrainSetup]) -> None:
-    """What traffic.py counts, which equals measured trials, is what the timeline sends."""
-    from fsdp_bench.replay.traffic import collectives_of
-
-    shape, setup = drawn
-    if impossible(setup, "cuda"):
-        return
-    sent = [(one.kind, one.group, one.num_bytes) for one in collectives_of(shape, setup) for _ in range(one.times)]
-    actions = issued(shape, setup, CUDA)
-    on_timeline = [
-        (a.work.name, a.work.group, a.work.num_bytes) for a in actions if a.do in (Do.SEND, Do.START) and a.work
-    ]
-    assert sorted(sent) == sorted(on_timeline)
+def issued(shape: ModelShape, setup: TrainSetup) -> list[Event]:
+    return list(steady_step(shape, setup, CUDA).last_step())
 
 
 def test_the_rate_limiter_keeps_the_host_two_units_ahead() -> None:
     """Without it all of forward's all-gathers may run at once ahead; with it the third waits for the first's end."""
-    timeline = Timeline()
+    tape = Tape()
     for unit in range(3):
         if unit == 2:
-            timeline.host_wait("free")
-        timeline.send("all_gather", "shard", 1, Stream.ALL_GATHER)
-        timeline.wait(Stream.COMPUTE, Stream.ALL_GATHER)
-        timeline.run("aten::mul", 10, 4)
-        timeline.record(Stream.COMPUTE, "free")
-    time = replay(timeline.actions, Plain(memory=1.0, network=1.0), with_spans=True)
+            tape.host_wait(Queue.FREE)
+        tape.collective("all_gather", "shard", 1, Stream.ALL_GATHER)
+        tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
+        tape.kernel("aten::mul", 10, 4)
+        tape.record_event(Stream.COMPUTE, Queue.FREE)
+    time = run(tape.events, Plain(memory=1.0, network=1.0), with_spans=True)
     gathers = [(span.begin, span.end) for span in time.spans if span.kind == "collective"]
     # unit 0 gathers in 0..1 and computes in 1..11; the third gather is issued at 11.
     assert gathers == [(0.0, 1.0), (1.0, 2.0), (11.0, 12.0)]
@@ -181,10 +152,10 @@ def test_the_rate_limiter_keeps_the_host_two_units_ahead() -> None:
 def test_a_communicator_runs_one_collective_at_a_time() -> None:
     """Two streams of one group queue; of two groups they do not."""
     for group, end in (("shard", 2.0), ("replicate", 1.0)):
-        timeline = Timeline()
-        timeline.send("all_gather", "shard", 1, Stream.ALL_GATHER)
-        timeline.send("all_reduce", group, 1, Stream.ALL_REDUCE)
-        assert replay(timeline.actions, Plain(network=1.0)).step_seconds == end
+        tape = Tape()
+        tape.collective("all_gather", "shard", 1, Stream.ALL_GATHER)
+        tape.collective("all_reduce", group, 1, Stream.ALL_REDUCE)
+        assert run(tape.events, Plain(network=1.0)).step_seconds == end
 
 
 def test_prefetching_hides_the_next_all_gather() -> None:
@@ -205,8 +176,7 @@ def test_host_bound_steps_take_what_the_host_needs() -> None:
         num_key_value_heads=1, intermediate_size=64, vocab_size=64, max_position_embeddings=64,
     )  # fmt: skip
     setup = TrainSetup(world_size=1, sequence_length=16)
-    actions = list(issued(shape, setup, CUDA))
-    operators = sum(action.do is Do.RUN for action in actions)
+    operators = sum(event.kind is Kind.KERNEL for event in issued(shape, setup))
     time = step_time(shape, setup, CUDA, Plain(launch_seconds=1e-3))
     assert time.step_seconds == pytest.approx(operators * 1e-3, rel=0.01)
 
@@ -226,7 +196,7 @@ def test_flops_of_products_are_those_of_the_model() -> None:
     setup = TrainSetup(world_size=1, sequence_length=1024, precision=Precision("bf16", "bf16", "bf16"))
     flops = sum(
         2.0 * a.work.dims[0] * a.work.dims[1] * a.work.dims[2]
-        for a in issued(shape, setup, CUDA)
+        for a in issued(shape, setup)
         if a.work is not None and a.work.is_product
     )
     keys = 4 * (1025 / 2) * shape.hidden_size * shape.num_hidden_layers
@@ -242,7 +212,7 @@ def test_full_checkpointing_runs_forward_again() -> None:
         setup = TrainSetup(world_size=1, sequence_length=1024, checkpointing=checkpointing)
         flops[checkpointing] = sum(
             2.0 * a.work.dims[0] * a.work.dims[1] * a.work.dims[2]
-            for a in issued(shape, setup, CUDA)
+            for a in issued(shape, setup)
             if a.work is not None and a.work.is_product
         )
     assert flops[Checkpointing.SELECTIVE] == flops[Checkpointing.NONE]

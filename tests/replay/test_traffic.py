@@ -12,14 +12,17 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.rates.collectives import collective_seconds, groups_of
 from fsdp_bench.rates.datasheet import datasheet
-from fsdp_bench.replay.traffic import Traffic, collectives_of, traffic
+from fsdp_bench.replay.traffic import Traffic, collectives, traffic
+from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 from tests.simulate.test_step import shape
-from tests.train.measuring.test_silent_world import CASES, count_with_peers
+from tests.train.measuring.test_fake_group import CASES, count_with_peers
 from tests.train.ranks import run_ranks
 from tests.train.training import LLAMA, S, setup_of
 
@@ -39,8 +42,12 @@ SMALL = {
 }
 
 
+def collectives_of(model: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Work]:
+    return collectives(steady_step(model, setup, kernels))
+
+
 def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tuple[int, ...]]]:
-    """Calls, bytes and group sizes by kind, as tests/train/measuring/test_silent_world.py counts them."""
+    """Calls, bytes and group sizes by kind, as tests/train/measuring/test_fake_group.py counts them."""
     found: dict[str, list[Traffic]] = {}
     for one in traffic(collectives_of(model, setup, KERNELS["cpu"]), setup):
         found.setdefault(one.kind, []).append(one)
@@ -137,9 +144,8 @@ def test_its_time_is_that_of_its_collectives_one_after_another() -> None:
     setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)
     issued, groups = collectives_of(shape(num_hidden_layers=4), setup), groups_of(cluster, setup)
     wirings = {"shard": groups.shard, "replicate": groups.replicate}
-    each = [(one.times, collective_seconds(one.kind, one.num_bytes, wirings[one.group])) for one in issued]  # type: ignore[arg-type]
-    assert {times for times, _ in each} == {1, 3}  # five micro-batches: the first, the last, and three alike
+    each = [collective_seconds(one.name, one.num_bytes, wirings[one.group]) for one in issued]  # type: ignore[arg-type]
     rates = datasheet(cluster, cluster.gpu, setup, groups)
     total = sum(one.seconds or 0.0 for one in traffic(issued, setup, rates))
-    assert total == pytest.approx(sum(times * seconds for times, seconds in each))
+    assert total == pytest.approx(sum(each))
     assert all(one.seconds is None for one in traffic(issued, setup))

@@ -19,7 +19,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import Comparison, compare_with_dry_run, summarize, worst_first
+from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
 from tests.simulate.test_step import shape
 
@@ -57,13 +57,13 @@ DRAWN: dict[KernelSet, tuple[Cell, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def compared() -> dict[KernelSet, list[Comparison]]:
+def compared() -> dict[KernelSet, list[MemoryComparison]]:
     """Every drawn cell and those with copies, predicted and run by one process."""
     cells = [(kernels, cell) for kernels, drawn in DRAWN.items() for cell in drawn]
     cells += [("cuda", with_copies(*case)) for case in WITH_COPIES]
     specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for kernels, cell in cells]
     answers = dict(dry_runs(specs))
-    found: dict[KernelSet, list[Comparison]] = {"cpu": [], "cuda": []}
+    found: dict[KernelSet, list[MemoryComparison]] = {"cpu": [], "cuda": []}
     for index, (kernels, cell) in enumerate(cells):
         found[kernels].append(compare_with_dry_run(cell, answers[index], kernels))
     return found
@@ -72,7 +72,7 @@ def compared() -> dict[KernelSet, list[Comparison]]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kernels", list(DRAWN))
 def test_predicted_peaks_are_those_of_real_fsdp_without_data(
-    kernels: KernelSet, compared: dict[KernelSet, list[Comparison]]
+    kernels: KernelSet, compared: dict[KernelSet, list[MemoryComparison]]
 ) -> None:
     """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
     count = len(DRAWN[kernels])
@@ -90,7 +90,7 @@ def test_predicted_peaks_are_those_of_real_fsdp_without_data(
 
 @pytest.mark.parametrize("case", WITH_COPIES)
 def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
-    case: tuple[bool, Checkpointing], compared: dict[KernelSet, list[Comparison]]
+    case: tuple[bool, Checkpointing], compared: dict[KernelSet, list[MemoryComparison]]
 ) -> None:
     found = compared["cuda"][len(DRAWN["cuda"]) + WITH_COPIES.index(case)]
     assert found.error is None

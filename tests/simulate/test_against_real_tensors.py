@@ -13,7 +13,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import Comparison, compare_with_dry_run
+from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell
 
 FP16 = Precision.parse("fp16-mixed")
@@ -95,7 +95,7 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def compared() -> dict[str, Comparison]:
+def compared() -> dict[str, MemoryComparison]:
     specs = [
         DryRunSpec(model=cell.model, setup=cell.setup, rank=cell.rank, kernels="cpu", tensors=kind)
         for cell in CELLS.values()
@@ -110,7 +110,7 @@ def compared() -> dict[str, Comparison]:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_prediction_dry_run_and_real_tensors_are_equal_in_every_phase(
-    name: str, compared: dict[str, Comparison]
+    name: str, compared: dict[str, MemoryComparison]
 ) -> None:
     found = compared[name]
     assert found.error is None
@@ -118,10 +118,10 @@ def test_prediction_dry_run_and_real_tensors_are_equal_in_every_phase(
     assert found.is_equal, (found.phases, found.real_tensors)
 
 
-def test_a_difference_to_real_tensors_alone_makes_a_cell_unequal(compared: dict[str, Comparison]) -> None:
+def test_a_difference_to_real_tensors_alone_makes_a_cell_unequal(compared: dict[str, MemoryComparison]) -> None:
     found = compared["the last rank pads its part"]
     pair = found.real_tensors["loss"]
-    wrong = Comparison(
+    wrong = MemoryComparison(
         label="",
         phases=found.phases,
         real_tensors={"loss": type(pair)(predicted_bytes=pair.predicted_bytes, reference_bytes=1)},

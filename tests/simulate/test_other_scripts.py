@@ -5,14 +5,15 @@ Expected sizes are worked out from shapes: T tokens, V vocabulary, D hidden, K k
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.replay.schedule import issued
-from fsdp_bench.simulate.issued import Action, Work
+from fsdp_bench.simulate.events import Event, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy, Kernels
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
 
@@ -62,20 +63,19 @@ def test_logits_at_the_peak_are_those_of_the_scripts_cross_entropy(which: CrossE
 
 def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
     kernels = replace(CUDA, cross_entropy=CrossEntropy.FLASH_ATTN)
-    sent = {work.name: work.num_bytes for work in _works(issued(SHAPE, _setup(), kernels))}
+    sent = {work.name: work.num_bytes for work in _works(steady_step(SHAPE, _setup(), kernels).last_step())}
     # bf16 logits, targets in int64, losses and sums of rows in fp32
     assert sent["xentropy_cuda_lib::forward"] == 2 * LOGITS + (8 + 4 + 4) * TOKENS
     assert sent["xentropy_cuda_lib::backward"] == 2 * LOGITS + 2 * LOGITS + 4 * TOKENS
     assert not [name for name in sent if "softmax" in name or "nll" in name]
 
 
-def _works(actions: object) -> list[Work]:
-    assert isinstance(actions, (list, tuple))
-    return [action.work for action in actions if isinstance(action, Action) and action.work is not None]
+def _works(events: Iterable[Event]) -> list[Work]:
+    return [event.work for event in events if event.work is not None]
 
 
 def _products(kernels: Kernels, checkpointing: Checkpointing) -> list[tuple[int, ...]]:
-    works = _works(issued(SHAPE, _setup(checkpointing), kernels))
+    works = _works(steady_step(SHAPE, _setup(checkpointing), kernels).last_step())
     return [work.dims for work in works if work.name == "aten::mm nt"]  # forward's
 
 

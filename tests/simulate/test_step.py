@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.replay.live_memory import breakdown, live_memory
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.live_memory import SIMULATED_BLOCKS, breakdown, replay
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
-from fsdp_bench.simulate.step import BETWEEN_STEPS, simulate
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.validate.random_setups import Cell, draw_cells
@@ -46,22 +47,40 @@ def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) 
     """The shortened simulation and the whole one have the same peaks, breakdown and end."""
     cell, kernels = case
     layers = cell.model.num_hidden_layers
-    short, whole = (simulate(cell.model, cell.setup, kernels, blocks) for blocks in (SIMULATED_BLOCKS, layers))
+    short, whole = steady_step(cell.model, cell.setup, kernels), steady_step(cell.model, cell.setup, kernels, 0, layers)
     assert whole.extra_blocks == 0
-    a, b = replay(short.events, short.extra_blocks), replay(whole.events)
+    a, b = live_memory(short), live_memory(whole)
     assert {phase: peak.num_bytes for phase, peak in a.phases.items()} == {
         phase: peak.num_bytes for phase, peak in b.phases.items()
     }
     assert a.end_bytes == b.end_bytes
     peak = a.phases[a.peak_phase]
-    assert breakdown(short.events, peak, short.extra_blocks) == breakdown(whole.events, b.phases[b.peak_phase])
+    assert breakdown(short, peak) == breakdown(whole, b.phases[b.peak_phase])
+    assert [event.work for event in short.last_step()] == [event.work for event in whole.last_step()]
+
+
+@simulating
+@given(cases)
+def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernels]) -> None:
+    """warm_up() makes the state that a real first step leaves: the same peaks from there on."""
+    cell, kernels = case
+
+    def done(log: Log) -> list[tuple[object, ...]]:
+        return [
+            (event.kind, event.num_bytes, event.category, event.work) for event in log.last_step() if is_done(event)
+        ]
+
+    def is_done(event: Event) -> bool:
+        return event.kind in (Kind.ALLOCATE, Kind.FREE) or event.work is not None
+
+    assert done(steady_step(cell.model, cell.setup, kernels)) == done(first_steps(cell.model, cell.setup, kernels))
 
 
 @simulating
 @given(cases)
 def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
-    events = simulate(cell.model, cell.setup, kernels, cell.model.num_hidden_layers).events
+    events = steady_step(cell.model, cell.setup, kernels, 0, cell.model.num_hidden_layers).events
     alive: dict[int, tuple[int, Category]] = {}
     begins = [i for i, event in enumerate(events) if event.kind is Kind.MARK and event.label == BETWEEN_STEPS]
     for event in events:
@@ -142,7 +161,7 @@ def test_resident_state_by_strategy(api: Api, world: int) -> None:
     kept = {}
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
         setup = TrainSetup(strategy=strategy, api=api, world_size=world, sequence_length=32, use_orig_params=True)
-        kept[strategy] = live_bytes(simulate(model, setup, CPU).events)
+        kept[strategy] = live_memory(steady_step(model, setup, CPU)).end_bytes
     full, grad_op, none = kept.values()
     assert full <= grad_op <= none
     # Parameters and two Adam states in fp32; FSDP1 also keeps its flat gradient until the next forward (1 x).

@@ -12,7 +12,8 @@ import pytest
 from fsdp_bench.spec.codec import from_json, to_json, write_atomically
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import read_frontier
-from fsdp_bench.spec.record import Failure, Outcome, RankReport, RunPlan, divergence, read_record
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport, divergence
+from fsdp_bench.spec.record import RunPlan, read_record
 
 
 def report(**fields: object) -> RankReport:

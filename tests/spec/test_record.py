@@ -12,17 +12,8 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.record import (
-    SCHEMA_VERSION,
-    CollectiveReading,
-    CommunicationReading,
-    MemoryReading,
-    Outcome,
-    RankReport,
-    RunPlan,
-    TrialRecord,
-    read_record,
-)
+from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading, MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord, read_record
 from fsdp_bench.spec.setup import Checkpointing
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord, read_record
 from tests.conftest import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

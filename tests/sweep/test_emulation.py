@@ -9,14 +9,15 @@ import pytest
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.spec.frontier import read_frontier
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import GIB
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command
 from tests.sweep.config.test_grid import machine
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.record import Outcome, TrialRecord
-from fsdp_bench.sweep.results.store import load_results, read_records
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.results.load import load_results, read_records
 from tests.conftest import TINY_MODEL, command, run_command
 
 ODD = os.fsdecode(b"run#2?a=b\ncaf\xe9 %20")

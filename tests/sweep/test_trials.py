@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
 from fsdp_bench.sweep.run import runner
 from tests.conftest import run_command, run_process, write_tiny_sweep
@@ -89,7 +90,7 @@ def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sw
     assert small.outcome is Outcome.OK
     assert large.outcome is Outcome.OOM_HOST
     assert not large.fits
-    assert "a budget, not a card" in (large.reason or "")
+    assert "a budget, not a GPU" in (large.reason or "")
     assert "2.0 MiB" in (large.reason or "")
     failure = next(rank.failure for rank in large.ranks if rank.failure)
     assert failure.limit == "budget"

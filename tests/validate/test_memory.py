@@ -13,7 +13,8 @@ from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CUDA, kernels_on
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile, RankProfile
-from fsdp_bench.spec.record import SCHEMA_VERSION, Device, MemoryReading, Outcome, RankReport, RunPlan, TrialRecord
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.validate.emulation import agreements
 from fsdp_bench.validate.memory import compare_with_record, summarize
@@ -161,7 +162,7 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
     assert "| ran on | emulated on cpu |" in page
     assert "| device | a processor |" in page
     assert "| peak allocated | 1 of 1 (100.0%) | 0.000% | 0.000% |" in page
-    assert "one measured step, which tells no spread" in page
+    assert "one measured step, which has no spread" in page
     for against, place in (("published", tmp_path / "p.md"), (tmp_path / "results", tmp_path / "none" / "p.md")):
         refused = run_command("validate", "--against", against, "--page", place)
         assert refused.returncode == 2

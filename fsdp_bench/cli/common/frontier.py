@@ -12,7 +12,8 @@ from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
 from fsdp_bench.spec.frontier import FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.frontier.cell import Finding
 from fsdp_bench.sweep.frontier.search import recall

@@ -11,7 +11,7 @@ from typing import Any
 from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import rung
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Place, find_place
+from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupWords
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.report.terminal import print_line
@@ -172,15 +172,15 @@ def _values(name: str, text: str | None) -> list[str]:
     return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
 
 
-def _sharding(words: SetupWords, cell: dict[str, Any], place: Place) -> dict[str, int]:
+def _sharding(words: SetupWords, cell: dict[str, Any], place: Placement) -> dict[str, int]:
     """Return the world size, and the shard size of hybrid strategies."""
     strategy = ShardingStrategy(cell.get("strategy", TrainSetup().strategy))
     return place.sizes(strategy, words.shard_size if strategy.is_hybrid else None)
 
 
-def _place(words: SetupWords, catalog: Catalog) -> Place:
+def _place(words: SetupWords, catalog: Catalog) -> Placement:
     each = words.gpus_per_node
     if words.server is None and words.world_size is None and each is None and (words.nodes or 1) > 1:
         each = USUAL_GPUS_PER_NODE
         print_line(f"note: {each} GPUs on each node are assumed; --gpus-per-node says how many", error=True)
-    return find_place(words.gpu, words.server, words.nodes, each, words.world_size, catalog)
+    return find_placement(words.gpu, words.server, words.nodes, each, words.world_size, catalog)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fsdp_bench.report.terminal import note, print_line
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.sweep.results.load import read_records
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import Estimate, allocator_room, estimate, read_allocator, refuse_endless, worst_rank
+from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless, worst_rank
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.allocator import AllocatorReading
@@ -17,7 +17,7 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Offload
 
 NO_FLASH_ATTENTION = (
-    "torch has no flash attention for this card, and what 16-bit attention needs without it is not predicted; fp32 is"
+    "torch has no flash attention for this GPU, and what 16-bit attention needs without it is not predicted; fp32 is"
 )
 
 
@@ -76,7 +76,7 @@ class FitCheck:
         if self.budget_bytes is not None:
             return self.budget_bytes
         communicators = communicators_of(candidate.setup, _cluster(candidate))
-        return allocator_room(_gpu(candidate), communicators, self.headroom_bytes) or 0
+        return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Return whether live bytes and host memory are within their limits: necessary, and quickly known."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB
 

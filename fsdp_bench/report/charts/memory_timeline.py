@@ -31,16 +31,13 @@ if TYPE_CHECKING:
 
 MOST = 6
 """Setups that one chart shows legibly."""
-
 ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 """Rows and columns of panels by their number."""
 
 NEAR = 0.2
 """Part of the GPU's memory that the highest peak needs for the GPU's limit to be on the scale."""
-
 MOMENTS = 900
 """Moments of a step that are drawn, in all panels of a row together."""
-
 NARROWEST = 0.05
 """Part of the axis that a phase takes at least, so that its name can be read."""
 
@@ -54,7 +51,8 @@ STYLES = {
     Category.ACTIVATIONS: ("#DDEBF4", ""),
     Category.LOGITS: ("#D55E00", "..."),
     Category.TEMPORARY: ("#F0E442", "xx"),
-}USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
+}
+USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
 RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
 """How the level lines are drawn."""
 
@@ -110,10 +108,10 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
 def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
     """Return the answer, or for several panels the model, and whether it is no bad news."""
     first = panels[0].prediction
-    model = first.question.model
+    name = first.question.model.name
     if len(panels) > 1:
-        return f"{model.name}, {len(panels)} setups on one scale", True
-    text = f"{model.name}: {verdict(first)}".partition("; it runs out")[0]
+        return f"{name}, {len(panels)} setups on one scale", True
+    text = f"{name}: {verdict(first)}".partition("; it runs out")[0]
     return text, first.fits is not False
 
 
@@ -123,7 +121,7 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 
 def _limit(panels: Sequence[MemoryPanel]) -> float:
     """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
-    highest, card = _highest(panels), panels[0].prediction.estimate.card_bytes
+    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
     if card is not None and highest >= NEAR * card:
         highest = max(highest, card)
     return 1.06 * highest
@@ -200,7 +198,7 @@ def _name_phases(
 
 def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
     """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.card_bytes, panel.prediction.reserved_bytes
+    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
     if card is None:
         return
     for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
@@ -213,8 +211,8 @@ def _peak_words(panel: MemoryPanel, is_alone: bool) -> str:
 
     A panel among several does not name the operator, nor the place where there is a reason to give.
     """
-    timeline, prediction = panel.timeline, panel.prediction
-    moment, reason, phase = timeline.peak, _hidden_reason(prediction), timeline.peak_phase.name
+    prediction, moment, phase = panel.prediction, panel.timeline.peak, panel.timeline.peak_phase.name
+    reason = _hidden_reason(prediction)
     where = f" in {phase}" if moment.block is None else f" in {phase}, block {moment.block}"
     where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
     words = f"\u25bc peak {format_gib(moment.total)}{where}"
@@ -229,7 +227,7 @@ def _hidden_reason(prediction: Prediction) -> str:
     if prediction.fits is not False:
         return ""
     if reading.out_of_memory is not None:
-        is_seen = estimate.memory.peak_allocated_bytes > (estimate.card_bytes or 0)
+        is_seen = estimate.memory.peak_allocated_bytes > (estimate.gpu_bytes or 0)
         if is_seen:
             return ""
         kept = format_gib(estimate.required_headroom.num_bytes)
@@ -258,7 +256,7 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.card_bytes, prediction.estimate.gpu
+    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"
@@ -278,10 +276,9 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
         facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
-    kernels = "CUDA" if first.kernels == "cuda" else "CPU"
     return [
         *facts,
-        f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state",
+        f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",
         "live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL",
         "the axis counts allocations and frees in the order of the step, not seconds",
     ]
@@ -298,7 +295,6 @@ def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[s
     for panel in panels:
         memory = panel.prediction.estimate.memory
         if memory.peak_phase == "load":
-            peak = format_gib(memory.peak_allocated_bytes)
-            lines.append(f"{panel.title}: loading, which is not drawn, is higher: {peak}")
+            lines.append(f"{panel.title}: loading, not drawn, is higher: {format_gib(memory.peak_allocated_bytes)}")
     reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
     return lines + list(reasons)[:3]

@@ -25,7 +25,8 @@ from fsdp_bench.report.charts.trial_facts import (
     torch_version,
     word,
 )
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.text import in_file_name
 
 T = TypeVar("T")

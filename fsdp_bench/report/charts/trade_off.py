@@ -54,7 +54,7 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
         ],
     )
     chart, names = frame.body.subplots(1, 2, width_ratios=(2.4, 1))
-    _draw(chart, points, (first.estimate.card_bytes or 0) / GIB)
+    _draw(chart, points, (first.estimate.gpu_bytes or 0) / GIB)
     kind = "reserved" if question.kernels == "cuda" else "live tensors"
     chart.set_xlabel(f"predicted memory of one GPU ({kind}), GiB", fontsize=12)
     _list(names, points, varying)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.tables import disagrees
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.communication import kinds_of, trial_labels
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, Reached
+from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
 from fsdp_bench.spec.units import format_gib
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _row(cell: FrontierCell) -> list[str]:
     return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
-def _value(cell: FrontierCell, reached: Reached | None) -> str:
+def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
     if reached is None:
         return "unknown"
     text = cell.dial.print(reached.fits)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.table import TableColumn, table_lines
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 

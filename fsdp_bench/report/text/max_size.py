@@ -176,7 +176,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
 
 def _share(at: Prediction) -> str:
     """Return the peak reserved and what the GPU has."""
-    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.card_bytes or 0) / GIB:.1f}"
+    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
 
 def why(cell: SettingResult) -> str:

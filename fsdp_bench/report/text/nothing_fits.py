@@ -38,7 +38,7 @@ def nothing_fits_sentence(found: NothingFits) -> str:
     if lacks_host_memory(found.cell):
         need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
-    need, has = format_gib(prediction.needed_bytes), format_gib(estimate.card_bytes or 0)
+    need, has = format_gib(prediction.needed_bytes), format_gib(estimate.gpu_bytes or 0)
     phase = estimate.memory.peak_phase
     mostly = largest_category(prediction).replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"

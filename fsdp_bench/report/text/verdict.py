@@ -25,11 +25,11 @@ def _verdict(prediction: Prediction) -> str:
     estimate, reading = prediction.estimate, prediction.estimate.allocator
     if prediction.question.kernels != "cuda":
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
-    if estimate.card_bytes is None:
+    if estimate.gpu_bytes is None:
         return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
     if not estimate.has_flash_attention:
         return "unknown whether it fits (predicted): torch has no flash attention for this GPU; peaks below assume it"
-    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.card_bytes)} usable"
+    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.gpu_bytes)} usable"
     if estimate.verdict is Verdict.FITS:
         return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(estimate)}"
     if estimate.verdict is None:
@@ -92,14 +92,14 @@ def _why_unknown(gpu: Gpu | None) -> str:
 
 def _available(estimate: Estimate) -> str:
     """Return what torch's allocator can have."""
-    kept, usable = estimate.required_headroom.num_bytes, f"{format_gib(estimate.card_bytes or 0)} usable"
+    kept, usable = estimate.required_headroom.num_bytes, f"{format_gib(estimate.gpu_bytes or 0)} usable"
     return f"{usable} less {format_gib(kept)} kept free" if kept else usable
 
 
 def _needed(prediction: Prediction) -> str:
     memory, needed = prediction.estimate.memory, format_gib(prediction.needed_bytes)
     peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction.estimate)
-    if memory.peak_allocated_bytes <= (prediction.estimate.room_bytes or 0):
+    if memory.peak_allocated_bytes <= (prediction.estimate.available_bytes or 0):
         return f"{available} would hold the peak of {peak}, but the allocator's segments need {needed}"
     mostly = largest_category(prediction).replace("_", " ")
     return f"{needed} reserved, {peak} of them allocated, of {available}, mostly {mostly}"

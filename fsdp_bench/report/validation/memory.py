@@ -8,13 +8,13 @@ from statistics import median
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.emulation import Agreement
-from fsdp_bench.validate.memory import Comparison, Spread, Summary, worst_first
+from fsdp_bench.validate.memory import MemoryComparison, Spread, Summary, worst_first
 
 WORST_SHOWN = 10
 HEADERS = ("", "equal to the byte", "median |error|", "largest")
 
 
-def format_validation(comparisons: Sequence[Comparison], summary: Summary) -> str:
+def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary) -> str:
     """Return the summary, the error by term, and the worst cells by name."""
     lines = [
         f"predicted against {summary.against}: {summary.num_cells} cells, {summary.num_failed} without a reference",
@@ -46,7 +46,7 @@ def terms(summary: Summary) -> list[tuple[str, Spread]]:
     return [(name, spread) for name, spread in found if spread is not None] + phases
 
 
-def cell_line(comparison: Comparison) -> str:
+def cell_line(comparison: MemoryComparison) -> str:
     """Return a cell's worst phase: its error, both figures, the cell."""
     phase, error = comparison.worst
     reading = comparison.phases[phase]
@@ -57,7 +57,7 @@ def cell_line(comparison: Comparison) -> str:
     )
 
 
-def wrong_fits(comparisons: Sequence[Comparison]) -> list[str]:
+def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
     """Return a line for each cell that fits and should not, or should and does not."""
     words = {True: "fits", False: "does not fit"}
     return [
@@ -67,7 +67,7 @@ def wrong_fits(comparisons: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def outside_line(comparisons: Sequence[Comparison]) -> str | None:
+def outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
     """Return what NVML measured of processes outside of the caching allocator."""
     found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
     if not found:

@@ -27,9 +27,13 @@ def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | N
 
 
 def _checks_units(setup: TrainSetup) -> bool:
-    """Of fully_shard's units; FSDP1's marks are as many when a block is recomputed."""
-    is_sharded = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-    return setup.wrap is Wrap.SIZE and setup.checkpointing is Checkpointing.SELECTIVE and is_sharded
+    """Of FSDP1's marks only the rate limiter's may be more when a block is recomputed (_runtime_utils.py, _unshard)."""
+    marks_differ = setup.api is Api.FSDP2 or setup.limit_all_gathers
+    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD or (
+        setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    )
+    is_selective = setup.checkpointing is Checkpointing.SELECTIVE
+    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and marks_differ
 
 
 def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:

@@ -1,4 +1,4 @@
-"""The cells of a sweep file: [grid] crossed, [[include]] added, [[exclude]] and what cannot run told apart."""
+"""The cells of a sweep file: crosses [grid], adds [[include]], finds what [[exclude]] leaves out or cannot run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GRID_KEYS = (*MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
 Cell = dict[str, Any]
 
 MOST_CELLS = 100_000
-"""That a table of a sweep file may cross to: almost a year of trials of five minutes."""
+"""The most cells of one table of a sweep file: almost a year of trials of five minutes."""
 
 
 def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from fsdp_bench.spec.checked import Checked
@@ -36,3 +37,15 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
         return from_words(fields, kind)
     except SpecError as error:
         raise SpecError(f"{place} {error}".strip()) from None
+
+
+def check_folder_name(name: str, where: str) -> None:
+    """Refuse a name that is not one folder's, such as one that leads out of the results.
+
+    Raises:
+        SpecError: naming ``where`` it was given.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise SpecError(
+            f"{where}: {name!r} is not allowed; up to 100 letters, digits, '.', '_' and '-', for a folder's name"
+        )

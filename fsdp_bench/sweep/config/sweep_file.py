@@ -1,11 +1,11 @@
-"""A sweep file as it was read. cells.py crosses its cells; grid.py makes them trials, frontier_file.py searches.
+"""Reads a sweep file. cells.py crosses its cells; grid.py makes them trials, frontier/file.py searches.
 
 [run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
-[grid]       lists are crossed, the last key varying fastest; a single value holds for all
-[[include]]  further cells; what [grid] gives as a single value holds here too, lists are crossed
+[grid]       lists are crossed, the last key varying fastest; a single value is used in all cells
+[[include]]  further cells; what [grid] gives as a single value is used here too, lists are crossed
 [[exclude]]  cells that are not run, each with its reason
 [models.X]   a model of one's own, by Hugging Face's names; named in the grid as model = "X"
-[frontier]   the dial to be turned in every cell, until memory runs out
+[frontier]   what to search in every cell: the largest model, batch or sequence length that fits
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.documents import parse, read_text
+from fsdp_bench.spec.codec import parse_document, read_text
 from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
@@ -55,7 +55,7 @@ class SweepFile:
     run: RunPlan
     models: dict[str, ModelShape]
     card_is_limited: bool
-    """Whether --gpu-memory made the card smaller than it is."""
+    """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
     """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
 
@@ -67,7 +67,7 @@ class SweepFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before what is said about it."""
+    """Put the file's name before an error's message."""
     try:
         yield
     except SpecError as error:
@@ -101,13 +101,13 @@ def read_file(
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when --gpu-memory asks for a larger card.
+        MachineError: when --gpu-memory asks for a larger GPU.
     """
     if not path.exists():
         raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")
     try:
         text = read_text(path, "TOML")
-        document = parse(text, "TOML", path)
+        document = parse_document(text, "TOML", path)
     except SpecError as error:
         raise SweepFileError(str(error)) from None
     with naming(path):

@@ -1,4 +1,4 @@
-"""Which candidate to try next, in a search for the largest that holds.
+"""Which candidate to try next, in a search for the largest that fits (or runs) with real trials.
 
 First the predicted one and its neighbour: two trials confirm a prediction that is right. Where it is wrong, ever
 larger strides away from it, until candidates on both sides of the answer are known; then the middle between them.
@@ -26,7 +26,7 @@ class Bracket:
     def bounds(self, answers: Mapping[int, bool]) -> tuple[int, int]:
         """Return the largest index that is known to hold, and the smallest that is known not to.
 
-        What held above something that did not hold does not count.
+        A success above a failure does not count.
         """
         high = min((index for index, holds in answers.items() if not holds), default=self.num_candidates)
         low = max((index for index, holds in answers.items() if holds and index < high), default=-1)

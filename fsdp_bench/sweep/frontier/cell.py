@@ -7,8 +7,9 @@ CPU, the second takes none of its own. Where it ended with retries, those above 
 
 from __future__ import annotations
 
-from fsdp_bench.spec.frontier import DialRange, FirstFailure, FrontierCell, Reached, Status
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, LargestValues, QuantityRange, Status
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.frontier.bracket import Bracket
 from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.frontier.forecast import Forecast
@@ -130,10 +131,12 @@ class Finding:
         return self.search.quantity.values[index] if index >= 0 else 0
 
     @property
-    def dial_range(self) -> DialRange:
+    def dial_range(self) -> QuantityRange:
         """The range of values, as a record has it."""
         values = self.search.quantity.values
-        return DialRange(name=self.search.quantity.name, smallest=values[0], largest=values[-1], num_steps=len(values))
+        return QuantityRange(
+            name=self.search.quantity.name, smallest=values[0], largest=values[-1], num_steps=len(values)
+        )
 
     @property
     def start(self) -> str:
@@ -166,8 +169,8 @@ class Finding:
             most_trials=self._fits_bracket.most_trials,
         )
 
-    def _reached(self, fits: int, runs: int, limited_by: FirstFailure | None) -> Reached:
-        return Reached(
+    def _reached(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
+        return LargestValues(
             fits=self.value(fits),
             runs=self.value(runs),
             num_parameters=self.search.quantity[fits].model.num_parameters if fits >= 0 else 0,

@@ -86,7 +86,7 @@ class FrontierPlan:
     needing_gpu: tuple[str, ...] = ()
     """In words, further cells whose sizes depend on a GPU that is not here."""
     lacks_gpu: bool = False
-    """Whether the card is not here, so that nothing is predicted for it."""
+    """Whether the GPU is not here, so that nothing is predicted for it."""
 
     def keep(self, searches: Sequence[Search]) -> FrontierPlan:
         """Return the plan with some of its searches."""
@@ -105,7 +105,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         check_keys("[frontier] ", words, _KEYS)
         word = one_of("[frontier] dial", words.get("dial", "params"), DIALS)
         if file.device == "cpu" and file.run.memory_limit_bytes is None:
-            raise SpecError("[frontier] on a CPU needs [run] memory_limit, the budget of a rank that stands for a card")
+            raise SpecError("[frontier] on a CPU needs [run] memory_limit, the budget of a rank that stands for a GPU")
         excluded = excludes(file)
         for exclude in excluded:
             _refuse_own_key(word, exclude.place, exclude.matches)
@@ -157,17 +157,17 @@ def _search(word: str, cell: Cell, words: dict[str, Any], file: SweepFile, exclu
 
 
 def _quantity(word: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
-    setup, card = setup_of(cell, file.machine), card_of(file)
+    setup, gpu = setup_of(cell, file.machine), gpu_of(file)
     if word == "params":
         vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the words too
-        return size_ladder(Family(cell.get("family", "llama")), setup, card, vocab_size), setup
+        return size_ladder(Family(cell.get("family", "llama")), setup, gpu, vocab_size), setup
     shape = shape_of(cell, file.models, file.machine)
     if word != "sequence_length":
         check_positions(shape, setup)
-    return OF_ONE_MODEL[word](shape, setup, card), setup
+    return OF_ONE_MODEL[word](shape, setup, gpu), setup
 
 
-def card_of(file: SweepFile) -> Gpu | None:
+def gpu_of(file: SweepFile) -> Gpu | None:
     """Return the machine's GPU as the catalogue knows it, with the memory that it is limited to; None if unknown."""
     gpus = file.machine.gpus if file.device == "cuda" else ()
     gpu = gpu_by_product_name(gpus[0].name) if gpus else None

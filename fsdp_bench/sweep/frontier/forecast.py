@@ -47,4 +47,4 @@ def _check(search: Search) -> FitCheck:
     if search.device == "cpu":
         kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
         return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
-    return FitCheck(headroom_bytes=0)  # a trial may fill the card: what context and NCCL take is not torch's to have
+    return FitCheck(headroom_bytes=0)  # a trial may fill the GPU: what context and NCCL take is not torch's to have

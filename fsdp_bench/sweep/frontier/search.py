@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
-from fsdp_bench.spec.record import Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.frontier.cell import Finding
 from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
 from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run.runner import TrialRunner, look_up
+from fsdp_bench.sweep.run.runner import TrialRunner
+from fsdp_bench.sweep.run.survey import look_up
 
 Observer = Callable[[Finding, Trial, TrialRecord | None], None]
 """Called for each trial twice: with None when it starts, and with its record when it has ended."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from fsdp_bench.spec.record import CollectiveReading, Outcome, TrialRecord
+from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import distinct_labels
 
 

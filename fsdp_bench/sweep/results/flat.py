@@ -66,7 +66,7 @@ _MOST_OF_ANY_RANK = (
 )
 """Fields of MemoryReading, each of the rank that has the most of it."""
 _WITH_RANK = ("peak_allocated_bytes", "peak_reserved_bytes", "num_alloc_retries")
-"""Those beside which a column says which rank that is."""
+"""Those with a further column, the number of that rank."""
 
 
 def _memory(record: TrialRecord) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _speed(record: TrialRecord) -> dict[str, Any]:
 
 
 def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
-    """Return a cell's row: setup, dial, both limits predicted and measured, and what it took."""
+    """Return a cell's row: setup, what was searched, both limits predicted and measured, and the number of trials."""
     predicted, measured = cell.predicted, cell.measured
     failure = measured.limited_by if measured else None
     setup = to_builtins(cell.setup)

@@ -21,45 +21,29 @@ import errno
 import fcntl
 import io
 import os
-import re
 import shutil
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from fsdp_bench.spec.codec import from_json, to_json, write_atomically
+from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError
-from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
+from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 MOST_ERROR_CHARACTERS = 200
-_BESIDE_TRIALS = ("machine.json", "frontier.json")
-"""Files of a sweep's folder that are no records: the sweep may be named ``trials``."""
-
-
-def check_folder_name(name: str, where: str) -> None:
-    """Refuse a name that is no folder's own, such as one that leads out of the results.
-
-    Raises:
-        SpecError: naming ``where`` it was given.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise SpecError(
-            f"{where}: {name!r} is not allowed; up to 100 letters, digits, '.', '_' and '-', for a folder's name"
-        )
 
 
 class Store:
-    """One sweep's folder, held by one process at a time while it is written."""
+    """One sweep's folder; one process at a time has its lock and writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +54,7 @@ class Store:
         self._lock: Any = None
 
     def open(self) -> None:
-        """Create the folders, take the lock, sweep away what a killed run left half done.
+        """Create the folders, take the lock, remove what a killed run left unfinished.
 
         Raises:
             ResultsError: when the folder cannot be written, or another process holds it.
@@ -115,7 +99,7 @@ class Store:
         return self.folder / ".lock"
 
     def check_lock(self) -> None:
-        """Look whether the lock file is still the one that this process holds.
+        """Check that the lock file is still the one that this process has locked.
 
         Raises:
             ResultsError: when it was removed or replaced, so that another sweep may write here.
@@ -236,7 +220,8 @@ class Store:
             raise SpecError(f"{path.parent}: {error}") from None
         except msgspec.DecodeError as error:
             aside = self.set_aside(trial_id)
-            return None, f"{path.name} is not a whole record ({_short(error)}); kept as {aside}, its trial runs again"
+            why = f"is not a whole record ({in_one_line(error)})"
+            return None, f"{path.name} {why}; kept as {aside}, its trial runs again"
         return record, None
 
     def read_all(self) -> tuple[list[TrialRecord], list[str]]:
@@ -307,95 +292,7 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
-    """Read every record below a folder, in the order of their trials: a sweep's, a machine's or all results.
-
-    Args:
-        folder: a sweep's folder, or one above it.
-        notes: gets one line for each record that is broken and left out.
-
-    Raises:
-        ResultsError: when there is none, or all are broken; without ``notes``, when one is broken.
-        SpecError: when a newer fsdp-bench wrote one.
-    """
-    records, broken = [], []
-    for path in _record_paths(folder):
-        try:
-            records.append(read_record(path.read_bytes(), path.name))
-        except msgspec.DecodeError as error:
-            broken.append(f"{path}: not a whole record ({_short(error)}); running its sweep again sets it aside")
-        except OSError as error:
-            broken.append(f"{path}: cannot be read: {error.strerror}")
-    if broken and (notes is None or not records):
-        raise ResultsError(broken[0] + (f"; so are {len(broken) - 1} more" if broken[1:] else ""))
-    if notes is not None:
-        notes += broken
-    return sorted(records, key=lambda record: (record.sweep, record.started_at))
-
-
-def _short(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an error in one line of bounded length: it may repeat what a damaged file holds."""
     text = " ".join(str(error).split())
     return text if len(text) <= MOST_ERROR_CHARACTERS else text[:MOST_ERROR_CHARACTERS] + " [...]"
-
-
-def sweep_folders(folder: Path) -> list[Path]:
-    """Return the folders MACHINE/SWEEP of which a folder holds records: itself, or what is below it.
-
-    Raises:
-        ResultsError: when there is none.
-    """
-    return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
-
-
-def _record_paths(folder: Path) -> list[Path]:
-    if folder.absolute().name == "trials" and not (folder / "trials").is_dir():
-        folder = folder.absolute().parent
-    paths = sorted(path for path in folder.glob("**/trials/*.json") if path.name not in _BESIDE_TRIALS)
-    if not paths:
-        raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
-    return paths
-
-
-def read_frontier_of(folder: Path) -> FrontierRecord | None:
-    """Read the frontier.json of a sweep's folder; None where the sweep searched nothing.
-
-    Raises:
-        ResultsError: when it is broken.
-        SpecError: when a newer fsdp-bench wrote it.
-    """
-    path = folder / "frontier.json"
-    try:
-        return read_frontier(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        message = f"{path}: not a whole record ({_short(error)}); running its sweep again rebuilds it"
-        raise ResultsError(message) from None
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def load_results(folder: str | Path) -> pd.DataFrame:
-    """Return results as a table, one row a trial, the columns of trials.csv: bytes and seconds, units in the names.
-
-    A record that is broken is left out, with a warning that names it.
-
-    Raises:
-        ResultsError: when there are no results, or all records are broken.
-    """
-    import pandas as pd
-
-    notes: list[str] = []
-    records = read_records(Path(folder), notes)
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return pd.DataFrame([flat_row(record) for record in records])
-
-
-def machine_description(folder: Path) -> str:
-    """Return the one line that describes the machine of a sweep's folder; ``unknown machine`` without machine.json."""
-    try:
-        return from_json((folder / "machine.json").read_bytes(), Machine).describe()
-    except (OSError, msgspec.DecodeError):
-        return "unknown machine"

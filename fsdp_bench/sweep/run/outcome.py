@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.record import Outcome, RankReport, divergence
+from fsdp_bench.spec.rank_report import Outcome, RankReport, divergence
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,12 +20,12 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     """The signal that ended it before the manager began to end anything."""
     is_shared: bool = False
-    """Whether exit code and signal are the launcher's, which cannot tell ranks apart."""
+    """Whether exit code and signal are the launcher's, which does not know whose they are."""
     stage: str = "start"
     """The last stage that it noted."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class TrialEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A trial's outcome, the reason in one line, and the rank that caused it."""
 
     outcome: Outcome
@@ -34,12 +34,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OutOfMemoryKill = Literal["no", "possibly", "yes"]
-"""Whether the kernel killed a rank for memory; ``possibly`` where it only tells that it killed some process."""
+"""Whether the kernel killed a rank for memory; ``possibly`` where it is only known to have killed some process."""
 
 
 def decide_outcome(
     ends: list[RankEnd], *, timed_out: bool, oom_killed: OutOfMemoryKill, timeout_seconds: float
-) -> Verdict:
+) -> TrialEnd:
     """Decide a trial's first cause.
 
     Args:
@@ -48,11 +48,10 @@ def decide_outcome(
         oom_killed: whether the kernel killed a process for memory during the trial.
         timeout_seconds: the limit, for the reason.
 
-    The first that holds wins: memory that ran out (a rank says so before its peers can notice); a rank that ended by
-    itself without a report, by a signal or with an exit code; the earliest report of a failure (later ones, and the
-    reports of the peers of a rank that ended without one, are its echo in their collectives); the time limit; a rank
-    without a report; else all ranks are ok. A trial whose ranks have all reported their measurements is ok whatever
-    ended it.
+    The first of these that is true: memory that ran out (a rank says so before its peers can notice); a rank that
+    ended by itself without a report, by a signal or with an exit code; the earliest report of a failure (later ones,
+    and those of the peers of a rank that ended without one, follow from it); the time limit; a rank without a report;
+    else all ranks are ok. A trial whose ranks have all reported their measurements is ok whatever ended it.
     """
     missing = [end for end in ends if end.report is None]
     cause = _reported_cause(ends, is_oom=True) or _own_end(missing, oom_killed) or _reported_cause(ends, is_oom=False)
@@ -63,14 +62,14 @@ def decide_outcome(
             return _unreported(end)
     if timed_out and missing:
         reason = f"not done after {timeout_seconds:g} s; rank {missing[0].rank} was in {missing[0].stage}"
-        return Verdict(outcome=Outcome.TIMEOUT, reason=reason, rank=missing[0].rank)
+        return TrialEnd(outcome=Outcome.TIMEOUT, reason=reason, rank=missing[0].rank)
     if missing:
         return _unreported(missing[0])
-    return Verdict(outcome=Outcome.OK, reason=divergence([end.report for end in ends if end.report is not None]))
+    return TrialEnd(outcome=Outcome.OK, reason=divergence([end.report for end in ends if end.report is not None]))
 
 
-def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> Verdict | None:
-    """Return the verdict of the earliest failure that a rank reported."""
+def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> TrialEnd | None:
+    """Return the end by the earliest failure that a rank reported."""
     failures = [
         (end.report.failure.at, end.rank, end)
         for end in ends
@@ -79,8 +78,8 @@ def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> Verdict | None:
     return _reported(min(failures)[2]) if failures else None
 
 
-def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> Verdict | None:
-    """Return the verdict of a rank that ended by itself and left no report: a signal before an exit code."""
+def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> TrialEnd | None:
+    """Return the end by a rank that ended by itself and left no report: a signal before an exit code."""
     for end in missing:
         if end.signal is not None:
             return _signalled(end, oom_killed)
@@ -90,22 +89,22 @@ def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> Verdict | N
     return None
 
 
-def _unreported(end: RankEnd) -> Verdict:
+def _unreported(end: RankEnd) -> TrialEnd:
     how = "" if end.exit_code is None else f"ended with exit code {end.exit_code} in {end.stage} and "
     where = f"; it was in {end.stage}" if end.exit_code is None else ""
-    return Verdict(outcome=Outcome.CRASHED, reason=f"rank {end.rank} {how}left no report{where}", rank=end.rank)
+    return TrialEnd(outcome=Outcome.CRASHED, reason=f"rank {end.rank} {how}left no report{where}", rank=end.rank)
 
 
-def _reported(end: RankEnd) -> Verdict:
+def _reported(end: RankEnd) -> TrialEnd:
     assert end.report is not None
     assert end.report.failure is not None
     failure = end.report.failure
-    limit = " (a budget, not a card)" if failure.limit == "budget" else ""
+    limit = " (a budget, not a GPU)" if failure.limit == "budget" else ""
     reason = f"rank {end.rank}, {failure.phase}{limit}: {failure.message}"
-    return Verdict(outcome=end.report.outcome, reason=reason, rank=end.rank)
+    return TrialEnd(outcome=end.report.outcome, reason=reason, rank=end.rank)
 
 
-def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> Verdict:
+def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> TrialEnd:
     assert end.signal is not None
     if end.signal == signal.SIGKILL and oom_killed != "no":
         reason = f"rank {end.rank} was killed by the kernel in {end.stage}: host memory ran out"
@@ -114,9 +113,9 @@ def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> Verdict:
                 f"rank {end.rank} was ended by SIGKILL in {end.stage}, possibly by the kernel: host memory ran out"
                 " during the trial"
             )
-        return Verdict(outcome=Outcome.OOM_HOST, reason=reason, rank=end.rank)
+        return TrialEnd(outcome=Outcome.OOM_HOST, reason=reason, rank=end.rank)
     reason = f"rank {end.rank} was ended by {signal_name(end.signal)} in {end.stage}"
-    return Verdict(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
+    return TrialEnd(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
 
 
 def signal_name(number: int) -> str:

@@ -13,15 +13,18 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.record import SCHEMA_VERSION, Outcome, RankReport, TrialRecord, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
 from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run.launchers import ForkServer, Launcher, LauncherError, RankExit, Torchrun
+from fsdp_bench.sweep.run.fork_server import ForkServer
+from fsdp_bench.sweep.run.launchers import Launcher, LauncherError, RankExit, Torchrun
 from fsdp_bench.sweep.run.logs import cut_down, last_lines
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.run.processes import end_marked, mark_of
+from fsdp_bench.sweep.run.survey import SweepState
 
 GRACE_SECONDS = 3.0
 """After a rank failed: time for its peers to write their reports before they are ended."""
@@ -34,56 +37,7 @@ MOST_SECONDS_BETWEEN_LOOKS = 2.0
 """The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
 
 Observer = Callable[[Trial, TrialRecord | None], None]
-"""Told of each trial twice: with None when it starts, with its record when it has one."""
-
-
-class SweepState(msgspec.Struct, kw_only=True):
-    """What is recorded of a sweep, and what remains to be run."""
-
-    records: dict[str, TrialRecord]
-    pending: list[Trial]
-    notes: list[str]
-    """One line for each record that was set aside."""
-
-
-def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset()) -> SweepState:
-    """Tell what is done: a record stands unless its outcome is to be retried, or its time limit has been raised.
-
-    Raises:
-        ResultsError, SpecError: when a record cannot be read, moved, or was written by a newer version.
-    """
-    state = SweepState(records={}, pending=[], notes=[])
-    for trial in plan.trials:
-        record = look_up(trial, store, retry, state.notes)
-        if record is not None:
-            state.records[trial.spec.id] = record
-        else:
-            state.pending.append(trial)
-    return state
-
-
-def look_up(trial: Trial, store: Store, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
-    """Return a trial's record where it stands; add a line to ``notes`` where one was set aside.
-
-    Raises:
-        ResultsError, SpecError: as ``survey``.
-    """
-    record, note = store.read(trial.spec.id)
-    if note:
-        notes.append(note)
-    if record is None or not _runs_again(record, trial, retry):
-        return record
-    aside = store.set_aside(trial.spec.id)
-    notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
-    return None
-
-
-def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
-    if record.outcome is Outcome.SKIPPED:
-        return trial.skip_reason is None  # it was impossible or excluded, and no longer is
-    if record.outcome is Outcome.TIMEOUT and trial.spec.run.timeout_seconds > record.run.timeout_seconds:
-        return True
-    return record.outcome in retry
+"""Called for each trial twice: with None when it starts, and with its record when it has ended."""
 
 
 def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
@@ -110,7 +64,7 @@ class TrialRunner:
         self._log = store.folder / ".server.log"
         is_resident = launcher == "resident"
         mark = mark_of(store.folder)
-        end_marked(mark)  # whatever a killed manager left: it held the lock that this one holds now
+        end_marked(mark)  # whatever a killed manager left: it had the lock that this one has now
         self._launcher: Launcher = (
             Torchrun(mark) if launcher == "torchrun" else ForkServer(self._log, mark, is_resident)
         )
@@ -144,11 +98,11 @@ def _now() -> str:
 
 
 def _skipped(trial: Trial, sweep: str) -> TrialRecord:
-    verdict = Verdict(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+    verdict = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
     return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
 
 
-def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> TrialRecord:
+def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) -> TrialRecord:
     return TrialRecord(
         schema_version=SCHEMA_VERSION,
         id=spec.id,
@@ -169,7 +123,7 @@ def _record(spec: TrialSpec, sweep: str, verdict: Verdict, **fields: object) -> 
 class Watch:
     """A time limit that counts the time in which this process runs, not that in which it is stopped.
 
-    A stopped manager's ranks go on; what they have reported meanwhile is looked at before the limit is.
+    A stopped manager's ranks go on; what they have reported meanwhile is read before the limit is checked.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -218,7 +172,7 @@ class TrialRun:
             verdict = self._verdict(oom_kills().since(kills))
         except LauncherError as error:
             launcher.close()
-            verdict = Verdict(outcome=Outcome.CRASHED, reason=str(error))
+            verdict = TrialEnd(outcome=Outcome.CRASHED, reason=str(error))
         except OSError as error:
             raise self._store.error(error) from None
         self._note_foreign_processes("after", launcher.num_waiting)
@@ -270,7 +224,7 @@ class TrialRun:
     def _ranks(self) -> range:
         return range(self._spec.num_processes)
 
-    def _verdict(self, oom_killed: OutOfMemoryKill) -> Verdict:
+    def _verdict(self, oom_killed: OutOfMemoryKill) -> TrialEnd:
         return decide_outcome(
             [self._end(rank) for rank in self._ranks()],
             timed_out=self._timed_out,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Measured
+from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, RankMeasurements
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.calibrating.collective_times import collective_times
 from fsdp_bench.train.calibrating.operator_times import (
@@ -32,9 +32,9 @@ from fsdp_bench.train.calibrating.operator_times import (
     operator_times,
     optimizer_times,
 )
+from fsdp_bench.train.measuring.fake_group import replace_group_by_fake
 from fsdp_bench.train.measuring.meters import Unmetered
 from fsdp_bench.train.measuring.nvml import Nvml
-from fsdp_bench.train.measuring.silent_world import enter_silent_world
 from fsdp_bench.train.measuring.stopwatch import Stopwatch
 from fsdp_bench.train.models.attention_kernel import attention_kernel
 from fsdp_bench.train.models.loss import loss_function
@@ -58,7 +58,7 @@ PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
 }
 
 
-def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
+def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurements:
     """Measure everything; all ranks do the same at the same time."""
     context_bytes = _context_bytes(device)  # the stopwatch's first barrier makes a communicator
     watch = Stopwatch(device, ROUND_SECONDS[device.type])
@@ -72,7 +72,7 @@ def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
         versions["cuda"], versions["nccl"] = str(torch.version.cuda), ".".join(map(str, torch.cuda.nccl.version()))
         heads, length, head_dim = ATTENTION_HEADS, max(LENGTHS["cuda"]), max(HEAD_DIMS)
         versions["attention"] = attention_kernel(heads, heads, length, head_dim, torch.bfloat16, device)
-    return Measured(
+    return RankMeasurements(
         num_ranks=dist.get_world_size(),
         threads_per_rank=torch.get_num_threads(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
@@ -84,7 +84,7 @@ def measure(device: torch.device, say: Callable[[str], None]) -> Measured:
 
 
 def _context_bytes(device: torch.device) -> int | None:
-    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None where NVML is silent."""
+    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None if NVML is missing."""
     if device.type != "cuda":
         return None
     _bare_step(device)()
@@ -106,7 +106,7 @@ def probe_steps(watch: Stopwatch) -> dict[str, float]:
     """Time a step of the probe: bare, and under each api in a world in which collectives end at once."""
     world, device = max(dist.get_world_size(), 2), watch.device
     seconds = {"none": watch.seconds(_bare_step(device))}
-    enter_silent_world(dist.get_rank(), world)
+    replace_group_by_fake(dist.get_rank(), world)
     alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):
         wrapped_setup = TrainSetup(

@@ -1,4 +1,4 @@
-"""What the live storages at a peak hold, in the categories of spec/dry_run.py.
+"""Sorts the storages that are live at a peak into the categories of spec/dry_run.py.
 
 The rule, first match wins:
 
@@ -22,14 +22,14 @@ from collections.abc import Iterable
 
 import torch
 
-from fsdp_bench.spec.dry_run import CATEGORIES, Resident
-from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, Step
+from fsdp_bench.spec.dry_run import CATEGORIES, MemoryAtStart
+from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RecordedStep
 from fsdp_bench.train.step import Training
 from fsdp_bench.train.wrapping.readback import local, optimizer_states
 
 
 class Owners:
-    """Notes while steps run which storages belong to whom."""
+    """Records, while steps run, what each storage belongs to."""
 
     def __init__(self, tracker: FakeTracker, training: Training, *, loss_makes_logits: bool = True) -> None:
         self._tracker = tracker
@@ -49,13 +49,13 @@ class Owners:
         self._logits.update(self._numbers([logits]))
         self._width = logits.shape[-1]
 
-    def resident(self, step: Step) -> Resident:
+    def resident(self, step: RecordedStep) -> MemoryAtStart:
         """Return what was live before a step."""
         held = self._sum(step.start)
         known = {name: held.pop(name) for name in ("parameters", "optimizer_state", "gradients")}
-        return Resident(**{f"{name}_bytes": size for name, size in known.items()}, other_bytes=sum(held.values()))
+        return MemoryAtStart(**{f"{name}_bytes": size for name, size in known.items()}, other_bytes=sum(held.values()))
 
-    def breakdown(self, step: Step) -> dict[str, int]:
+    def breakdown(self, step: RecordedStep) -> dict[str, int]:
         """Return what was live at a step's peak."""
         return self._sum(step.live_at_peak())
 

@@ -1,4 +1,4 @@
-"""An accelerator that does not exist, so that a CPU's torch runs what FSDP does on a GPU: streams, events, offload.
+"""A fake accelerator, so that a CPU build of torch runs what FSDP does on a GPU: streams, events, offload.
 
 PyTorch's slot for other vendors' devices (PrivateUse1) is given a device module in Python. Its tensors are fake, so
 that no kernel ever runs; streams only have an identity.
@@ -17,7 +17,7 @@ import torch.distributed as dist
 NAME = "fakegpu"
 
 
-class Stream:
+class FakeStream:
     """A stream on which nothing runs."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_other: Any) -> None:
@@ -29,9 +29,9 @@ class Stream:
     def wait_event(self, event: Any) -> None:
         """Nothing to wait for."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         """Return an event that has happened."""
-        return event or Event()
+        return event or FakeEvent()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -41,13 +41,13 @@ class Stream:
         return True
 
 
-class Event:
+class FakeEvent:
     """An event that has happened."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
-    def record(self, stream: Any = None) -> Event:
+    def record(self, stream: Any = None) -> FakeEvent:
         """Return itself."""
         return self
 
@@ -66,8 +66,8 @@ class DeviceModule:
     """What ``torch.cuda`` is to CUDA: the functions that torch and FSDP ask a device module for."""
 
     def __init__(self) -> None:
-        self._stream = Stream()
-        self.Stream, self.Event = Stream, Event
+        self._stream = FakeStream()
+        self.Stream, self.Event = FakeStream, FakeEvent
 
     def is_initialized(self) -> bool:
         """Always."""
@@ -114,15 +114,15 @@ class DeviceModule:
     def synchronize(self, device: Any = None) -> None:
         """Nothing to wait for."""
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> FakeStream:
         """Return the stream that ``stream`` chose."""
         return self._stream
 
-    def default_stream(self, device: Any = None) -> Stream:
+    def default_stream(self, device: Any = None) -> FakeStream:
         """Return the current stream."""
         return self._stream
 
-    def set_stream(self, stream: Stream) -> None:
+    def set_stream(self, stream: FakeStream) -> None:
         """Choose the stream."""
         self._stream = stream
 
@@ -131,7 +131,7 @@ class DeviceModule:
         return [torch.float16, torch.bfloat16]
 
     @contextmanager
-    def stream(self, stream: Stream | None) -> Iterator[None]:
+    def stream(self, stream: FakeStream | None) -> Iterator[None]:
         """Choose a stream for a while."""
         before, self._stream = self._stream, stream or self._stream
         try:

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from fsdp_bench.spec.record import MemoryReading
+from fsdp_bench.spec.rank_report import MemoryReading
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 
@@ -27,15 +27,15 @@ class Birth(NamedTuple):
     """Whether a graph was being built, which in backward means that checkpointing runs a forward pass again."""
 
 
-class Change(NamedTuple):
-    """A storage's size changed by so many bytes; 0 bytes left means that it was freed."""
+class SizeChange(NamedTuple):
+    """A change of a storage's size in bytes; a storage of 0 bytes is freed."""
 
     number: int
     grown_bytes: int
     operator: str
 
 
-class Move(NamedTuple):
+class DataMove(NamedTuple):
     """Data went from one storage to another, unchanged but for its dtype and its place."""
 
     source: int
@@ -45,12 +45,12 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One recorded step."""
 
     start: dict[int, int]
     """Bytes of each storage that was live before it."""
-    changes: list[Change]
+    changes: list[SizeChange]
     marks: list[tuple[int, str]]
     """Where in ``changes`` each phase began."""
     peaks: dict[str, int]
@@ -70,7 +70,7 @@ class Step:
         return at_peak
 
 
-def _index_of_peak(live: int, changes: list[Change]) -> int:
+def _index_of_peak(live: int, changes: list[SizeChange]) -> int:
     """Return the change after which most is live; -1 for the start."""
     best, best_index = live, -1
     for index, change in enumerate(changes):
@@ -81,7 +81,7 @@ def _index_of_peak(live: int, changes: list[Change]) -> int:
 
 
 class FakeTracker(StorageTracker):
-    """Counts fake tensors on one fake device. Also a MemoryMeter, so that train_step tells it the phases."""
+    """Counts fake tensors on one fake device. Also a MemoryMeter: train_step reports phases to it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class FakeTracker(StorageTracker):
         self._numbers: dict[int, int] = {}
         self._operator = ""
         self._recording = False
-        self._changes: list[Change] = []
+        self._changes: list[SizeChange] = []
         self._marks: list[tuple[int, str]] = []
         self.current_phase = "load"
         self.peaks: dict[str, int] = {}
         self.births: list[Birth] = []
-        self.moves: list[Move] = []
+        self.moves: list[DataMove] = []
         self.sent: dict[str, set[int]] = {"gather": set(), "reduce": set()}
         """Storages that took part in a collective, by what it does."""
         self.on_phase: list[Callable[[str], object]] = []
@@ -122,7 +122,7 @@ class FakeTracker(StorageTracker):
             follow(self, args, kwargs or {}, result)
         return result
 
-    def record(self, step: Callable[[], object]) -> Step:
+    def record(self, step: Callable[[], object]) -> RecordedStep:
         """Run a step; return its changes and its phases' peaks."""
         start = {self._numbers[key]: size for key, size in self._sizes.items()}
         self._changes, self._marks, self.peaks, self._recording = [], [], {}, True
@@ -132,7 +132,7 @@ class FakeTracker(StorageTracker):
         self.phase("end")
         self._recording = False
         peaks = {phase: peak for phase, peak in self.peaks.items() if phase != "start"}
-        return Step(start, self._changes, self._marks, peaks)
+        return RecordedStep(start, self._changes, self._marks, peaks)
 
     def numbers_in(self, value: Any) -> Iterator[int]:
         """Yield the numbers of the followed storages in nested lists and tuples of tensors."""
@@ -177,19 +177,20 @@ class FakeTracker(StorageTracker):
     def _set(self, key: int, size: int) -> None:
         if self._recording:
             operator = self._operator or "resize_"
-            self._changes.append(Change(self._numbers[key], size - self._sizes[key], operator))
+            self._changes.append(SizeChange(self._numbers[key], size - self._sizes[key], operator))
         super()._set(key, size)
 
     def _forget(self, key: int) -> None:
         number, size = self._numbers.pop(key), self._sizes.get(key, 0)
         if self._recording and size:
-            self._changes.append(Change(number, -size, "free"))
+            self._changes.append(SizeChange(number, -size, "free"))
         super()._forget(key)
 
     def moved(self, source: Any, target: Any, added: bool = False) -> None:
         """Note that data went from some tensors to others."""
         targets = set(self.numbers_in(target))
-        self.moves += [Move(one, two, added) for one in set(self.numbers_in(source)) for two in targets if one != two]
+        sources = set(self.numbers_in(source))
+        self.moves += [DataMove(one, two, added) for one in sources for two in targets if one != two]
 
 
 class RealTracker(FakeTracker):

@@ -1,11 +1,11 @@
-"""A world of N ranks of which only one exists, and whose tensors have no data: what a dry run runs in.
+"""Makes this process one rank of N, with tensors without data and no peers: the environment of a dry run.
 
 The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
 have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
 frees, and when, is real. Not covered: workspaces inside kernels, the process group's buffers, the caching allocator.
 
-Two devices. ``cpu`` gives what a gloo rank on a CPU shows. The fake accelerator (fake_gpu.py) gives what a GPU's rank
-shows: its kernels' allocations, host memory apart from device memory, streams.
+There are two devices. ``cpu`` behaves as a gloo rank on a CPU. The fake accelerator (fake_gpu.py) behaves as a GPU: its
+kernels' allocations, host memory apart from device memory, streams.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.dry_run import KernelSet
@@ -29,8 +28,8 @@ from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
-from fsdp_bench.train.measuring.finished_hook import finished_hook
-from fsdp_bench.train.measuring.replaced_collectives import alone
+from fsdp_bench.train.measuring.fake_group import add_finished_hook
+from fsdp_bench.train.measuring.replaced_collectives import fake_collectives, futures_of_all_reduces
 from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
@@ -63,8 +62,7 @@ class FakeWorld:
             device_mesh=self.mesh,
             initialize=initialize,
         )
-        if isinstance(wrapped, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
-            wrapped.register_comm_hook(None, finished_hook)
+        add_finished_hook(wrapped, setup)
         return wrapped
 
 
@@ -88,6 +86,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
     mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
+        stack.enter_context(futures_of_all_reduces())
         device = _device(kernels)
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
@@ -108,7 +107,7 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
     Collectives are finished at once; a gather fills every place with this rank's own shard.
     """
     with ExitStack() as stack:
-        stack.enter_context(alone())
+        stack.enter_context(fake_collectives())
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         device = torch.device("cpu")

@@ -28,7 +28,7 @@ from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.setup import Api, TrainSetup, impossible
 from fsdp_bench.train.dry_run.breakdown import Owners
-from fsdp_bench.train.dry_run.fake_tracker import Step
+from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
@@ -87,7 +87,7 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
         )
 
 
-def _first_forward(first: Step, setup: TrainSetup) -> int:
+def _first_forward(first: RecordedStep, setup: TrainSetup) -> int:
     """Return the peak of FSDP1's first forward, which allocates every unit once (init_flat_param_attributes)."""
     return first.peaks["forward"] if setup.api is Api.FSDP1 else 0
 
@@ -136,7 +136,7 @@ def _fill_without_generator(parameter: torch.Tensor, name: str) -> None:
 def _refuse(spec: DryRunSpec) -> None:
     if spec.setup.compiles:
         raise SpecError(
-            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would tell the "
+            "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
     reason = impossible(spec.setup, spec.kernels)
@@ -145,7 +145,7 @@ def _refuse(spec: DryRunSpec) -> None:
 
 
 def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
-    """Wrap, make the optimizer, as worker.py does."""
+    """Wrap, make the optimizer, as train/processes/measurement.py does."""
     model = world.wrap(subject.model, setup, subject.block, subject.initialize)
     scaler = build_scaler(setup, world.device)
     if scaler is not None:
@@ -180,7 +180,7 @@ def _token_step(training: Training) -> None:
     train_step(training, [torch.zeros(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
 
 
-def _write_trace(path: Path, step: Step) -> None:
+def _write_trace(path: Path, step: RecordedStep) -> None:
     """Write live bytes, growth, storage number and operator of every change, and where phases begin."""
     live, marks = sum(step.start.values()), dict(step.marks)
     lines = [f"{live:>16} {'':>16} start"]

@@ -1,35 +1,30 @@
-"""Everything in torch that has to be worked around so that real FSDP and DDP code runs on tensors without data.
+"""Lists the symbols of torch that are replaced so that real FSDP and DDP code runs on tensors without data.
 
-One entry in WORKAROUNDS each: which symbol of torch, why, and a piece of its source that must still be there. A torch
-in which a symbol is gone or has changed is refused by name: a dry run is exact or it does not run. All of them were
-checked by running on torch 2.13.0 and, but for FakeTensor.view, on 2.11.0, and on no other.
+Each entry of WORKAROUNDS names a symbol, why it is replaced, and a piece of its source that must still be there. A
+torch in which a symbol is gone or has changed is refused by name: a dry run is exact or it does not run. All of them
+were checked by running on torch 2.13.0 and, but for FakeTensor.view, on 2.11.0, and on no other.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.train.dry_run.cuda_autocast import clear_cache
-from fsdp_bench.train.dry_run.fake_gpu import NAME
+from fsdp_bench.train.dry_run import replacements
 
 Replace = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Workaround:
-    """One symbol of torch and what stands in its place while a fake world lasts."""
+    """A symbol of torch and its replacement during a dry run."""
 
     symbol: str
     """``module:attribute.path``."""
@@ -79,7 +74,7 @@ def _text(symbol: Any) -> str:
 
 @contextmanager
 def applied(accelerator: bool) -> Iterator[None]:
-    """Put every workaround in place for a while; nothing is touched when one of them cannot be.
+    """Replace every symbol inside a ``with`` block; none, if one of them cannot be replaced.
 
     Raises:
         MachineError: naming the first symbol that this torch does not have in the expected form.
@@ -99,213 +94,56 @@ def applied(accelerator: bool) -> Iterator[None]:
                 setattr(owner, name, found)
 
 
-def _storage_address(original: Any) -> Any:
-    def data_ptr(storage: torch.UntypedStorage) -> int:
-        if storage.device.type != "meta":
-            return original(storage)
-        return storage._cdata if storage.nbytes() > 0 else 0
-
-    return data_ptr
-
-
-def _tensor_address(_original: Any) -> Any:
-    def data_ptr(tensor: Any) -> int:
-        start = tensor.untyped_storage().data_ptr()
-        return start + tensor.storage_offset() * tensor.element_size() if start else 0
-
-    return data_ptr
-
-
-def _known_scalars(original: dict[Any, Any]) -> Any:
-    """Answer 0 where a fake tensor has no value: ``found_inf`` of a gradient scaler, which then steps as usual."""
-    read = torch.ops.aten._local_scalar_dense.default
-
-    def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
-        return 0.0 if tensor.dtype.is_floating_point else 0
-
-    return {**original, read: zero}
-
-
-def _no_check(_original: Any) -> Any:
-    return lambda *_args, **_kwargs: None
-
-
-def _itself(_original: Any) -> Any:
-    return lambda tensor: tensor
-
-
-def _only_allocate(_original: Any) -> Any:
-    """Allocate what verify_params_across_processes (c10d/reducer.cpp) does, without a look at it."""
-
-    def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
-        num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
-        # Of each rank its number of parameters, one tensor each; all sizes and strides, and on the host again.
-        _counts = torch.empty(1 + process_group.size(), dtype=torch.int64, device=device)
-        _metadata = torch.empty(num_sizes, dtype=torch.int64, device=device)
-        _control = torch.empty(num_sizes, dtype=torch.int64, device="cpu")
-
-    return verify
-
-
-class _RealIndices(TorchDispatchMode):
-    """Runs operators on int32 tensors for real: the reducer writes bucket numbers into them by pointer."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        given = (kwargs or {}).get("dtype") if not tensors else tensors[0].dtype
-        if given is not torch.int32:
-            return func(*args, **(kwargs or {}))
-        with unset_fake_temporarily():
-            return func(*args, **{**(kwargs or {}), **({} if tensors else {"device": "cpu"})})
-
-
-def _rebuild_with_real_indices(original: Any) -> Any:
-    def rebuild(reducer: Any) -> Any:
-        with _RealIndices():
-            return original(reducer)
-
-    return rebuild
-
-
-class _Finished:
-    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._future.set_result([tensor])
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
-
-
-def _all_reduce_with_future(original: Any) -> Any:
-    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        work = original(tensor, op, group, False)
-        return _Finished(tensor) if async_op else work
-
-    return all_reduce
-
-
-def _view_that_knows(original: Any) -> Any:
-    def view(tensor: Any, *shape: Any) -> Any:
-        found = original(tensor, *shape)
-        found.viewed = weakref.ref(tensor)
-        return found
-
-    return view
-
-
-def _data_with_device(original: Any) -> Any:
-    def assign(tensor: Any, value: Any) -> None:
-        original.__set__(tensor, value)
-        if isinstance(value, FakeTensor):
-            tensor.fake_device = value.fake_device
-            viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
-            if viewed is not None:
-                assign(viewed, value.detach().reshape(viewed.shape))
-
-    return property(original.__get__, assign)
-
-
-def _with_cpu_keys(original: Any) -> Any:
-    def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device_for_backend_keys") is not None:
-            kwargs["device_for_backend_keys"] = torch.device("cpu")
-        return original.__func__(cls, *args, **kwargs)
-
-    return staticmethod(make_subclass)
-
-
-def _pinned_copy(_original: Any) -> Any:
-    return lambda tensor, device=None: tensor.clone()
-
-
-def _autocast_of_cpu_keys(original: Any) -> Any:
-    def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
-
-    return init
-
-
-def _clear_both_caches(original: Any) -> Any:
-    def clear() -> None:
-        original()
-        clear_cache()
-
-    return clear
-
-
-def _without_modes(original: Any) -> Any:
-    def propagate(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return original(*args, **kwargs)
-
-    return propagate
-
-
-def _always(_original: Any) -> Any:
-    return lambda *_args, **_kwargs: True
-
-
 WORKAROUNDS = (
     Workaround(
         symbol="torch:UntypedStorage.data_ptr",
         marker="data_ptr",
         why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
-        replace=_storage_address,
+        replace=replacements.storage_address,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.data_ptr",
         marker="data_ptr",
         why="the same for tensors (_runtime_utils._catch_all_reshard)",
-        replace=_tensor_address,
+        replace=replacements.tensor_address,
     ),
     Workaround(
         symbol="torch._subclasses.fake_impls:op_implementations_dict",
         marker="aten._local_scalar_dense.default",
         why="the gradient scalers read found_inf with item(), which a fake tensor refuses",
-        replace=_known_scalars,
+        replace=replacements.known_scalars,
     ),
     Workaround(
         symbol="torch.distributed._functional_collectives:wait_tensor",
         marker="_c10d_functional.wait_tensor",
         why="a collective's fake tensor is waited for by making another one (_wait_tensor_meta); the operator on real "
         "tensors returns its argument",
-        replace=_itself,
+        replace=replacements.itself,
     ),
     Workaround(
         symbol="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
         marker="FakeTensorMode()",
         why="DTensor tries an operator on fake tensors to learn its result's shape; torch 2.11 does so in every step "
         "of a fused optimizer, and between fake tensors those would count as the step's",
-        replace=_without_modes,
+        replace=replacements.without_modes,
     ),
     Workaround(
         symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
         marker="_verify_params_across_processes",
         why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
-        replace=_only_allocate,
+        replace=replacements.only_allocate,
     ),
     Workaround(
         symbol="torch.distributed:Reducer._rebuild_buckets",
         marker="_rebuild_buckets",
         why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
-        replace=_rebuild_with_real_indices,
-    ),
-    Workaround(
-        symbol="torch.distributed:all_reduce",
-        marker="async_op",
-        why="DDP's compression hooks take the reduced tensor from a future that the fake process group leaves empty",
-        replace=_all_reduce_with_future,
+        replace=replacements.rebuild_with_real_indices,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.data",
         marker="data",
         why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
-        replace=_data_with_device,
+        replace=replacements.data_with_device,
         only_accelerator=True,
     ),
     Workaround(
@@ -313,7 +151,7 @@ WORKAROUNDS = (
         marker="view",
         why="a view of a fake tensor holds what it is a view of, for its reverse view function (ADInplaceOrView makes "
         "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
-        replace=_view_that_knows,
+        replace=replacements.view_that_knows,
         only_accelerator=True,
     ),
     Workaround(
@@ -321,49 +159,49 @@ WORKAROUNDS = (
         marker="_make_subclass",
         why="tensors of the fake accelerator get a CPU's dispatch keys: without a kernel for its own, torch decomposes "
         "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
-        replace=_with_cpu_keys,
+        replace=replacements.with_cpu_keys,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
         marker="pin_memory",
         why="pinning has no fake kernel",
-        replace=_pinned_copy,
+        replace=replacements.pinned_copy,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.is_pinned",
         marker="is_pinned",
         why="a fake host tensor is as if pinned",
-        replace=_always,
+        replace=replacements.always,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch._subclasses.fake_tensor:FakeTensor.record_stream",
         marker="record_stream",
         why="it has no fake kernel, and says nothing about live bytes",
-        replace=_no_check,
+        replace=replacements.no_check,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook",
         marker="bf16_compress_hook",
         why="it refuses the bf16 compression hook on a build of torch without CUDA",
-        replace=_no_check,
+        replace=replacements.no_check,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch.amp.autocast_mode:autocast.__init__",
         marker="self.device = device_type",
         why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels cuda_autocast.py replaces",
-        replace=_autocast_of_cpu_keys,
+        replace=replacements.autocast_of_cpu_keys,
         only_accelerator=True,
     ),
     Workaround(
         symbol="torch:clear_autocast_cache",
         marker="clear_autocast_cache",
         why="cuda_autocast.py keeps its own casts of parameters, which must end when torch's do",
-        replace=_clear_both_caches,
+        replace=replacements.clear_both_caches,
         only_accelerator=True,
     ),
 )

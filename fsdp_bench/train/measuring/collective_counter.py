@@ -1,4 +1,4 @@
-"""Counts what is sent in a step: every collective passes the dispatcher, whatever the backend."""
+"""Counts the collectives of a step and their bytes; all of them pass the dispatcher, whatever the backend."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from fsdp_bench.spec.record import CollectiveReading, CommunicationReading
+from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading
 from fsdp_bench.train.measuring.collective_counter import KIND_OF_OPERATOR, CollectiveCounter
 from fsdp_bench.train.measuring.meters import GLOO_RELEASE_SECONDS
 
@@ -40,7 +40,7 @@ _GLOO_ALGORITHM = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "
 
 
 @dataclass(frozen=True)
-class Span:
+class ProfilerEvent:
     """One event of the profiler, in seconds."""
 
     name: str
@@ -62,12 +62,12 @@ def measure_communication(
     with CollectiveCounter() as counter:
         step()
     return tuple(
-        build_reading(seconds, *split_spans(spans, device.type == "cuda"), counter, copies_of(spans))
-        for seconds, spans in profiled
+        build_reading(seconds, *split_events(events, device.type == "cuda"), counter, copies_of(events))
+        for seconds, events in profiled
     )
 
 
-def _profile(step: Callable[[], object], device: torch.device, trace: Path | None) -> tuple[float, list[Span]]:
+def _profile(step: Callable[[], object], device: torch.device, trace: Path | None) -> tuple[float, list[ProfilerEvent]]:
     """Return the step's seconds under the profiler, and the profiler's events."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities, acc_events=True) as profiler:  # torch 2.11 warns where it is not said
@@ -79,12 +79,12 @@ def _profile(step: Callable[[], object], device: torch.device, trace: Path | Non
         time.sleep(GLOO_RELEASE_SECONDS)  # an operation of gloo's threads is recorded after its result is there
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    return seconds, _spans(profiler)
+    return seconds, _events(profiler)
 
 
-def _spans(profiler: profile) -> list[Span]:
+def _events(profiler: profile) -> list[ProfilerEvent]:
     """Return the profiler's events as it recorded them; ``profiler.events()`` takes ten times as long for the same."""
-    spans = []
+    events = []
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     for event in profiler.profiler.kineto_results.events():
@@ -92,47 +92,47 @@ def _spans(profiler: profile) -> list[Span]:
         if on_device and event.is_user_annotation():
             continue  # the shadow of a record_function on the GPU's timeline, such as Optimizer.step: no kernel
         start, end = event.start_ns() / 1e9, event.end_ns() / 1e9
-        spans.append(Span(event.name(), start, end, event.start_thread_id(), on_device))
-    return spans
+        events.append(ProfilerEvent(event.name(), start, end, event.start_thread_id(), on_device))
+    return events
 
 
-def split_spans(spans: list[Span], cuda: bool) -> tuple[dict[str, list[Interval]], list[Interval]]:
+def split_events(events: list[ProfilerEvent], cuda: bool) -> tuple[dict[str, list[Interval]], list[Interval]]:
     """Sort the profiler's events into collectives by kind, and compute."""
-    return _split_kernels(spans) if cuda else _split_gloo(spans)
+    return _split_kernels(events) if cuda else _split_gloo(events)
 
 
-def _split_kernels(spans: list[Span]) -> tuple[dict[str, list[Interval]], list[Interval]]:
+def _split_kernels(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
     """NCCL's kernels are named ncclDevKernel_AllGather_RING_LL and the like; every other kernel is compute."""
     collectives: dict[str, list[Interval]] = defaultdict(list)
     compute = []
-    for span in spans:
-        if not span.on_device or span.name.startswith(_NO_KERNEL):
+    for event in events:
+        if not event.on_device or event.name.startswith(_NO_KERNEL):
             continue
-        if "nccldevkernel" in span.name.lower() or "ncclkernel" in span.name.lower():
-            found = re.search("|".join(_KIND_OF_NCCL_KERNEL), span.name.lower().replace("_", ""))
-            collectives[_KIND_OF_NCCL_KERNEL[found.group()] if found else "other"].append((span.start, span.end))
+        if "nccldevkernel" in event.name.lower() or "ncclkernel" in event.name.lower():
+            found = re.search("|".join(_KIND_OF_NCCL_KERNEL), event.name.lower().replace("_", ""))
+            collectives[_KIND_OF_NCCL_KERNEL[found.group()] if found else "other"].append((event.start, event.end))
         else:
-            compute.append((span.start, span.end))
+            compute.append((event.start, event.end))
     return collectives, compute
 
 
-def _split_gloo(spans: list[Span]) -> tuple[dict[str, list[Interval]], list[Interval]]:
+def _split_gloo(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
     """A gloo operation is attributed to the earliest issued collective that runs as it and is not yet taken."""
     issued: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for span in sorted(spans, key=lambda span: span.start):
-        if span.name.startswith("c10d::"):
-            kind = KIND_OF_OPERATOR.get(span.name.removeprefix("c10d::"), "other")
-            issued[_GLOO_ALGORITHM.get(kind, kind)].append((span.start, kind))
+    for event in sorted(events, key=lambda event: event.start):
+        if event.name.startswith("c10d::"):
+            kind = KIND_OF_OPERATOR.get(event.name.removeprefix("c10d::"), "other")
+            issued[_GLOO_ALGORITHM.get(kind, kind)].append((event.start, kind))
     collectives: dict[str, list[Interval]] = defaultdict(list)
-    gloo_threads = {span.thread for span in spans if span.name.startswith("gloo:")}
+    gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
     compute = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if span.name.startswith("gloo:"):
-            waiting = issued[span.name.removeprefix("gloo:")]
-            kind = waiting.pop(0)[1] if waiting and waiting[0][0] <= span.start else "other"
-            collectives[kind].append((span.start, span.end))
-        elif span.name.startswith("aten::") and span.thread not in gloo_threads:
-            compute.append((span.start, span.end))
+    for event in sorted(events, key=lambda event: event.start):
+        if event.name.startswith("gloo:"):
+            waiting = issued[event.name.removeprefix("gloo:")]
+            kind = waiting.pop(0)[1] if waiting and waiting[0][0] <= event.start else "other"
+            collectives[kind].append((event.start, event.end))
+        elif event.name.startswith("aten::") and event.thread not in gloo_threads:
+            compute.append((event.start, event.end))
     return collectives, compute
 
 
@@ -167,13 +167,13 @@ def build_reading(
     )
 
 
-def copies_of(spans: list[Span]) -> dict[str, list[Interval]]:
+def copies_of(events: list[ProfilerEvent]) -> dict[str, list[Interval]]:
     """Return when the device copied to and from the host, by kind."""
     copies: dict[str, list[Interval]] = defaultdict(list)
-    for span in spans:
-        kind = next((kind for name, kind in _COPIES.items() if span.name.startswith(name)), None)
-        if span.on_device and kind is not None:
-            copies[kind].append((span.start, span.end))
+    for event in events:
+        kind = next((kind for name, kind in _COPIES.items() if event.name.startswith(name)), None)
+        if event.on_device and kind is not None:
+            copies[kind].append((event.start, event.end))
     return copies
 
 

@@ -13,17 +13,17 @@ from typing import Any, Protocol
 
 import torch
 
-from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, MemoryReading
+from fsdp_bench.spec.rank_report import MemoryReading
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
 from fsdp_bench.train.measuring.nvml import Nvml
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 GLOO_RELEASE_SECONDS = 0.005
-"""Gloo's threads are not done at once with a collective that has finished: they hold its tensors, which must not count
-in the next phase."""
+"""Gloo's threads hold the tensors of a finished collective a moment longer; they must not count in the next phase."""
 
 
 class MemoryMeter(Protocol):
-    """What the training loop tells a meter, and what it gets back."""
+    """Measures one rank's memory by phase; the training loop says when a phase begins."""
 
     @property
     def current_phase(self) -> str:
@@ -43,7 +43,7 @@ class MemoryMeter(Protocol):
 
 
 class Unmetered:
-    """Meters nothing: for steps of which only the time is wanted."""
+    """Measures no memory, for steps of which only the time is wanted."""
 
     current_phase = WITHOUT_COMMUNICATION
 

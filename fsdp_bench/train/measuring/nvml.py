@@ -1,4 +1,4 @@
-"""What NVML knows about this process's GPU. Every answer may be None: a container can hide processes."""
+"""Reads NVML: memory, power and utilization of this process's GPU. Each may be None: a container can hide processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fsdp_bench.spec.record import Telemetry
+from fsdp_bench.spec.rank_report import Telemetry
 
 SAMPLE_SECONDS = 0.1
 

@@ -1,4 +1,4 @@
-"""Torch's all-gather and reduce-scatter replaced, where nobody is at the other end and where ranks share a GPU.
+"""Replaces torch's all-gather and reduce-scatter, for ranks without peers and for ranks that share a GPU.
 
 Every caller in torch looks it up in torch.distributed, so that replacing it there is enough.
 """
@@ -18,6 +18,8 @@ _GATHERS = ("all_gather_into_tensor", "all_gather_single")
 _SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
 """2.13 has a new name beside the old one, 2.11 the old one alone."""
 
+_REDUCES = ("all_reduce",)
+
 _ORIGINAL = "replaced_original"
 """The attribute of a replacement that holds torch's own function."""
 
@@ -25,22 +27,38 @@ Call = Callable[[inspect.BoundArguments], Any]
 """Torch's own collective with such arguments; returns the work."""
 
 
-def be_alone() -> None:
-    """Complete the fake process group: a gather fills every place with the own shard, a scatter keeps the own part.
+def replace_collectives() -> None:
+    """Complete the fake process group: an all-gather repeats the own shard, a reduce-scatter keeps the own part.
 
     That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
     ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    What it should scatter it leaves as it is.
+    It does nothing for a reduce-scatter. The future of its work holds nothing, of which DDP's compression hooks
+    take the reduced tensor.
     """
-    _replace(_GATHERS, _fill_every_place)
-    _replace(_SCATTERS, _keep_the_own_part)
+    _replace(_GATHERS, _gather_own_shard)
+    _replace(_SCATTERS, _keep_own_part)
+    _replace(_REDUCES, _with_a_future)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Do the same for a while."""
-    before = {name: getattr(dist, name) for name in (*_GATHERS, *_SCATTERS) if hasattr(dist, name)}
-    be_alone()
+def fake_collectives() -> Iterator[None]:
+    """Replace collectives inside a ``with`` block."""
+    with _restored((*_GATHERS, *_SCATTERS, *_REDUCES)):
+        replace_collectives()
+        yield
+
+
+@contextmanager
+def futures_of_all_reduces() -> Iterator[None]:
+    """Replace only all-reduces inside a ``with`` block."""
+    with _restored(_REDUCES):
+        _replace(_REDUCES, _with_a_future)
+        yield
+
+
+@contextmanager
+def _restored(names: Iterable[str]) -> Iterator[None]:
+    before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
     try:
         yield
     finally:
@@ -48,13 +66,13 @@ def alone() -> Iterator[None]:
             setattr(dist, name, found)
 
 
-def go_through_the_host(device_type: str = "cuda") -> None:
-    """Reduce such a device's tensors in host memory.
+def reduce_on_host(device_type: str = "cuda") -> None:
+    """Make reduce-scatters of a device's tensors go through host memory.
 
     Gloo takes them too, but clones the whole input on the device to do so
     (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which no job over NCCL has to hold.
     """
-    _replace(_SCATTERS, functools.partial(_through_the_host, device_type))
+    _replace(_SCATTERS, functools.partial(_reduce_on_host, device_type))
 
 
 def _replace(names: Iterable[str], instead: Callable[[Call, inspect.BoundArguments], Any]) -> None:
@@ -78,8 +96,8 @@ def _replacement(
     return collective
 
 
-def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
-    """Gather into one row that holds every place: the group cuts the output by rows, so that it copies once."""
+def _gather_own_shard(gather: Call, bound: inspect.BoundArguments) -> Any:
+    """Gather copies of the own shard: the output is one row, so that the group copies once and not once a rank."""
     (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
     if not shard.numel():
         return gather(bound)
@@ -88,7 +106,7 @@ def _fill_every_place(gather: Call, bound: inspect.BoundArguments) -> Any:
     return gather(bound)
 
 
-def _keep_the_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
+def _keep_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
     work = reduce(bound)
     output, whole = list(bound.arguments.values())[:2]
     group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
@@ -97,7 +115,7 @@ def _keep_the_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
     return work
 
 
-def _through_the_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
+def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
     (output_name, output), (input_name, whole) = list(bound.arguments.items())[:2]
     if output.device.type != device_type:
         return reduce(bound)
@@ -107,3 +125,26 @@ def _through_the_host(device_type: str, reduce: Call, bound: inspect.BoundArgume
     reduce(bound)
     output.copy_(part)
     return None
+
+
+class _Finished:
+    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return what a hook chains to."""
+        return self._future
+
+    def wait(self) -> bool:
+        """Return at once."""
+        return True
+
+
+def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    is_asynchronous = bound.arguments.get("async_op")
+    bound.arguments["async_op"] = False
+    work = reduce(bound)
+    return _Finished(bound.arguments["tensor"]) if is_asynchronous else work

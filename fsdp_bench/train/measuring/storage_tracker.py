@@ -1,6 +1,6 @@
 """Live tensor bytes on a CPU, by following storages: what ``torch.cuda.memory_allocated`` is on a GPU.
 
-Not covered: what operators use inside themselves and the process group's own buffers; no tensor, no storage.
+Not covered: memory that operators use internally and the process group's own buffers, which are no tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fsdp_bench.spec.units import format_gib
 
 
 class BudgetExceeded(MemoryError):
-    """Live tensors grew past ``memory_limit``: the CPU's stand-in for a card that is full."""
+    """Live tensors on a CPU grew past ``memory_limit``."""
 
 
 _COLLECTIVES = ("c10d", "_c10d_functional")
@@ -36,7 +36,7 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()
         self.budget_bytes = budget_bytes
         self.settle_seconds = settle_seconds
-        """How long to wait after a collective: gloo's threads let go of its tensors a moment after it is done."""
+        """How long to wait after a collective: gloo's threads release its tensors a moment after it is done."""
         self._collective_ran = False
         self.live_bytes = 0
         self.peak_bytes = 0

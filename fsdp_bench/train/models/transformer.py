@@ -1,4 +1,4 @@
-"""The benchmark models: llama and gpt2 in plain PyTorch, so that their memory is what users' own models show.
+"""The benchmark models: llama and gpt2 in plain PyTorch, as users write them.
 
 Not covered: dropout, key-value caches, tensor parallelism. Parameters' names are Hugging Face's. No module has a
 buffer: rotary tables are computed in the root's forward pass, so nothing but parameters needs materialising.

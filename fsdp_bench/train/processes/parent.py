@@ -8,7 +8,7 @@ import signal
 import sys
 
 AGENT = "FSDP_BENCH_AGENT"
-"""The environment variable in which torchrun's agent tells its workers its process number."""
+"""The environment variable with the process number of torchrun's agent, for its workers."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -1,9 +1,9 @@
-"""A process that runs one trial of one rank after another, so that a card's time goes to steps and not to starting.
+"""A process that runs trials of one rank one after another, so that a GPU's time is not spent on starting.
 
-What trials share: imports, the CUDA context, loaded kernels, the handles of libraries. What they do not share is put
-back after each one: the process group, every tensor, the caching allocator's segments and counts, cuBLAS's workspaces,
-pinned host memory. Where anything is left over, or a trial ended in any way but well, the process ends, and the next
-trial gets a fresh one. Host memory that was once resident stays so; of that only a process's first trial tells.
+Trials share imports, the CUDA context, loaded kernels and handles of libraries. The rest is reset after each one: the
+process group, every tensor, the caching allocator's segments and counts, cuBLAS's workspaces, pinned host memory. If
+anything is left over, or a trial fails, the process ends, and the next trial gets a new one. Host memory is measured in
+a process's first trial only, because a process does not give it back.
 
 Protocol over two pipes, a line each: in comes the command that the fork server got, out goes a ``0``.
 """
@@ -35,8 +35,8 @@ Run = Callable[[dict[str, Any]], int]
 """Runs the trial of a command in this process; returns its status."""
 
 
-class Resident:
-    """The resident process as the fork server sees it; forked when it is needed and not there."""
+class ResidentProcess:
+    """The process, as the fork server sees it; forked when it is needed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -72,7 +72,7 @@ class Resident:
                 return status
 
     def close(self) -> None:
-        """Let it end, where it runs, and with it what it holds of a card."""
+        """End it, if it runs, and wait; its GPU memory is then free."""
         for stream in (self._commands, self._answers):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -126,14 +126,14 @@ def _serve(commands: TextIO, answers: TextIO, run: Run) -> NoReturn:
 
 
 def _leaves_nothing(spec: TrialSpec) -> bool:
-    """Put back what a trial changed; return whether the next one finds what the first one found."""
+    """Reset what a trial changed; return whether nothing of it is left."""
     if torch.distributed.is_initialized():
         return False
     gc.collect()  # wrapped models are cycles
-    return spec.device != "cuda" or _empty_card()
+    return spec.device != "cuda" or _reset_gpu()
 
 
-def _empty_card() -> bool:
+def _reset_gpu() -> bool:
     torch.cuda.synchronize()
     for name in _CACHES:
         getattr(torch._C, name, int)()  # where a version lacks one, what it holds shows below

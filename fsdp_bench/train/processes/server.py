@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fsdp_bench.train.processes.parent import die_with_parent
 
 if TYPE_CHECKING:
-    from fsdp_bench.train.processes.resident import Resident
+    from fsdp_bench.train.processes.resident import ResidentProcess
 
 
 def unsafe_to_fork() -> str | None:
@@ -101,7 +101,7 @@ def _run_trial(command: dict[str, Any]) -> None:
     _say("ended")
 
 
-def _run_resident(resident: Resident, command: dict[str, Any]) -> None:
+def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:
     """Have the resident process run a trial of one rank, report its end."""
     pid = resident.begin(command)
     _say("started", pgid=pid, pids=[pid])
@@ -118,10 +118,10 @@ def main() -> None:
     import fsdp_bench.train.wrapping.ddp
     import fsdp_bench.train.wrapping.fsdp1
     import fsdp_bench.train.wrapping.fsdp2  # noqa: F401
-    from fsdp_bench.train.processes.resident import Resident
+    from fsdp_bench.train.processes.resident import ResidentProcess
 
     _say("ready", unsafe=unsafe_to_fork())
-    resident = Resident(partial(_run_rank, rank=0))
+    resident = ResidentProcess(partial(_run_rank, rank=0))
     for line in sys.stdin:
         command = json.loads(line)
         if command["resident"]:

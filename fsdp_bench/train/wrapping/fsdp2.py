@@ -72,7 +72,7 @@ def _materialize(model: nn.Module, plan: WrapPlan) -> None:
 
 
 def _set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
-    """Order the units' gathers. FSDP2 prefetches in backward by itself (BACKWARD_PRE) unless told otherwise."""
+    """Order the units' gathers. FSDP2 prefetches in backward by itself (BACKWARD_PRE) by default."""
     sharded = set(plan.units)
     units: list[Any] = [module for module in model.modules() if module in sharded]
     if plan.setup.backward_prefetch is BackwardPrefetch.NONE:

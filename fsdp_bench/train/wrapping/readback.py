@@ -1,4 +1,4 @@
-"""What a wrapped model really does, read back from the objects that torch made."""
+"""Reads strategy, units and dtypes back from a wrapped model, to record what really ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_bench.spec.record import EffectiveSetup
+from fsdp_bench.spec.rank_report import EffectiveSetup
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from fsdp_bench.train.models.dtypes import dtype_names
 from fsdp_bench.train.wrapping.activation_checkpointing import saved_ops
@@ -86,7 +86,7 @@ def _mesh_of(model: nn.Module):  # type: ignore[no-untyped-def]
 
 
 def _fsdp2_strategy(units: Sequence[Any], hybrid: bool) -> str:
-    """Tell FULL_SHARD from SHARD_GRAD_OP by the mesh that units reshard to after forward; the root keeps none."""
+    """Return the strategy by whether units reshard to a mesh after forward; the root never does."""
     below_root = units[1:] or units
     try:
         reshards = any(

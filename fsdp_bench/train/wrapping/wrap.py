@@ -1,8 +1,7 @@
 """fsdp(): shard, replicate and checkpoint a model by one call, from a TrainSetup or from keywords.
 
 Order of application, whatever the api: choose the units on the bare model, wrap blocks for activation
-checkpointing, compile blocks, then shard. How each api does the last step is in wrap_fsdp1.py, wrap_fsdp2.py and
-wrap_ddp.py:
+checkpointing, compile blocks, then shard. The last step is fsdp1.py's, fsdp2.py's or ddp.py's:
 
     strategy             fsdp1                   fsdp2
     FULL_SHARD           FULL_SHARD              fully_shard, units resharded after forward
@@ -17,7 +16,7 @@ from __future__ import annotations
 import gc
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -82,9 +81,8 @@ def fsdp(
         model: the bare model, on the CPU, on its device, or on the meta device (then ``initialize`` is needed).
         auto_wrap: make several FSDP units: each ``TransformerBlock``, or what ``auto_wrap_policy`` chooses, or
             each subtree of at least ``min_num_params``. False makes the whole model one unit.
-        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed: parameters stored in fp32, computed in bf16, gradients
-            reduced in fp32), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``, ``bf16-true``, or a triple
-            STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``. The words mean what they mean in a TrainSetup.
+        mp: the precision: ``fp32``, ``bf16`` (bf16-mixed), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``,
+            ``bf16-true``, or STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``.
         shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
             ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
         TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
@@ -97,9 +95,9 @@ def fsdp(
         device_mesh: 1-D, or 2-D (replicate, shard) for hybrid strategies.
         shard_size: hybrid strategies without a mesh: ranks that share one copy; by default half of them.
         backward_prefetch: ``BACKWARD_PRE``, ``BACKWARD_POST`` or None.
-        forward_prefetch: gather the next unit during forward, as in FullyShardedDataParallel.
-        limit_all_gathers: FSDP1's rate limiter, as there.
-        use_orig_params: FSDP1 shows the original parameters, as there.
+        forward_prefetch: as in FullyShardedDataParallel.
+        limit_all_gathers: as there.
+        use_orig_params: as there.
         activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
         compile: torch.compile each block.
         device: where to compute; by default this rank's accelerator if the process group is NCCL, else the CPU.
@@ -131,22 +129,39 @@ def fsdp(
             use_orig_params=use_orig_params,
             compile=compile,
         )
-    device = device or _default_device()
-    _refuse(model, setup, device, process_group, device_mesh, initialize)
-    if auto_wrap_policy is not None:
-        units = units_by_policy(model, auto_wrap_policy)
-    else:
-        units = _choose_units(model, setup, TransformerBlock)
+    where = _Where(device or _default_device(), process_group, device_mesh)
+    return _wrap_by_setup(model, setup, where, TransformerBlock, auto_wrap_policy, initialize)
+
+
+class _Where(NamedTuple):
+    """On which device and among which ranks a model is wrapped."""
+
+    device: torch.device
+    process_group: dist.ProcessGroup | None
+    mesh: DeviceMesh | None
+
+
+def _wrap_by_setup(
+    model: nn.Module,
+    setup: TrainSetup,
+    where: _Where,
+    block_classes: BlockClasses | None,
+    policy: Policy | None,
+    initialize: Initializer | None,
+) -> nn.Module:
+    """Refuse what cannot work, choose the units, wrap."""
+    _refuse(model, setup, where, initialize)
+    units = units_by_policy(model, policy) if policy is not None else _choose_units(model, setup, block_classes)
     plan = WrapPlan(
         setup=setup,
         units=tuple(units),
-        device=device,
-        mesh=device_mesh or hybrid_mesh(setup, device),
-        process_group=process_group,
+        device=where.device,
+        mesh=where.mesh or hybrid_mesh(setup, where.device),
+        process_group=where.process_group,
         initialize=initialize,
         module_names={module: name for name, module in model.named_modules()},
     )
-    blocks = _blocks(model, units, TransformerBlock)
+    blocks = _blocks(model, units, block_classes)
     _refuse_units_inside_blocks(setup, units, blocks)
     if not blocks and (setup.compile or setup.checkpointing is not Checkpointing.NONE):
         raise WrapError("checkpointing and compiling go block by block: give TransformerBlock, the blocks' class")
@@ -221,16 +236,10 @@ def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | No
     return units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
 
 
-def _refuse(
-    model: nn.Module,
-    setup: TrainSetup,
-    device: torch.device,
-    process_group: dist.ProcessGroup | None,
-    mesh: DeviceMesh | None,
-    initialize: Initializer | None,
-) -> None:
+def _refuse(model: nn.Module, setup: TrainSetup, where: _Where, initialize: Initializer | None) -> None:
     """Raise WrapError for what cannot work, before anything is touched."""
-    reason = impossible(setup, device.type)
+    _, process_group, mesh = where
+    reason = impossible(setup, where.device.type)
     if reason:
         raise WrapError(reason)
     strategy = setup.strategy
@@ -284,4 +293,4 @@ def _warn_when_nothing_is_sharded(plan: WrapPlan) -> None:
         )
     else:
         return
-    warnings.warn(f"fsdp() shards nothing while the model runs: {why}", ShardsNothingWarning, stacklevel=3)
+    warnings.warn(f"fsdp() shards nothing while the model runs: {why}", ShardsNothingWarning, stacklevel=4)

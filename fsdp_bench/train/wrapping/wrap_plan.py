@@ -1,4 +1,4 @@
-"""What fsdp() has decided, handed to the three wrappers."""
+"""WrapPlan: what fsdp() has decided, for the three wrappers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Initializer = Callable[[torch.Tensor, str], None]
 
 @dataclass(frozen=True)
 class WrapPlan:
-    """What the three wrappers are given: decisions, no more choices."""
+    """Everything that a wrapper needs to know; it makes no choices of its own."""
 
     setup: TrainSetup
     units: tuple[nn.Module, ...]

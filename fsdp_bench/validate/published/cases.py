@@ -57,7 +57,7 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     """torchtune's cumulative ladder: the last thing that was switched on."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
     """One published peak."""
 
     kind: str
@@ -70,7 +70,7 @@ class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
     """One row."""
 
     inputs: CaseInputs
-    measured: tuple[Measured, ...]
+    measured: tuple[PublishedPeak, ...]
     tokens_per_second_per_gpu: float | None = None
     mfu: float | None = None
     hfu: float | None = None
@@ -143,9 +143,11 @@ def _inputs(row: Mapping[str, str]) -> CaseInputs:
     )
 
 
-def _measured(row: Mapping[str, str]) -> tuple[Measured, ...]:
+def _measured(row: Mapping[str, str]) -> tuple[PublishedPeak, ...]:
     pairs = ((row["peak_mem_kind"], row["peak_mem_gib"]), (row["second_mem_kind"], row["second_mem_gib"]))
-    return tuple(Measured(kind=kind, num_bytes=round(float(gib) * GIB) if gib else None) for kind, gib in pairs if kind)
+    return tuple(
+        PublishedPeak(kind=kind, num_bytes=round(float(gib) * GIB) if gib else None) for kind, gib in pairs if kind
+    )
 
 
 _LADDER_NOTE = "cumulative step: "

@@ -1,6 +1,6 @@
 """Whether published runs fit: what is predicted of each run whose outcome is known.
 
-The caching allocator is replayed on the card that the source names. A run that needs retries (cudaMalloc fails, cached
+The caching allocator is replayed on the GPU that the source names. A run that needs retries (cudaMalloc fails, cached
 blocks are given back, and it succeeds) goes on, slower: that is an answer of its own, beside fits and does not fit.
 """
 
@@ -21,7 +21,7 @@ from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One published outcome beside its prediction, or why there is none."""
+    """One published outcome and its prediction, or why there is none."""
 
     case: str
     source: str
@@ -31,7 +31,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     """False: it was published as out of memory."""
     predicted: Verdict | None = None
     reserved_bytes: int | None = None
-    """Predicted peak; of the card's memory where retries keep it there."""
+    """Predicted peak; of the GPU's memory where retries keep it there."""
     card_bytes: int | None = None
     num_alloc_retries: int | None = None
     """In the first steps that are replayed."""
@@ -50,7 +50,7 @@ def _compare(case: PublishedCase) -> FitRow:
     if isinstance(plan, Unpredictable):
         return msgspec.structs.replace(row, reason=plan.reason)
     if plan.gpu is None or plan.gpu.usable_memory_bytes is None:
-        return msgspec.structs.replace(row, reason=f"{inputs.gpu}: the source does not state the card's memory")
+        return msgspec.structs.replace(row, reason=f"{inputs.gpu}: the source does not state the GPU's memory")
     try:
         reading = _reading(inputs, plan)
     except SpecError as error:
@@ -65,7 +65,7 @@ def _compare(case: PublishedCase) -> FitRow:
 
 
 def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
-    """Return the allocator's reading beside the least that NCCL takes of the card."""
+    """Return the allocator's reading, with the least that NCCL takes of the GPU kept free."""
     if not plan.has_reducer:
         return predict_case(plan).reading
     cluster = cluster_of(inputs)
@@ -74,7 +74,7 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:
-    """Return what a replay on a card came to."""
+    """Return whether it fits, from a replay on a GPU."""
     if reading.out_of_memory is not None:
         return Verdict.DOES_NOT_FIT
     return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS

@@ -19,7 +19,7 @@ _CARDS = {
     ("H100 80GB", 80): ("H100-SXM", "p5.48xlarge"),
     ("H100", 96): ("H100-SXM-96GB", "p5.48xlarge"),
 }
-"""What the sources call a card: the catalogue's GPU, and a server in which such cards are joined by NVSwitch."""
+"""What the sources call a GPU: the catalogue's GPU, and a server in which such GPUs are joined by NVSwitch."""
 
 
 def gpu_of(inputs: CaseInputs) -> Gpu | None:
@@ -29,7 +29,7 @@ def gpu_of(inputs: CaseInputs) -> Gpu | None:
 
 
 def cluster_of(inputs: CaseInputs) -> Cluster:
-    """Return the nodes: cards joined by NVSwitch, and between nodes the network that the source states, if any.
+    """Return the nodes: GPUs joined by NVSwitch, and between nodes the network that the source states, if any.
 
     Raises:
         SpecError: where the source leaves open which GPUs, how many, or what a network's bandwidth is.

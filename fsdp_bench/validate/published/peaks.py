@@ -1,7 +1,7 @@
-"""Other people's peaks of memory beside predicted ones: each kind of peak beside its own kind.
+"""Compares other people's peaks of memory with predicted ones; each kind of peak with its own kind.
 
 A prediction is made from ``CaseInputs``, which has no measured column; where the framework's code is known to save
-other tensors than our models, that is a named term beside the prediction (published_terms.py), never a part of it.
+other tensors than our models, that is a named term (terms.py), listed with the prediction and never a part of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOSS_BACKWARD = "aten::_log_softmax_backward_data"
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One peak of one case: published beside predicted, or why it is not predicted."""
+    """One peak of one case, published and predicted; or why it is not predicted."""
 
     case: str
     family: str
@@ -61,7 +61,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedPeaks:
     """The peaks of one plan."""
 
     reading: AllocatorReading
@@ -72,23 +72,23 @@ class Prediction:
 # -- predicting ------------------------------------------------------------------------------------------------------
 
 
-def predict_case(plan: Plan) -> Prediction:
+def predict_case(plan: Plan) -> PredictedPeaks:
     """Return the peaks of a plan, for eager."""
     if plan.has_reducer:
-        # The runs had what the card had.
+        # The runs had what the GPU had.
         whole = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
-        return Prediction(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
+        return PredictedPeaks(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
     kernels = kernels_on(plan.kernels, plan.gpu)
     log = without_reducer(first_steps(plan.model, plan.setup, kernels))
     live = live_memory(log)
     steps = program(log)
     assert steps is not None  # every block of DistributedDataParallel is simulated
     reading = replay(steps, plan.setup, plan.gpu.usable_memory_bytes if plan.gpu else None, hardware=plan.gpu)
-    return Prediction(reading, live.peak_phase, log.events[live.phases[live.peak_phase].event].label)
+    return PredictedPeaks(reading, live.peak_phase, log.events[live.phases[live.peak_phase].event].label)
 
 
 _REDUCER_LABELS = ("initialize_buckets", "rebuild_buckets", "_broadcast_coalesced")
-"""ddp.py: what DistributedDataParallel allocates beside the model."""
+"""ddp.py: what DistributedDataParallel allocates in addition to the model."""
 
 
 def without_reducer(log: Log) -> Log:
@@ -108,7 +108,7 @@ def compare_published(cases: Iterable[PublishedCase] | None = None) -> list[Publ
 
 
 def compare_case(case: PublishedCase) -> list[PublishedRow]:
-    """Set each published peak of one case beside the predicted peak of its kind."""
+    """Compare each published peak of one case with the predicted peak of its kind."""
     inputs = case.inputs
     about = PublishedRow(
         case=inputs.case,
@@ -128,7 +128,7 @@ def compare_case(case: PublishedCase) -> list[PublishedRow]:
     return [_compare_peak(row, plan, prediction, terms) for row in blank]
 
 
-def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: tuple[Term, ...]) -> PublishedRow:
+def _compare_peak(row: PublishedRow, plan: Plan, prediction: PredictedPeaks, terms: tuple[Term, ...]) -> PublishedRow:
     measured = row.measured_bytes
     if row.kind not in PREDICTED_KINDS or measured is None:
         reason = "the source does not say which peak it is, or in which unit: compared with nothing"
@@ -136,10 +136,10 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: 
     terms = tuple(term for term in terms if term.only in (None, row.kind))
     overflow = prediction.reading.out_of_memory
     if overflow is not None:
-        reason = f"predicted for eager not to fit on the card: {overflow.label} in {overflow.phase}"
+        reason = f"predicted for eager not to fit on the GPU: {overflow.label} in {overflow.phase}"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.reading.num_alloc_retries and row.kind == "max_reserved":
-        reason = "predicted for eager to run with retries: what is reserved then is what the card has"
+        reason = "predicted for eager to run with retries: what is reserved then is what the GPU has"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.peak_phase == "optimizer":
         terms = (*terms, ADAMW_NOT_STATED)
@@ -158,7 +158,7 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: Prediction, terms: 
     )
 
 
-def _added(kind: str, prediction: Prediction, plan: Plan, terms: tuple[Term, ...]) -> int | None:
+def _added(kind: str, prediction: PredictedPeaks, plan: Plan, terms: tuple[Term, ...]) -> int | None:
     """Return what the terms add to the peak, where their sizes are known.
 
     They are sizes of what is alive when the loss's backward begins. So they add up for a peak of live bytes that lies

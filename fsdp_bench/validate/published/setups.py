@@ -35,18 +35,18 @@ class Framework:
 
     max_grad_norm: float | None
     facts: tuple[str, ...]
-    """Each with where it stands."""
+    """Each with its place in the code."""
     model_family: Family = Family.LLAMA
     optimizers: Mapping[str, OptimizerKind] = field(
         default_factory=lambda: {"AdamW": OptimizerKind.ADAMW_FOREACH, "fused AdamW": OptimizerKind.ADAMW_FUSED}
     )
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
     recomputes_every_second_product: str | None = None
-    """Where it stands that selective checkpointing does so."""
+    """The place in the code where selective checkpointing does so."""
     stored_if_blank: tuple[str, str] | None = None
-    """The dtype of stored parameters where the row does not say, and where that stands."""
+    """The dtype of stored parameters where the row does not say, and its place in the code."""
     reduces_in_compute_dtype_if_blank: str | None = None
-    """Where that stands."""
+    """Its place in the code."""
     syncs_every_micro_batch: bool = True
 
 
@@ -102,12 +102,12 @@ _UNREAD = Framework(None, ())
 
 @dataclass(frozen=True)
 class Plan:
-    """A case in the words of this package."""
+    """A published case as a model, a setup and a GPU."""
 
     model: ModelShape
     setup: TrainSetup
     gpu: Gpu | None
-    """None where the catalogue or the row leaves its size open: then a card without limit."""
+    """None where the catalogue or the row leaves its size open: then a GPU without limit."""
     kernels: Kernels
     has_reducer: bool
     """False for a bare model on one GPU: DistributedDataParallel without its Reducer, that is without buckets."""
@@ -117,15 +117,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Unpredictable:
-    """A case that is ruled out for an understood reason."""
+    """A case that cannot be predicted, and why."""
 
     reason: str
 
 
 def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) -> Plan | Unpredictable:
-    """Put a case into this package's words; nothing is guessed in silence.
+    """Return a case as a model, a setup and a GPU, with all that was assumed.
 
-    ``checkpointing`` replaces what the row says, for who predicts blocks with and without it apart.
+    ``checkpointing`` replaces that of the row, to predict blocks with and without it separately.
     """
     inputs, assumed = _filled_in(inputs)
     reason = _ruled_out(inputs, checkpointing)
@@ -166,7 +166,7 @@ _NEEDED = (
 
 
 def _filled_in(inputs: CaseInputs) -> tuple[CaseInputs, tuple[str, ...]]:
-    """Return the case with its blanks filled from what the framework's code does, and what was assumed beside."""
+    """Return the case with its blanks filled from what the framework's code does, and what was assumed."""
     framework = FRAMEWORKS.get(inputs.family, _UNREAD)
     stored, compute, reduce = inputs.stored_dtype, inputs.compute_dtype, inputs.reduce_dtype
     assumed = []
@@ -214,7 +214,7 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
 
 
 def _model(inputs: CaseInputs) -> ModelShape | None:
-    """Return the shape; the stated number of parameters tells whether the head is tied to the embedding."""
+    """Return the shape; the stated number of parameters shows whether the head is tied to the embedding."""
     for tied in (False, True):
         shape = ModelShape(
             name=inputs.model,
@@ -243,7 +243,7 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         place = framework.recomputes_every_second_product
         assumptions.append(f"selective checkpointing recomputes every second matrix product ({place})")
     if gpu is None:
-        assumptions.append(f"{inputs.gpu}: memory not stated; a card without limit")
+        assumptions.append(f"{inputs.gpu}: memory not stated; a GPU without limit")
     strategy, world = ShardingStrategy(inputs.sharding or ""), inputs.num_gpus or 0
     setup = TrainSetup(
         strategy=strategy,

@@ -1,4 +1,4 @@
-"""Other people's throughput, predicted from datasheets: catalog/published.csv, beside the best constant MFU.
+"""Other people's throughput, predicted from datasheets: catalog/published.csv, compared with the best constant MFU.
 
 No constant was fitted to these rows: the GPUs' rates are facts of gpus.toml with their sources, the links' rates NCCL's
 own model. What a source does not say is taken from the framework's code and listed, or the row is left out with the
@@ -47,7 +47,7 @@ _FLASH_ATTENTION_2_MODELS = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
 
 
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One published throughput beside its prediction, or why there is none."""
+    """One published throughput and its prediction, or why there is none."""
 
     case: str
     source: str
@@ -70,7 +70,7 @@ class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the compared rows amount to."""
+    """Counts and errors of the compared rows."""
 
     num_rows: int
     num_left_out: int
@@ -248,7 +248,7 @@ def attention_reach(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float]
     """Return what a case's own attention kernel reaches of the peak, forward and backward; None for torch's kernel.
 
     Raises:
-        SpecError: where no source has it for the card.
+        SpecError: where no source has it for the GPU.
     """
     if not _runs_triton(inputs):
         return None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fsdp_bench.report.charts import frontier as frontier_chart
 from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.spec.model import LONGEST_NAME
-from fsdp_bench.sweep.results.store import read_frontier_of
+from fsdp_bench.sweep.results.load import read_frontier_of
 from tests.sweep.frontier.test_cell import SHAPE
 
 SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"

@@ -10,7 +10,7 @@ from fsdp_bench.report.charts.frontier import draw_frontier, picture
 from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, max_size_figure
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import Checkpointing, Precision
-from fsdp_bench.sweep.results.store import read_frontier_of
+from fsdp_bench.sweep.results.load import read_frontier_of
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_is_a_slide
 

@@ -18,18 +18,10 @@ from fsdp_bench.report.charts.slides import MAX_BARS, Slide, slides
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.record import (
-    SCHEMA_VERSION,
-    CommunicationReading,
-    Failure,
-    MemoryReading,
-    Outcome,
-    RankReport,
-    RunPlan,
-    TrialRecord,
-)
+from fsdp_bench.spec.rank_report import CommunicationReading, Failure, MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.sweep.results.store import machine_description, sweep_folders
+from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, words_of
 

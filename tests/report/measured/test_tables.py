@@ -10,8 +10,9 @@ from rich.console import Console
 
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.spec.record import MemoryReading, Outcome, TrialRecord
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.results.load import read_records
 from tests.report.charts.test_measured import GIB, record
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores"

@@ -39,6 +39,11 @@ def test_a_block_with_units_inside_is_refused_with_what_would_work() -> None:
     assert "\n" not in reason
 
 
+def test_the_rate_limiter_of_fsdp1_marks_more_when_a_block_is_recomputed() -> None:
+    """Drawn by validate --against dry-run --seed 20261123: torch ended it with "not found in storage"."""
+    assert why_impossible(MODEL, TrainSetup(**{**FAILS, "api": Api.FSDP1}), "cuda") is not None
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -46,7 +51,7 @@ def test_a_block_with_units_inside_is_refused_with_what_would_work() -> None:
         {"min_num_params": MODEL.num_block_parameters},
         {"checkpointing": Checkpointing.FULL},
         {"strategy": ShardingStrategy.NO_SHARD},
-        {"api": Api.FSDP1},
+        {"api": Api.FSDP1, "limit_all_gathers": False},
     ],
 )
 def test_what_the_refusal_names_is_not_refused(change: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import PROBE
 from fsdp_bench.spec.record import RunPlan, TrialRecord
-from fsdp_bench.sweep.results.store import Store, load_results, read_frontier_of, read_records
+from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
+from fsdp_bench.sweep.results.store import Store
 from tests.conftest import run_command
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"

@@ -7,16 +7,8 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.record import (
-    SCHEMA_VERSION,
-    Device,
-    Failure,
-    MemoryReading,
-    Outcome,
-    RankReport,
-    RunPlan,
-    TrialRecord,
-)
+from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.frontier.cell import Finding
 from fsdp_bench.sweep.frontier.file import Search

@@ -10,7 +10,7 @@ import pytest
 from fsdp_bench.spec.errors import UserError
 from fsdp_bench.sweep.config.selection import select_searches
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.frontier.file import RESOLUTION, FrontierPlan, card_of, searches_of
+from fsdp_bench.sweep.frontier.file import RESOLUTION, FrontierPlan, gpu_of, searches_of
 from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import GpuDevice
 from tests.conftest import TINY_MODEL
@@ -119,7 +119,7 @@ def test_a_large_gpu_is_limited_to_a_small_ones_memory_and_says_so(tmp_path: Pat
     assert small_fits is not None
     assert 0 < small_fits < large_fits
     path = tmp_path / "file.toml"
-    card = card_of(read_file(path, machine(GPUS), 24 * GIB))
+    card = gpu_of(read_file(path, machine(GPUS), 24 * GIB))
     assert card is not None
     assert (card.name.startswith("H100"), card.usable_memory_bytes) == (True, 24 * GIB)
 

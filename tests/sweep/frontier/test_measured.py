@@ -9,8 +9,8 @@ import pytest
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
-from fsdp_bench.spec.record import Outcome
-from fsdp_bench.sweep.results.store import read_records
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.sweep.results.load import read_records
 
 FOLDER = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
 

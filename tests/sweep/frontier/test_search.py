@@ -13,7 +13,8 @@ import pytest
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
-from fsdp_bench.spec.record import Outcome, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import read_record
 from tests.conftest import command, run_command
 
 TINY = """

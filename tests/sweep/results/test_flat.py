@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.spec.record import MemoryReading, Outcome, RankReport, TrialRecord, read_record
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.spec.setup import Loss
 from fsdp_bench.sweep.results.flat import flat_row
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.spec.record import Outcome, read_record
-from fsdp_bench.sweep.results.store import Store, load_results
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import read_record
+from fsdp_bench.sweep.results.load import load_results
+from fsdp_bench.sweep.results.store import Store
 from tests.conftest import run_command, write_tiny_sweep
 
 TWO_TRIALS = "world_size = 1\nseed = [0, 1]"

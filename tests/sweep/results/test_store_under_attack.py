@@ -13,7 +13,9 @@ import pytest
 
 from fsdp_bench.spec.errors import ResultsError, SpecError
 from fsdp_bench.spec.record import read_record
-from fsdp_bench.sweep.results.store import Store, check_folder_name, load_results, read_records
+from fsdp_bench.sweep.config.reading import check_folder_name
+from fsdp_bench.sweep.results.load import load_results, read_records
+from fsdp_bench.sweep.results.store import Store
 from tests.conftest import run_command
 
 QUICK = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "cpu"

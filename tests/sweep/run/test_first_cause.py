@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from fsdp_bench.spec.record import Failure, Outcome, RankReport
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.sweep.machine import OutOfMemoryKills
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, decide_outcome, signal_name
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from fsdp_bench.sweep.run.launchers import ForkServer, worker_environment
+from fsdp_bench.sweep.run.fork_server import ForkServer
+from fsdp_bench.sweep.run.launchers import worker_environment
 from fsdp_bench.sweep.run.processes import MARK, end_marked, mark_of
 from tests.sweep.run.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.spec.record import Outcome, RunPlan, TrialRecord, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.results.store import Store

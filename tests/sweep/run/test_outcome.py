@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from fsdp_bench.spec.record import Failure, Outcome, RankReport
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, Verdict, decide_outcome
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 
 
-def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> Verdict:
+def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
     return decide_outcome(ends, timed_out=timed_out, oom_killed=oom_killed, timeout_seconds=60)
 
 
@@ -42,7 +42,7 @@ def test_a_trial_that_only_lacked_its_steps_without_communication_was_measured()
 def test_a_budget_is_labelled_as_one() -> None:
     verdict = decide([failed(0, at=1.0, outcome=Outcome.OOM_HOST, limit="budget")])
     assert verdict.outcome is Outcome.OOM_HOST
-    assert "a budget, not a card" in (verdict.reason or "")
+    assert "a budget, not a GPU" in (verdict.reason or "")
 
 
 def test_the_earliest_failure_is_the_cause() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from fsdp_bench.spec.record import Outcome, TrialRecord, read_record
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord, read_record
 from tests.conftest import command, run_process
 
 

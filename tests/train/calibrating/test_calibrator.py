@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdp_bench.spec.profile import Measured, read_profile
+from fsdp_bench.spec.profile import RankMeasurements, read_profile
 from fsdp_bench.spec.setup import OptimizerKind
 from fsdp_bench.train.calibrating import calibrator, collective_times, operator_times
 from tests.conftest import run_command
 from tests.train.ranks import run_ranks
 
 
-def measure_little() -> Measured:
+def measure_little() -> RankMeasurements:
     """Measure everything on grids of two sizes."""
     operator_times.SIDES = {"cpu": (8, 64)}  # type: ignore[assignment]
     operator_times.LENGTHS = {"cpu": (16,)}  # type: ignore[assignment]

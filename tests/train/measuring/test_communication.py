@@ -14,12 +14,12 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
 from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
 from fsdp_bench.train.measuring.communication import (
     Interval,
-    Span,
+    ProfilerEvent,
     build_reading,
     copies_of,
     length,
     measure_communication,
-    split_spans,
+    split_events,
     union,
 )
 from fsdp_bench.train.models.data import batches
@@ -50,10 +50,10 @@ def test_exposed_is_the_time_that_no_compute_covers(collectives: list[Interval],
 
 
 def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
-    def kernel(name: str, start: float, end: float) -> Span:
-        return Span(name, start, end, thread=7, on_device=True)
+    def kernel(name: str, start: float, end: float) -> ProfilerEvent:
+        return ProfilerEvent(name, start, end, thread=7, on_device=True)
 
-    collectives, compute = split_spans(
+    collectives, compute = split_events(
         [
             kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0, 1),
             kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 2, 4),
@@ -62,7 +62,7 @@ def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
             kernel("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 0.5, 3),
             kernel("Memcpy DtoH (Device -> Pageable)", 8, 9),
             kernel("nccl:_all_gather_base", 0, 1),
-            Span("c10d::_allgather_base_", 0, 9, thread=1, on_device=False),
+            ProfilerEvent("c10d::_allgather_base_", 0, 9, thread=1, on_device=False),
         ],
         cuda=True,
     )
@@ -79,7 +79,7 @@ def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
             kernel("Memcpy HtoD (Pageable -> Device)", 2, 4),
             kernel("Memcpy DtoH (Device -> Pageable)", 8, 9),
             kernel("Memcpy DtoD (Device -> Device)", 9, 10),
-            Span("Memcpy HtoD", 0, 1, thread=1, on_device=False),
+            ProfilerEvent("Memcpy HtoD", 0, 1, thread=1, on_device=False),
         ]
     )
     assert dict(copies) == {"copy_to_device": [(1, 3), (2, 4)], "copy_to_host": [(8, 9)]}
@@ -94,20 +94,20 @@ def test_ncclkernels_are_collectives_and_other_kernels_are_compute() -> None:
 
 
 def test_a_gloo_operation_belongs_to_the_collective_that_was_issued_first() -> None:
-    def issue(name: str, start: float) -> Span:
-        return Span(name, start, start + 0.1, thread=1, on_device=False)
+    def issue(name: str, start: float) -> ProfilerEvent:
+        return ProfilerEvent(name, start, start + 0.1, thread=1, on_device=False)
 
-    def runs(name: str, start: float, end: float) -> Span:
-        return Span(name, start, end, thread=2, on_device=False)
+    def runs(name: str, start: float, end: float) -> ProfilerEvent:
+        return ProfilerEvent(name, start, end, thread=2, on_device=False)
 
-    collectives, compute = split_spans(
+    collectives, compute = split_events(
         [
             issue("c10d::_reduce_scatter_base_", 0),
             issue("c10d::allreduce_", 1),
             runs("gloo:all_reduce", 0.5, 2),
             runs("gloo:all_reduce", 2, 3),
-            Span("aten::mm", 1.5, 2.5, thread=1, on_device=False),
-            Span("aten::add_", 0.6, 0.7, thread=2, on_device=False),  # gloo's own sum
+            ProfilerEvent("aten::mm", 1.5, 2.5, thread=1, on_device=False),
+            ProfilerEvent("aten::add_", 0.6, 0.7, thread=2, on_device=False),  # gloo's own sum
         ],
         cuda=False,
     )

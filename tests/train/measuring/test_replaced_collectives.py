@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from fsdp_bench.train.measuring.replaced_collectives import be_alone, go_through_the_host
+from fsdp_bench.train.measuring.replaced_collectives import reduce_on_host, replace_collectives
 from tests.train.ranks import run_ranks
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -28,7 +28,7 @@ def scatter(*arguments: Any, **words: Any) -> Any:
 def reduced(device_type: str | None) -> list[torch.Tensor]:
     """The rank's parts: a flat message as FSDP1's, and one of two dimensions by words, averaged, as FSDP2's."""
     if device_type is not None:
-        go_through_the_host(device_type)
+        reduce_on_host(device_type)
     rank = dist.get_rank()
     flat, rows = torch.arange(6.0) + 10 * rank, torch.arange(8.0).view(4, 2) * (rank + 1)
     parts = [torch.empty(3), torch.empty(2, 2)]
@@ -37,7 +37,7 @@ def reduced(device_type: str | None) -> list[torch.Tensor]:
     return parts
 
 
-def test_a_message_through_the_host_is_reduced_as_one_on_the_device(tmp_path: Path) -> None:
+def test_a_message_is_reduced_on_the_host_as_on_the_device(tmp_path: Path) -> None:
     """Two ranks, by hand: sums of 0..5 and 10..15; averages of 0..7 and its double."""
     expected = [
         [torch.tensor([10.0, 12.0, 14.0]), torch.tensor([[0.0, 1.5], [3.0, 4.5]])],
@@ -52,8 +52,8 @@ def test_a_message_through_the_host_is_reduced_as_one_on_the_device(tmp_path: Pa
 def alone(device_type: str) -> dict[str, list[torch.Tensor]]:
     """Replaced through the host first, as for a trial over gloo; then as rank 1 of 3 with nobody at the other end."""
     original = getattr(dist, SCATTER)
-    go_through_the_host(device_type)
-    be_alone()
+    reduce_on_host(device_type)
+    replace_collectives()
     assert getattr(dist, SCATTER).__wrapped__ is original
     dist.destroy_process_group()
     from torch.testing._internal.distributed.fake_pg import FakeStore

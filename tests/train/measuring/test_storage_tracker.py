@@ -13,11 +13,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.record import Outcome
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded, StorageTracker
 from fsdp_bench.train.models.data import batches
-from fsdp_bench.train.processes.worker import classify
+from fsdp_bench.train.processes.rank import classify
 from fsdp_bench.train.step import train_step
 from fsdp_bench.train.wrapping.fsdp1 import release
 from tests.train.ranks import run_ranks

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fsdp_bench.train.processes.resident import Resident
+from fsdp_bench.train.processes.resident import ResidentProcess
 
 
 def fork_and_die(_command: dict[str, Any]) -> int:
@@ -24,7 +24,7 @@ def fork_and_die(_command: dict[str, Any]) -> int:
 
 @pytest.mark.timeout(60)
 def test_its_end_is_seen_although_a_process_that_it_forked_lives_on() -> None:
-    resident, begin = Resident(fork_and_die), time.monotonic()
+    resident, begin = ResidentProcess(fork_and_die), time.monotonic()
     pid = resident.begin({"trial": ""})
     status = resident.end()
     assert time.monotonic() - begin < 10

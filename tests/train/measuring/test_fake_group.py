@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
 from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
-from fsdp_bench.train.measuring.silent_world import enter_silent_world, silence
+from fsdp_bench.train.measuring.fake_group import add_finished_hook, replace_group_by_fake
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
 from tests.train.ranks import run_ranks
@@ -53,7 +53,7 @@ def counts(
     """What is sent in the third step, with the sizes of groups; and how many matrix products it has."""
     training = training_of(Family.LLAMA, setup)
     if not has_peers:
-        silence(training.model, setup)
+        add_finished_hook(training.model, setup)
     *first, fourth, fifth = batches(setup, LLAMA.vocab_size, 4, rank, setup.world_size)
     for micro_batches in first:
         train_step(training, micro_batches)
@@ -75,7 +75,7 @@ def count_with_peers(setups: list[TrainSetup]) -> list[tuple[Any, int]]:
 def count_in_both_worlds(setups: list[TrainSetup]) -> list[tuple[Any, Any]]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     real = count_with_peers(setups)
-    enter_silent_world(rank, world_size)
+    replace_group_by_fake(rank, world_size)
     silent = [counts(setup, rank, has_peers=False) for setup in setups]
     return list(zip(real, silent, strict=True))
 
@@ -101,7 +101,7 @@ def test_hybrid_groups_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
 
 def exchange() -> tuple[list[float], list[float], float]:
     rank = dist.get_rank()
-    enter_silent_world(rank, dist.get_world_size())
+    replace_group_by_fake(rank, dist.get_world_size())
     gathered, own = torch.full((6,), -1.0), torch.tensor([rank + 0.5, rank + 0.25])
     dist.group.WORLD._allgather_base(gathered, torch.cat([own, own])[:3]).wait()
     reduced = own.clone()

@@ -1,0 +1,94 @@
+"""What estimate() and largest_model() return, and how Python prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_bench.plan.estimate import Estimate, Verdict
+from fsdp_bench.plan.search.search import SearchResult
+from fsdp_bench.plan.speed import Speed
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import (
+    Checkpointing,
+    Offload,
+    TrainSetup,
+)
+from fsdp_bench.spec.units import format_count, format_gib, format_seconds
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TimedEstimate(Estimate):
+    """What is predicted of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
+
+    speed: Speed
+    """Step time, tokens per second and MFU, for eager; None in it where the hardware's rates are not known."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of one optimizer step; None where the GPU or its links are not known."""
+        return self.speed.time.step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Tokens that one GPU trains on in a second; None as ``step_seconds``."""
+        return self.speed.tokens_per_second_per_gpu
+
+    def __repr__(self) -> str:
+        memory = self.memory
+        return "\n".join(
+            [
+                f"{self.model.name}: {_setup_words(self.setup)}",
+                f"  peak allocated  {format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}",
+                f"  fits            {_fits_words(self)}",
+                f"  step time       {_time_words(self.speed)}",
+            ]
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class LargestModel(SearchResult):
+    """The largest model of the size ladder that fits, and what the next one is short of."""
+
+    @property
+    def model(self) -> ModelShape | None:
+        """The largest model that fits; None where not even the smallest does."""
+        return None if self.at is None else self.at.model
+
+    def __repr__(self) -> str:
+        largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
+        lines = [f"{largest}: {_setup_words(self.quantity[0].setup)}"]
+        if self.beyond is None or self.limited_by is None:
+            return "\n".join([*lines, "  the size ladder ends there"])
+        limit = self.limited_by
+        place = "GPU" if limit.place == "card" else limit.place
+        short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
+        return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
+
+
+def _setup_words(setup: TrainSetup) -> str:
+    gpus = "1 GPU" if setup.world_size == 1 else f"{setup.world_size} GPUs"
+    words = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
+    if setup.checkpointing is not Checkpointing.NONE:
+        words.append(f"{setup.checkpointing.value} checkpointing")
+    if setup.offload is not Offload.NONE:
+        words.append("offload")
+    return ", ".join([*words, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
+
+
+def _fits_words(found: Estimate) -> str:
+    name = "no GPU is named" if found.gpu is None else f"nobody documents how much of a {found.gpu.name} can be used"
+    if found.fits is None or found.headroom_bytes is None or found.gpu is None:
+        return f"unknown: {name}"
+    if found.verdict is Verdict.RUNS_WITH_RETRIES:
+        return f"no: it runs on {found.gpu.name}, with allocation retries"
+    if not found.fits:
+        return f"no, not on {found.gpu.name}"
+    return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}"
+
+
+def _time_words(found: Speed) -> str:
+    seconds, tokens = found.time.step_seconds, found.tokens_per_second_per_gpu
+    if seconds is None or tokens is None:
+        return f"unknown: {', '.join(found.time.unknown)}"
+    mfu = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
+    return f"{format_seconds(seconds)}, {format_count(tokens)} tokens/s per GPU{mfu} ({found.source})"

@@ -1,0 +1,149 @@
+"""The JSON form of a prediction; null for what nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.speed import Speed
+from fsdp_bench.rates.communicators import Communicators
+from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.hardware import Cluster
+
+
+def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
+    """Return the JSON form of one prediction; sizes are in bytes, times in seconds, the unit in the name.
+
+    Without time, or what is sent, where many are asked for: the step is simulated for each of them once more.
+    """
+    return {
+        **_asked(prediction.question),
+        "impossible": None,
+        "for_eager": prediction.estimate.for_eager,
+        "notes": prediction.notes,
+        "memory": _memory(prediction),
+        "time": _time(prediction.speed) if with_time else None,
+        "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
+        "fits": prediction.fits,
+        "verdict": prediction.verdict,
+        "headroom_bytes": prediction.headroom_bytes,
+        "required_headroom_bytes": prediction.required_headroom_bytes,
+        "required_headroom_source": None
+        if prediction.required_headroom_bytes is None
+        else prediction.estimate.required_headroom.source,
+    }
+
+
+ANSWERS = ("fits", "verdict", "headroom_bytes", "required_headroom_bytes", "required_headroom_source")
+"""Keys that say whether it fits, and by how much."""
+
+
+def refusal(question: Question) -> dict[str, Any]:
+    """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
+    nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "communication", *ANSWERS))
+    return {**_asked(question), "impossible": question.impossible, **nothing}
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    setup = question.setup
+    described = {
+        **to_builtins(setup),
+        "effective_strategy": setup.effective_strategy.value,
+        "shard_size": None if question.impossible else setup.shard_group_size,
+    }
+    return {
+        "source": "predicted",
+        "torch": TORCH_VERSION,
+        "kernels": question.kernels,
+        "expandable_segments": question.expandable_segments,
+        "load": question.build.value,
+        "model": {**to_builtins(question.model), "num_parameters": question.model.num_parameters},
+        "setup": described,
+        "server": _server(question),
+    }
+
+
+def _server(question: Question) -> dict[str, Any]:
+    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
+    gpu = question.gpu
+    return {
+        "name": cluster.server.name if cluster else None,
+        "gpu": gpu.name if gpu else None,
+        "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
+        "gpu_memory_source": to_builtins(gpu.usable_memory_source) if gpu else None,
+        "context_bytes": gpu.context_bytes if gpu else None,
+        "num_nodes": cluster.num_nodes if cluster else None,
+        "gpus_per_node": cluster.gpus_per_node if cluster else None,
+        "host_memory_bytes": cluster.server.host_memory_bytes if cluster else None,
+    }
+
+
+def _time(found: Speed) -> dict[str, Any]:
+    time = found.time
+    return {
+        "step_seconds": time.step_seconds,
+        "compute_seconds": time.compute_seconds,
+        "communication_seconds": time.communication_seconds,
+        "exposed_communication_seconds": time.exposed_communication_seconds,
+        "host_copy_seconds": time.host_copy_seconds,
+        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
+        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "rates": found.source,
+        "unknown": time.unknown,
+    }
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    memory, reading = prediction.estimate.memory, prediction.estimate.allocator
+    full = reading.out_of_memory
+    known = prediction.reserved_bytes is not None
+    return {
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "peak_reserved_bytes": prediction.reserved_bytes,
+        "needed_bytes": prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
+        "peak_active_bytes": reading.peak_active_bytes if known else None,
+        **_communicators(prediction.communicators),
+        "peak_device_bytes": prediction.estimate.device_bytes if known else None,
+        "peak_host_bytes_per_node": prediction.host_bytes,
+        "peak_phase": memory.peak_phase,
+        "peak_block": memory.peak_block,
+        "peak_operator": memory.peak_operator,
+        "peak_rank": memory.peak_rank,
+        "phases": memory.phases,
+        "breakdown_bytes": memory.breakdown_bytes,
+        "host_breakdown_bytes": _host(prediction),
+        "num_alloc_retries": reading.num_alloc_retries if known else None,
+        "out_of_memory": full and {
+            "phase": full.phase,
+            "block": full.unit if full.unit >= 0 else None,
+            "operator": full.label,
+            "num_bytes": full.num_bytes,
+            "reserved_bytes": reading.peak_reserved_bytes,
+        },
+    }  # fmt: skip
+
+
+def _communicators(found: Communicators | None) -> dict[str, Any]:
+    """Return what NCCL's communicators take, each time as the least and the most; the CUDA context is not in it."""
+    if found is None:
+        return {"communicators_bytes": None, "communicators": None}
+    total = found.num_bytes
+    return {"communicators_bytes": total and asdict(total), "communicators": [asdict(one) for one in found.each]}
+
+
+def _host(prediction: Prediction) -> dict[str, int] | None:
+    """Return what one node holds, by what it is for; ``load`` is before training, the others are together."""
+    if prediction.host_bytes is None:
+        return None
+    host = prediction.estimate.host
+    return {
+        "load": host.load_bytes,
+        "pinned_parameters": host.pinned_parameters_bytes,
+        "pinned_gradients": host.pinned_gradients_bytes,
+        "optimizer_state": host.optimizer_state_bytes,
+        "temporary": host.temporary_bytes,
+    }

@@ -1,0 +1,112 @@
+"""Reads results: every record below a folder, a sweep's frontier, and the table that Python users get."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
+from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.sweep.results.store import in_one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_BESIDE_TRIALS = ("machine.json", "frontier.json")
+"""Files of a sweep's folder that are no records: the sweep may be named ``trials``."""
+
+
+def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
+    """Read every record below a folder, in the order of their trials: a sweep's, a machine's or all results.
+
+    Args:
+        folder: a sweep's folder, or one above it.
+        notes: gets one line for each record that is broken and left out.
+
+    Raises:
+        ResultsError: when there is none, or all are broken; without ``notes``, when one is broken.
+        SpecError: when a newer fsdp-bench wrote one.
+    """
+    records, broken = [], []
+    for path in _record_paths(folder):
+        try:
+            records.append(read_record(path.read_bytes(), path.name))
+        except msgspec.DecodeError as error:
+            broken.append(f"{path}: not a whole record ({in_one_line(error)}); running its sweep again sets it aside")
+        except OSError as error:
+            broken.append(f"{path}: cannot be read: {error.strerror}")
+    if broken and (notes is None or not records):
+        raise ResultsError(broken[0] + (f"; so are {len(broken) - 1} more" if broken[1:] else ""))
+    if notes is not None:
+        notes += broken
+    return sorted(records, key=lambda record: (record.sweep, record.started_at))
+
+
+def sweep_folders(folder: Path) -> list[Path]:
+    """Return the folders MACHINE/SWEEP with records: a folder itself, or those below it.
+
+    Raises:
+        ResultsError: when there is none.
+    """
+    return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
+
+
+def _record_paths(folder: Path) -> list[Path]:
+    if folder.absolute().name == "trials" and not (folder / "trials").is_dir():
+        folder = folder.absolute().parent
+    paths = sorted(path for path in folder.glob("**/trials/*.json") if path.name not in _BESIDE_TRIALS)
+    if not paths:
+        raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
+    return paths
+
+
+def read_frontier_of(folder: Path) -> FrontierRecord | None:
+    """Read the frontier.json of a sweep's folder; None where the sweep searched nothing.
+
+    Raises:
+        ResultsError: when it is broken.
+        SpecError: when a newer fsdp-bench wrote it.
+    """
+    path = folder / "frontier.json"
+    try:
+        return read_frontier(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        message = f"{path}: not a whole record ({in_one_line(error)}); running its sweep again rebuilds it"
+        raise ResultsError(message) from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def load_results(folder: str | Path) -> pd.DataFrame:
+    """Return results as a table, one row a trial, the columns of trials.csv: bytes and seconds, units in the names.
+
+    A record that is broken is left out, with a warning that names it.
+
+    Raises:
+        ResultsError: when there are no results, or all records are broken.
+    """
+    import pandas as pd
+
+    notes: list[str] = []
+    records = read_records(Path(folder), notes)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return pd.DataFrame([flat_row(record) for record in records])
+
+
+def machine_description(folder: Path) -> str:
+    """Return the one line that describes the machine of a sweep's folder; ``unknown machine`` without machine.json."""
+    try:
+        return from_json((folder / "machine.json").read_bytes(), Machine).describe()
+    except (OSError, msgspec.DecodeError):
+        return "unknown machine"

@@ -1,0 +1,149 @@
+"""sweep() in one call, and open_session(), which reads a sweep file and refuses what cannot be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from fsdp_bench.spec.checked import read
+from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.units import parse_bytes
+from fsdp_bench.sweep.config.grid import trials_of
+from fsdp_bench.sweep.config.reading import check_folder_name
+from fsdp_bench.sweep.config.selection import check_words, select, select_part, select_searches
+from fsdp_bench.sweep.config.sweep_file import SweepFile, read_file
+from fsdp_bench.sweep.config.trial import keeping
+from fsdp_bench.sweep.frontier.file import searches_of
+from fsdp_bench.sweep.machine import probe_machine
+from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
+
+if TYPE_CHECKING:
+    pass
+
+
+RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
+"""Outcomes whose trials can be run again."""
+
+
+MOST_EMULATED_RANKS = 4096
+
+
+def sweep(
+    file: str | Path,
+    *,
+    results: str | Path = "results",
+    machine: str | None = None,
+    only: str | Sequence[str] = (),
+    part: str | None = None,
+    retry: str | Sequence[str] = (),
+    gpu_memory: str | int | None = None,
+    emulate_world: int | None = None,
+    trace: bool = False,
+    memory_snapshot: bool = False,
+    watcher: Watcher | None = None,
+) -> SweepResults:
+    """Train every trial of a sweep file on this machine and record what it took; resume what was interrupted.
+
+    Needs torch. Trials run in processes of their own: running out of memory, a crash or a hang is that trial's outcome.
+    What is recorded is not repeated. Charts are not drawn; ``fsdp-bench chart`` does.
+
+    Args:
+        file: a sweep file, ``sweeps/quick.toml`` for example.
+        results: the results folder; records go to RESULTS/MACHINE/SWEEP.
+        machine: the name of this machine's folder there.
+        only: run only trials that match: the beginning of an ID, or ``"FIELD=VALUE"``; several must all match.
+        part: run only a piece of the trials, in their order: ``"2/4"`` is the second quarter.
+        retry: outcomes whose trials run again: ``crashed``, ``timeout``, ``oom_gpu`` or ``oom_host``.
+        gpu_memory: leave torch this much of each GPU, ``"22GiB"`` or bytes.
+        emulate_world: run every trial as rank 0 of so many ranks, alone on one device.
+        trace: keep a profiled step of every rank, for Perfetto.
+        memory_snapshot: record every allocation on the GPU, and keep it.
+        watcher: is called as the sweep goes on.
+
+    Raises:
+        SweepFileError: one line: the file, the place in it, what is allowed.
+        SpecError: for other arguments that are not allowed.
+        MachineError: when torch, or the GPU that the file asks for, is not here.
+        ResultsError: when results cannot be read or written; what is stored stays.
+    """
+    again = outcomes(retry)
+    session = open_session(file, results, machine, only, part, gpu_memory, emulate_world, trace, memory_snapshot)
+    return session.run(again, watcher)
+
+
+def outcomes(retry: str | Sequence[str]) -> frozenset[Outcome]:
+    """Read the outcomes whose trials run again.
+
+    Raises:
+        SpecError: for one that has no trial to repeat.
+    """
+    words = _texts("retry", retry)
+    for word in words:
+        if word not in RETRYABLE:
+            raise not_allowed("retry", word, RETRYABLE)
+    return frozenset(map(Outcome, words))
+
+
+def open_session(
+    file: str | Path,
+    results: str | Path = "results",
+    machine_name: str | None = None,
+    only: str | Sequence[str] = (),
+    part: str | None = None,
+    gpu_memory: str | int | None = None,
+    emulate_world: int | None = None,
+    trace: bool = False,
+    snapshot: bool = False,
+) -> TrialSession | SearchSession:
+    """Read a sweep file and what of it to run; the arguments are those of ``sweep``. Writes and runs nothing.
+
+    Raises:
+        SweepFileError, SpecError: as ``sweep``.
+        MachineError: when all sizes of the file depend on a GPU that is not here.
+    """
+    if not isinstance(file, str | Path) or not isinstance(results, str | Path):
+        wrong = results if isinstance(file, str | Path) else file
+        raise SpecError(f"{'file' if wrong is file else 'results'}: {shown(wrong)} is not allowed; a path")
+    machine = probe_machine()
+    limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
+    world = read(Annotated[int, Meta(ge=1, le=MOST_EMULATED_RANKS)] | None, emulate_world, "emulate-world")
+    found = read_file(Path(file), machine, limit, world)
+    selections = _texts("only", only)
+    check_words(selections, part)
+    if machine_name is not None:
+        check_folder_name(machine_name, "--machine")
+    store = Store(Path(results) / (machine_name or machine.name) / found.name)
+    _check_kept(found, trace, snapshot)
+    if found.has_frontier:
+        if part is not None:
+            raise SpecError(
+                "--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them"
+            )
+        whole = searches_of(found)
+        return SearchSession(found, store, machine, whole, select_searches(whole, selections))
+    trials = trials_of(found)
+    chosen = keeping(select_part(select(trials, selections), part), trace, snapshot)
+    return TrialSession(found, store, machine, trials, chosen)
+
+
+def _texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    texts: tuple[str, ...] = read(tuple[str, ...], (value,) if isinstance(value, str) else value, field)
+    return texts
+
+
+def _check_kept(file: SweepFile, trace: bool, snapshot: bool) -> None:
+    """Refuse to keep what there will not be."""
+    if trace and (file.has_frontier or not file.run.communication_steps):
+        what = "a file with [frontier]" if file.has_frontier else "communication_steps = 0"
+        raise SpecError(f"--trace keeps profiled steps, and {what} has none")
+    if snapshot and file.device != "cuda":
+        raise SpecError("--memory-snapshot records the allocator of a GPU, and this sweep runs on a CPU")
+    if snapshot and file.has_frontier:
+        raise SpecError(
+            "--memory-snapshot is for single trials, and a file with [frontier] searches; give the trial a file"
+        )

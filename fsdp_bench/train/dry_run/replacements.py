@@ -1,0 +1,168 @@
+"""What replaces symbols of torch in a dry run. Each function is given the original and returns the replacement.
+
+workarounds.py says which symbol each is for, and why.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fsdp_bench.train.dry_run.cuda_autocast import clear_cache
+from fsdp_bench.train.dry_run.fake_gpu import NAME
+
+
+def storage_address(original: Any) -> Any:
+    """Give every allocated storage an address of its own."""
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta":
+            return original(storage)
+        return storage._cdata if storage.nbytes() > 0 else 0
+
+    return data_ptr
+
+
+def tensor_address(_original: Any) -> Any:
+    """Give every tensor the address of its storage and its offset there."""
+
+    def data_ptr(tensor: Any) -> int:
+        start = tensor.untyped_storage().data_ptr()
+        return start + tensor.storage_offset() * tensor.element_size() if start else 0
+
+    return data_ptr
+
+
+def known_scalars(original: dict[Any, Any]) -> Any:
+    """Answer 0 where a fake tensor has no value: ``found_inf`` of a gradient scaler, which then steps as usual."""
+    read = torch.ops.aten._local_scalar_dense.default
+
+    def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
+        return 0.0 if tensor.dtype.is_floating_point else 0
+
+    return {**original, read: zero}
+
+
+def no_check(_original: Any) -> Any:
+    """Replace a check by nothing."""
+    return lambda *_args, **_kwargs: None
+
+
+def itself(_original: Any) -> Any:
+    """Return the argument."""
+    return lambda tensor: tensor
+
+
+def only_allocate(_original: Any) -> Any:
+    """Allocate what verify_params_across_processes (c10d/reducer.cpp) does, without a look at it."""
+
+    def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
+        num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
+        # Of each rank its number of parameters, one tensor each; all sizes and strides, and on the host again.
+        _counts = torch.empty(1 + process_group.size(), dtype=torch.int64, device=device)
+        _metadata = torch.empty(num_sizes, dtype=torch.int64, device=device)
+        _control = torch.empty(num_sizes, dtype=torch.int64, device="cpu")
+
+    return verify
+
+
+class _RealIndices(TorchDispatchMode):
+    """Runs operators on int32 tensors for real: the reducer writes bucket numbers into them by pointer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        given = (kwargs or {}).get("dtype") if not tensors else tensors[0].dtype
+        if given is not torch.int32:
+            return func(*args, **(kwargs or {}))
+        with unset_fake_temporarily():
+            return func(*args, **{**(kwargs or {}), **({} if tensors else {"device": "cpu"})})
+
+
+def rebuild_with_real_indices(original: Any) -> Any:
+    """Let the reducer write its indices into real tensors."""
+
+    def rebuild(reducer: Any) -> Any:
+        with _RealIndices():
+            return original(reducer)
+
+    return rebuild
+
+
+def view_that_knows(original: Any) -> Any:
+    """Let a view refer to the tensor that it is a view of."""
+
+    def view(tensor: Any, *shape: Any) -> Any:
+        found = original(tensor, *shape)
+        found.viewed = weakref.ref(tensor)
+        return found
+
+    return view
+
+
+def data_with_device(original: Any) -> Any:
+    """Let an assignment to ``data`` change the fake device too, also of the tensor that this one is a view of."""
+
+    def assign(tensor: Any, value: Any) -> None:
+        original.__set__(tensor, value)
+        if isinstance(value, FakeTensor):
+            tensor.fake_device = value.fake_device
+            viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
+            if viewed is not None:
+                assign(viewed, value.detach().reshape(viewed.shape))
+
+    return property(original.__get__, assign)
+
+
+def with_cpu_keys(original: Any) -> Any:
+    """Give tensors of the fake accelerator a CPU's dispatch keys."""
+
+    def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device_for_backend_keys") is not None:
+            kwargs["device_for_backend_keys"] = torch.device("cpu")
+        return original.__func__(cls, *args, **kwargs)
+
+    return staticmethod(make_subclass)
+
+
+def pinned_copy(_original: Any) -> Any:
+    """Return a copy, as pinning does."""
+    return lambda tensor, device=None: tensor.clone()
+
+
+def autocast_of_cpu_keys(original: Any) -> Any:
+    """Make autocast on the fake accelerator that of its dispatch keys."""
+
+    def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
+
+    return init
+
+
+def clear_both_caches(original: Any) -> Any:
+    """Clear the cache of cuda_autocast.py as well."""
+
+    def clear() -> None:
+        original()
+        clear_cache()
+
+    return clear
+
+
+def without_modes(original: Any) -> Any:
+    """Propagate outside of all dispatch modes."""
+
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args, **kwargs)
+
+    return propagate
+
+
+def always(_original: Any) -> Any:
+    """Answer True."""
+    return lambda *_args, **_kwargs: True

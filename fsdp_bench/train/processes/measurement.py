@@ -1,0 +1,166 @@
+"""Measures one trial on one rank, into its report: load, warm up, time steps, profile communication."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
+from fsdp_bench.train.measuring.communication import measure_communication
+from fsdp_bench.train.measuring.fake_group import (
+    WARMUP_STEPS,
+    add_finished_hook,
+    replace_group_by_fake,
+    time_steps,
+)
+from fsdp_bench.train.measuring.meters import MemoryMeter, Unmetered, build_meter
+from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
+from fsdp_bench.train.models.attention_kernel import attention_kernel
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, own_memory, trace_path
+from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.wrapping.fsdp1 import release
+from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.wrapping.wrap import fsdp
+
+
+def measure(this: Rank) -> None:
+    """Warm up, measure, profile; everything seen goes into the report."""
+    _measure_with_communication(this)
+    run = this.spec.run
+    if run.steps_without_communication and this.spec.setup.world_size > 1:
+        this.enter(WITHOUT_COMMUNICATION)
+        this.update(outcome=Outcome.OK)
+        this.write()  # whatever happens now, the trial is measured
+        _measure_without_communication(this)
+
+
+def _measure_with_communication(this: Rank) -> None:
+    spec, run = this.spec, this.spec.run
+    this.enter("load")
+    this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
+    training = _prepare(this, this.meter)
+    this.meter.phase("forward")  # loading ends here: the first tokens are the step's
+    data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
+    timed_step = partial(_timed_step, training, data)
+    this.enter("warmup")
+    warmup = [timed_step() for _ in range(run.warmup_steps)]
+    training.meter.end_phases()
+    this.update(
+        warmup_seconds=tuple(warmup),
+        effective=effective_setup(training.model, training.optimizer, training.gradient_dtypes or (), spec.setup),
+    )
+    this.enter("steps")
+    dist.all_reduce(torch.zeros(1, device=this.device))  # not barrier(), which keeps a tensor on the device for good
+    _synchronize(this.device)
+    with TelemetrySampler(Nvml(this.device)) as sampler:
+        seconds = [timed_step() for _ in range(run.steps)]
+    this.update(
+        step_seconds=tuple(seconds),
+        losses=tuple(training.losses),
+        telemetry=sampler.telemetry(),
+        memory=own_memory(this, _memory(training)),
+    )
+    dump_snapshot(this)
+    if this.device.type == "cuda":
+        this.update(environment={**this.report.environment, "attention": _attention_kernel(this)})
+    this.enter("communication")
+    if run.communication_steps:
+        step = partial(_next_step, training, data)
+        trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
+        this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
+    release(training.model)
+
+
+def _measure_without_communication(this: Rank) -> None:
+    """Time the same step where collectives end at once; a failure leaves that unknown, and says why."""
+    setup, num_steps = this.spec.setup, this.spec.run.steps_without_communication
+    try:
+        replace_group_by_fake(this.rank, setup.world_size)
+        training = _prepare(this, Unmetered())
+        timed_step = partial(_timed_step, training, _batches(this, WARMUP_STEPS + num_steps))
+        this.update(seconds_without_communication=time_steps(timed_step, num_steps))
+    except Exception as error:
+        traceback.print_exc()
+        this.update(without_communication_failure=classify(error, this.stage)[1].message)
+
+
+def _prepare(this: Rank, meter: MemoryMeter) -> Training:
+    """Build and wrap the model, make the optimizer."""
+    spec, setup = this.spec, this.spec.setup
+    model = fsdp(
+        build(spec.model, DTYPES[setup.precision.store]),
+        setup=setup,
+        TransformerBlock=BLOCKS[spec.model.family],
+        device=this.device,
+        initialize=partial(initialize, seed=setup.seed),
+    )
+    if dist.get_backend() == "fake":
+        add_finished_hook(model, setup)
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        loss_function=loss_function(setup.loss),
+        setup=setup,
+        device=this.device,
+        meter=meter,
+        scaler=build_scaler(setup, this.device),
+    )
+
+
+def _batches(this: Rank, num_steps: int) -> Iterator[list[torch.Tensor]]:
+    return batches(this.spec.setup, this.spec.model.vocab_size, num_steps, this.rank, this.spec.setup.world_size)
+
+
+def _timed_step(training: Training, data: Iterator[list[torch.Tensor]]) -> float:
+    """Run one step; return its seconds."""
+    micro_batches = next(data)
+    training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
+    _synchronize(training.device)
+    begin = time.perf_counter()
+    loss = train_step(training, micro_batches)
+    _synchronize(training.device)
+    seconds = time.perf_counter() - begin
+    training.losses.append(float(loss))
+    return seconds
+
+
+def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:
+    train_step(training, next(data))
+
+
+def _memory(training: Training) -> MemoryReading:
+    """Return the meter's reading with what this rank keeps between steps."""
+    return msgspec.structs.replace(
+        training.meter.reading(),
+        parameters_bytes=storage_bytes(map(local, training.model.parameters())),
+        gradients_bytes=training.gradients_bytes,
+        optimizer_state_bytes=storage_bytes(optimizer_states(training.optimizer)),
+    )
+
+
+def _attention_kernel(this: Rank) -> str:
+    """Return which kernel the trial's attention ran, or why torch does not say: the trial is measured by now."""
+    model, setup = this.spec.model, this.spec.setup
+    heads, dtype = (model.num_attention_heads, model.num_key_value_heads), DTYPES[setup.precision.compute]
+    try:
+        return attention_kernel(*heads, setup.sequence_length, model.head_dim, dtype, this.device)
+    except Exception as error:
+        traceback.print_exc()
+        return f"unknown: {type(error).__name__}"
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""The pages (README.md, docs/) are run: what they print is what fsdp-bench prints."""

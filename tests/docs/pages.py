@@ -1,0 +1,220 @@
+"""Runs what a page shows: the commands and the Python of its blocks, in order, in one working directory.
+
+How a page says what runs:
+
+    ```console           lines that begin with ``$ fsdp-bench`` are run, with 80 columns; their output follows them,
+                         standard error included. ``$ echo $?`` prints the exit code of the command above, and must
+                         follow every command whose exit code is not 0
+    ```python            lines that begin with ``>>>`` are run as doctests; the blocks of a page share their names
+    <!-- file: NAME -->  the block below is written to a file of that name before anything below it runs
+    <!-- not run: WHY -->  the block below is not run
+
+In an output, a line ``...`` stands for any number of lines, and ``...`` inside a line for any text. Blocks of other
+languages are not run. The working directory is new and has the repository's ``results`` and ``sweeps`` in it.
+"""
+
+from __future__ import annotations
+
+import doctest
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.cli import dry_run
+from fsdp_bench.cli.main import main
+from fsdp_bench.sweep.config import trial
+from tests.conftest import unchanged_process
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")))
+SHARED = ("results", "sweeps")
+"""Folders of the repository that commands of the pages read."""
+PICTURES = ROOT / "docs" / "pictures"
+"""Pictures of the pages, each drawn by a command of a page that writes a file of its name."""
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_NOTE = re.compile(r"<!-- (file|not run): (.+?) -->\n+\Z")
+_DOCTEST_OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+    start: int
+    """Where its text begins in the page."""
+    file: str | None
+    not_run: str | None
+
+
+@dataclass
+class PageResult:
+    """What came of running a page."""
+
+    failures: list[str] = field(default_factory=list)
+    replacements: list[tuple[int, int, str]] = field(default_factory=list)
+    """Parts of the page, by their beginning and end, and what they should be."""
+    num_run: int = 0
+
+    def updated(self, page: str) -> str:
+        """Return the page with every output as it is now."""
+        for start, end, text in sorted(self.replacements, reverse=True):
+            page = page[:start] + text + page[end:]
+        return page
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    for found in _BLOCK.finditer(page):
+        note = _NOTE.search(page, 0, found.start())
+        kind, words = note.groups() if note else (None, "")
+        yield Block(
+            language=found[1],
+            text=found[2],
+            start=found.start(2),
+            file=words if kind == "file" else None,
+            not_run=words if kind == "not run" else None,
+        )
+
+
+def run_page(page: str, name: str, folder: Path) -> PageResult:
+    """Run a page in a folder."""
+    for shared in SHARED:
+        (folder / shared).symlink_to(ROOT / shared)
+    result, names = PageResult(), dict[str, Any]()
+    for block in blocks(page):
+        if block.not_run is not None:
+            continue
+        if block.file is not None:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
+        elif block.language == "console":
+            _run_console(block, folder, result)
+        elif block.language == "python" and ">>>" in block.text:
+            _run_python(block, names, name, folder, result)
+    return result
+
+
+def _run_console(block: Block, folder: Path, result: PageResult) -> None:
+    code, is_shown = 0, True
+    for command, start, end in _commands(block.text):
+        words = shlex.split(command, comments=True)
+        if words == ["echo", "$?"]:
+            output, is_shown = f"{code}\n", True
+        else:
+            if not is_shown:
+                result.failures.append(f"exit code {code} before `$ {command}` is not shown by `$ echo $?`")
+            code, output = _run_command(words, folder)
+            is_shown = code == 0
+        result.num_run += 1
+        expected = block.text[start:end]
+        if not matches(expected, output):
+            result.failures.append(f"$ {command}\nexpected:\n{expected}printed:\n{output}")
+            result.replacements.append((block.start + start, block.start + end, shortened_as(expected, output)))
+    if not is_shown:
+        result.failures.append(f"exit code {code} at the end of a block is not shown by `$ echo $?`")
+
+
+def _commands(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield every command with where its output begins and ends."""
+    found = list(re.finditer(r"^\$ ((?:.*\\\n)*.*)\n", text, re.MULTILINE))
+    ends = [following.start() for following in found[1:]] + [len(text)]
+    for one, end in zip(found, ends, strict=True):
+        yield one[1].replace("\\\n", " "), one.end(), end
+
+
+def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command; return its exit code and what it prints, without blanks that no reader sees."""
+    assert words[0] == "fsdp-bench", f"{words[0]} is not run; make it a block of another language"
+    output = io.StringIO()
+    with (
+        unchanged_process(folder),
+        redirect_stdout(output),
+        redirect_stderr(output),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(dry_run, "PATIENCE_SECONDS", 1e6)  # a line that only slow machines print
+        patch.setattr(trial, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
+        try:
+            main(words[1:])
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return code, re.sub(r"[ \t]+$", "", output.getvalue(), flags=re.MULTILINE)
+
+
+def matches(expected: str, output: str) -> bool:
+    """Whether an output is the expected one, in which ``...`` stands for anything."""
+    pattern = ""
+    for line in expected.splitlines(keepends=True):
+        pattern += r"(?:.*\n)*" if line == "...\n" else ".*".join(map(re.escape, line.split("...")))
+    return re.fullmatch(pattern, output) is not None
+
+
+def shortened_as(expected: str, output: str) -> str:
+    """Return an output with as many lines at its beginning and end as the expected one has around its ``...``.
+
+    Where ``...`` has an empty line above or below, as many paragraphs. Lines of which ``...`` is a part stay as they
+    are where they match.
+    """
+    old, new = expected.splitlines(keepends=True), output.splitlines(keepends=True)
+    if "...\n" in old:
+        place = old.index("...\n")
+        head = _num_lines(old[:place], new)
+        tail = _num_lines(old[place + 1 :][::-1], new[::-1])
+        if head + tail < len(new):
+            new = [*new[:head], "...\n", *new[len(new) - tail :]]
+    partly = [line for line in old if "..." in line and line != "...\n"]
+    return "".join(next((was for was in partly if matches(was, now)), now) for now in new)
+
+
+def _num_lines(old: list[str], new: list[str]) -> int:
+    """Return how many lines of the new output are as many lines, or paragraphs, as the old ones."""
+    if not old or old[-1] != "\n":
+        return len(old)
+    ends = [index for index, line in enumerate(new, 1) if line == "\n"]
+    return [*ends, len(new)][min(old.count("\n"), len(ends) + 1) - 1]
+
+
+class _Runner(doctest.DocTestRunner):
+    """Collects the examples whose output is another."""
+
+    def __init__(self) -> None:
+        super().__init__(optionflags=_DOCTEST_OPTIONS)
+        self.others: list[tuple[doctest.Example, str]] = []
+
+    def report_failure(self, out: Any, test: doctest.DocTest, example: doctest.Example, got: str) -> None:
+        self.others.append((example, got))
+
+    def report_unexpected_exception(self, out: Any, test: Any, example: doctest.Example, exc_info: Any) -> None:
+        self.others.append((example, f"{exc_info[0].__name__}: {exc_info[1]}\n"))
+
+
+def _run_python(block: Block, names: dict[str, Any], name: str, folder: Path, result: PageResult) -> None:
+    test = doctest.DocTestParser().get_doctest(block.text, names, name, name, 0)
+    runner, before = _Runner(), os.getcwd()
+    os.chdir(folder)
+    try:
+        runner.run(test, clear_globs=False)
+    finally:
+        os.chdir(before)
+    names.update(test.globs)
+    result.num_run += len(test.examples)
+    starts = [0]
+    for line in block.text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for example, got in runner.others:
+        result.failures.append(f">>> {example.source}expected:\n{example.want}printed:\n{got}")
+        first = example.lineno + example.source.count("\n")
+        start, end = starts[first], starts[first + example.want.count("\n")]
+        result.replacements.append((block.start + start, block.start + end, got))

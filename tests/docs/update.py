@@ -1,0 +1,32 @@
+"""Writes the outputs and pictures of README.md and docs/ anew: ``python -m tests.docs.update``.
+
+With names of pages it updates those alone. What it changed is for ``git diff`` to show, and for a person to read.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.docs.pages import PAGES, PICTURES, ROOT, run_page
+
+
+def main(names: list[str]) -> None:
+    """Update pages."""
+    for name in names or PAGES:
+        path = ROOT / name
+        with tempfile.TemporaryDirectory() as folder:
+            result = run_page(path.read_text(), name, Path(folder))
+            for picture in Path(folder).glob("*.png"):
+                if (PICTURES / picture.name).exists():
+                    (PICTURES / picture.name).write_bytes(picture.read_bytes())
+        path.write_text(result.updated(path.read_text()))
+        print(f"{name}: {result.num_run} commands and examples, {len(result.replacements)} outputs changed")
+        for failure in result.failures:
+            if "exit code" in failure.split("\n")[0]:
+                print(f"  {failure}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,129 @@
+"""The shortened program of the first steps against every block simulated: the same instructions, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.replay.allocator import Replay
+from fsdp_bench.replay.program import Program, program
+from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
+from fsdp_bench.simulate.step import STEPS, first_steps
+from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.validate.random_setups import Cell, draw_cells
+from tests.conftest import simulating
+from tests.replay.replaying import EverythingTakes, log_of, replay
+from tests.simulate.test_step import shape
+
+CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.head_dim % 4 == 0]
+
+
+def instructions(found: Program) -> Iterator[tuple[object, ...]]:
+    """What happens, with tensors numbered in the order in which they come to life."""
+    tensors: dict[int, int] = {}
+    count, code = 0, found.code([0] * len(found.events))
+    first_further = len(found.steps) - found.log.further_steps
+    for step_number, sections in enumerate(found.steps):
+        if step_number >= first_further:
+            tensors |= {used: tensors[left] for used, left in found.handed_over()}
+        for section, index in ((found.sections[number], number) for number in sections):
+            for blocks_left_out in found.runs(section.block)[:: -1 if section.goes_down else 1]:
+                for at in range(code.begin[index], code.end[index]):
+                    event, number = found.events[at], code.number[at] + blocks_left_out * code.stride[at]
+                    if event.kind in (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM):
+                        count += 1
+                        if event.kind is Kind.ALLOCATE:
+                            tensors[number] = count
+                        number = tensors[number]
+                    block = section.block + blocks_left_out if section.block >= 0 else -1
+                    yield event._replace(number=number), section.phase, block
+
+
+@simulating
+@given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
+def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
+    model = replace(cell.model, num_hidden_layers=layers)
+    short = program(first_steps(model, cell.setup, CUDA))
+    whole = program(first_steps(model, cell.setup, CUDA, num_blocks=layers))
+    assert whole is not None
+    assert whole.log.extra_blocks == 0
+    if short is not None:
+        assert list(instructions(short)) == list(instructions(whole))
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("strategy", list(ShardingStrategy))
+def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: ShardingStrategy) -> None:
+    if (api, strategy) == (Api.FSDP2, ShardingStrategy.NO_SHARD):
+        pytest.skip("DistributedDataParallel's buckets end anywhere")
+    setup = TrainSetup(
+        api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
+    )
+    log = first_steps(shape(num_hidden_layers=12), setup, CUDA)
+    assert log.extra_blocks == 12 - MORE_BLOCKS
+    assert program(log) is not None
+
+
+def log_of_blocks(events: list[Event], extra_blocks: int = 4) -> Log:
+    return log_of(events, MORE_BLOCKS, extra_blocks)
+
+
+def test_blocks_that_differ_are_not_repeated() -> None:
+    """Six blocks, of which the fourth allocates more than the third."""
+    events = []
+    for block in range(MORE_BLOCKS):
+        events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512 * (1 + block // 3))]
+    assert not log_of_blocks(events).is_sound
+    assert program(log_of_blocks(events)) is None
+    same = [event._replace(num_bytes=512) if event.kind is Kind.ALLOCATE else event for event in events]
+    assert log_of_blocks(same).is_sound
+    found = program(log_of_blocks(same))
+    assert found is not None
+    assert found.num_instructions == MORE_BLOCKS + 4
+
+
+def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:
+    """A tensor of the first block that the last one frees."""
+    events = [Event(Kind.MARK, 0, label="forward"), Event(Kind.ALLOCATE, 100, 512)]
+    for block in range(MORE_BLOCKS):
+        events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512)]
+    events.append(Event(Kind.FREE, 100, 512))
+    assert program(log_of_blocks(events)) is None
+
+
+def test_what_one_block_hands_to_another_is_not_repeated() -> None:
+    events = []
+    for block in range(MORE_BLOCKS):
+        events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512)]
+    for block in range(MORE_BLOCKS):
+        events += [Event(Kind.MARK, block, label="backward"), Event(Kind.ALLOCATE, 10 + block, 512)]
+        events.append(Event(Kind.FREE, block, 512))
+
+    def repeats(pairs: list[tuple[int, int]]) -> bool:
+        return program(Log(events, [range(len(events))], MORE_BLOCKS, 4, 0, 1, pairs)) is not None
+
+    assert repeats([(block, 10 + block) for block in range(MORE_BLOCKS)])
+    assert not repeats([(block, 10 + (block + 1) % MORE_BLOCKS) for block in range(MORE_BLOCKS)])
+    assert not repeats([(2, 12)])  # only one of the two that stand for all
+
+
+@simulating
+@given(st.sampled_from(CELLS), st.sampled_from([16, 2048]), st.floats(0.7, 1.1))
+def test_a_replay_that_stops_between_steps_ends_as_one_that_does_not(cell: Cell, capacity: int, share: float) -> None:
+    log = first_steps(cell.model, cell.setup, CUDA)
+    found = program(log)
+    if found is None:
+        return
+    gpu_bytes = int(share * replay(log, seconds=1e-6).peak_reserved_bytes)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fsdp_bench.replay.allocator.CAPACITY", capacity)
+        stopping = Replay(found, EverythingTakes(1e-6), gpu_bytes)
+        peaks = [stopping.until(number).peak_reserved_bytes for number in range(1, STEPS + 1)]
+        assert peaks == sorted(peaks)
+        assert stopping.until() == Replay(found, EverythingTakes(1e-6), gpu_bytes).until()
