@@ -111,18 +111,13 @@ class _Clock:
         elif kind is Kind.RECORD_EVENT:
             self.events.setdefault(event.number, deque()).append(streams[stream])
         elif kind is Kind.WAIT_EVENT:
-            streams[stream] = max(streams[stream], self._oldest(event.number))
+            streams[stream] = max(streams[stream], self.events[event.number].popleft())
         elif kind is Kind.HOST_WAIT:
-            self.host = max(self.host, self._oldest(event.number))
+            self.host = max(self.host, self.events[event.number].popleft())
         elif kind is Kind.SYNCHRONIZE:
             self.host = max(self.host, streams[stream])
         elif kind is Kind.WAIT_COLLECTIVES:
             streams[stream] = max(streams[stream], self.started)
-
-    def _oldest(self, queue: int) -> float:
-        """Return when the oldest event of a queue happened; those of an earlier step have."""
-        waiting = self.events.get(queue)
-        return waiting.popleft() if waiting else 0.0
 
     @property
     def now(self) -> float:

@@ -10,6 +10,7 @@ Where they do not, every block is simulated (step.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,8 +84,17 @@ class Log:
         return done[first] == done[second]
 
     def last_step(self) -> Iterator[Event]:
-        """Yield the events of the last step, with every block and every micro-batch."""
-        step = self.steps[-1]
+        """Yield the events of the last step, with every block and every micro-batch.
+
+        Before them the CUDA events that steps before have recorded and nobody has waited for.
+        """
+        step, pending = self.steps[-1], Counter[int]()
+        for event in self.events[: step.start]:
+            if event[0] == Kind.RECORD_EVENT:
+                pending[event[1]] += 1
+            elif event[0] in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
+                pending[event[1]] -= 1
+        yield from (Event(Kind.RECORD_EVENT, queue) for queue in pending.elements())
         micro_batch: list[Event] = []
         times = 1
         for part in self.parts:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.datasheet import attention_flops, tile_share
-from fsdp_bench.replay.schedule import run, step_time
+from fsdp_bench.replay.schedule import run, schedule, step_time
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import first_steps, steady_step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
@@ -111,6 +111,20 @@ def test_time_is_conserved(
     faster = step_time(shape, setup, CUDA, replace(rates, network=2 * network))
     assert faster.step_seconds is not None
     assert faster.step_seconds <= time.step_seconds + tiny
+
+
+@simulating
+@given(setups(), st.sampled_from([1e9, 1e11]))
+def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
+    drawn: tuple[ModelShape, TrainSetup], network: float
+) -> None:
+    """warm_up() leaves the events that a real step leaves: the rate limiter waits for the same unit."""
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    rates = Plain(network=network, launch_seconds=1e-6)
+    steady, real = (schedule(log(shape, setup, CUDA), rates) for log in (steady_step, first_steps))
+    assert steady.step_seconds == pytest.approx(real.step_seconds, rel=1e-9)
 
 
 @simulating

@@ -12,7 +12,7 @@ from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import FP32, flash_backward_workspace
+from fsdp_bench.simulate.operators.kernels import FP32, efficient_backward_workspace, flash_backward_workspace
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
@@ -85,7 +85,8 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         if heads.groups > 1:
             k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
-        return _kernel(op, (q, k, v), heads, rows, [8, 8], [])
+        inside = [efficient_backward_workspace(op.batch, heads.count, heads.length, heads.dim)]
+        return _kernel(op, (q, k, v), heads, rows, [8, 8], [] if op.kernels.observed else inside)
     return _flash(op, q, k, v, heads)
 
 
@@ -130,10 +131,20 @@ def _kernel(
         _opened = saved.copy()
         issue(_NAME + "_backward", 2)
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
-        _workspace = [op.temporary(1, size, "pytorch_flash::mha_bwd") for size in inside]
+        if inside and itemsize == FP32:
+            _sums = _sums_with_output(op, numels[0], heads)
+        _workspace = [op.temporary(1, size, _NAME + "_backward") for size in inside]
         return results
 
     return op.record(out, [q, k, v], [q, k, v, out.detach(), *extra], backward)
+
+
+def _sums_with_output(op: Operators, numel: int, heads: Heads) -> Tensor:
+    """_efficient_attention_backward, delta: the sums of grad_out * out over each row, transposed."""
+    rows = op.batch * heads.count * heads.length
+    _product = op.temporary(numel, FP32, "aten::mul")
+    sums = op.temporary(rows, FP32, "aten::sum")
+    return op.temporary(rows, FP32, "aten::clone") if heads.count > 1 else sums
 
 
 def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:

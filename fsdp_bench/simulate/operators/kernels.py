@@ -74,6 +74,17 @@ CPU_EMULATED = Kernels("cpu", observed=True, mesh=True)
 CUDA_OBSERVED = Kernels("cuda", observed=True)
 
 
+def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
+    """Return what memory-efficient attention's backward in fp32 adds up the queries' gradient in, in bytes.
+
+    kernel_backward.h (AttentionBackwardKernel::Params::workspace_elements_gq): for each block of 64 queries tiles of 64
+    or 128 columns with a lock and a counter. Read from torch's memory history on the stand-in for an H200.
+    """
+    columns = 64 if head_dim <= 64 else 128
+    tile_bytes = 64 * columns * FP32 + 16
+    return batch * heads * -(-length // 64) * -(-head_dim // columns) * tile_bytes
+
+
 def flash_backward_workspace(batch: int, heads: int, groups: int, length: int, head_dim: int) -> list[int]:
     """Return what flash attention 2's backward allocates beside its results, in bytes for 16-bit inputs.
 
