@@ -1,4 +1,4 @@
-"""What the tests of several rooms share."""
+"""Fixtures and helpers of tests in several packages."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import fsdp_bench
+from fsdp_bench.cli.main import VERBS
 from tests.docs.pages import PAGES, PICTURES, ROOT, blocks, matches, run_page, shortened_as
 
 
@@ -30,6 +32,16 @@ def test_its_links_lead_somewhere(name: str) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_guide_has_every_command() -> None:
+    commands = re.findall(r"^\$ fsdp-bench ([a-z-]+)", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE)
+    assert set(commands) == set(VERBS)
+
+
+def test_python_page_names_everything_public() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    assert not [name for name in fsdp_bench.__all__ if f"`{name}`" not in text and name != "__version__"]
 
 
 def test_readme_can_be_read_in_five_minutes() -> None:

@@ -1,6 +1,6 @@
 """Predictions against PyTorch's own CUDA allocator, on drawn setups. Skipped but under card.py: see ``make hollow``.
 
-The bounds are those that issue 6 sets for a real card.
+The bounds are those that a real GPU will have to meet.
 """
 
 from __future__ import annotations
