@@ -119,6 +119,12 @@ class Prediction:
         return self.estimate.communicators if self._on_gpu else None
 
     @property
+    def largest_category(self) -> str:
+        """The category that holds the most at the peak."""
+        breakdown = self.estimate.memory.breakdown_bytes
+        return max(breakdown, key=lambda category: breakdown[category])
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""
         setup, model = self.question.setup, self.question.model

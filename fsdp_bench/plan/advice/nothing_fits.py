@@ -53,18 +53,12 @@ def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
         "needed_bytes": found.prediction.needed_bytes,
         "gpu_memory_bytes": estimate.gpu_bytes,
         "phase": estimate.memory.peak_phase,
-        "category": largest_category(found.prediction),
+        "category": found.prediction.largest_category,
         "message": message,
         "remedies": [
             {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.needed_bytes} for r in tried
         ],
     }
-
-
-def largest_category(prediction: Prediction) -> str:
-    """Return the category that holds the most at the peak."""
-    breakdown = prediction.estimate.memory.breakdown_bytes
-    return max(breakdown, key=lambda category: breakdown[category])
 
 
 def lacks_host_memory(cell: SettingResult) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.advice.nothing_fits import NothingFits, largest_category
+from fsdp_bench.plan.advice.nothing_fits import NothingFits
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
@@ -193,5 +193,5 @@ def why(cell: SettingResult) -> str:
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)
-    mostly = largest_category(beyond).replace("_", " ")
+    mostly = beyond.largest_category.replace("_", " ")
     return f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {mostly}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory, largest_category
+from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
 from fsdp_bench.report.text.max_size_words import value_text, words_of
 from fsdp_bench.report.text.prediction import remedy_line, title, varying_fields
 from fsdp_bench.spec.hardware import Cluster
@@ -40,7 +40,7 @@ def nothing_fits_sentence(found: NothingFits) -> str:
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
     need, has = format_gib(prediction.needed_bytes), format_gib(estimate.gpu_bytes or 0)
     phase = estimate.memory.peak_phase
-    mostly = largest_category(prediction).replace("_", " ")
+    mostly = prediction.largest_category.replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from fsdp_bench.plan.advice.nothing_fits import largest_category
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.table import table_columns, table_lines
@@ -97,7 +96,7 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
 
 def _cells(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
-    largest = largest_category(prediction)
+    largest = prediction.largest_category
     share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
     return [
         format_gib(memory.peak_allocated_bytes),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdp_bench.plan.advice.nothing_fits import largest_category
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Prediction
@@ -101,7 +100,7 @@ def _needed(prediction: Prediction) -> str:
     peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction.estimate)
     if memory.peak_allocated_bytes <= (prediction.estimate.available_bytes or 0):
         return f"{available} would hold the peak of {peak}, but the allocator's segments need {needed}"
-    mostly = largest_category(prediction).replace("_", " ")
+    mostly = prediction.largest_category.replace("_", " ")
     return f"{needed} reserved, {peak} of them allocated, of {available}, mostly {mostly}"
 
 
