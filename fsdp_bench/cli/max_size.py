@@ -165,7 +165,7 @@ def _draw(sizes: Sequence[HardwareResult], arrangement: Arrangement, chart: Path
 
 
 def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
-    from fsdp_bench.plan.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
 
     failure = nothing_fits(sizes)

@@ -112,7 +112,7 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
     if as_json:
         sys.stdout.write(to_json(_document(predictions, questions)).decode())
         return
-    from fsdp_bench.plan.remedies import remedies
+    from fsdp_bench.plan.advice.remedies import remedies
     from fsdp_bench.report.text.prediction import report
     from fsdp_bench.report.text.prediction_table import side_by_side
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.plan.advice.nothing_fits import NothingFits, largest_category
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
-from fsdp_bench.plan.nothing_fits import NothingFits, largest_category
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines

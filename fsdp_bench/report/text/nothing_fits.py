@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.nothing_fits import NothingFits, lacks_host_memory, largest_category
+from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory, largest_category
 from fsdp_bench.report.text.max_size_words import value_text, words_of
 from fsdp_bench.report.text.prediction import remedy_line, title, varying_fields
 from fsdp_bench.spec.hardware import Cluster

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.plan.advice.remedies import Remedy
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.plan.remedies import Remedy
 from fsdp_bench.report.text.communicators import communicators_fact
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.report.text.verdict import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from fsdp_bench.plan.advice.nothing_fits import largest_category
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.nothing_fits import largest_category
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.prediction import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fsdp_bench.plan.advice.nothing_fits import largest_category
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.headroom import Headroom
-from fsdp_bench.plan.nothing_fits import largest_category
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.communicators import between

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
+from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
+from fsdp_bench.plan.advice.remedies import Remedy, remedies
 from fsdp_bench.plan.question import Question, answer
-from fsdp_bench.plan.remedies import Remedy, remedies
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, TrainSetup
 

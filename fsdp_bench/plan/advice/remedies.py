@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.estimate import available_bytes, predict_memory
-from fsdp_bench.plan.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.host_memory import Build, host_memory

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdp_bench.plan.advice.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult
 from fsdp_bench.plan.question import Prediction
-from fsdp_bench.plan.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
 
 
 @dataclass(frozen=True)
