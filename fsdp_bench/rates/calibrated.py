@@ -42,16 +42,16 @@ ALIKE = {
 
 
 @dataclass(frozen=True)
-class Groups:
+class MeasuredGroups:
     """Which measured group each of a setup's groups is: its size, and whether its ranks follow each other."""
 
     sizes: Mapping[str, tuple[int, bool]]
 
     @staticmethod
-    def of(setup: TrainSetup) -> Groups:
+    def of(setup: TrainSetup) -> MeasuredGroups:
         """Return the groups that rank 0 is in."""
         neighbours = {"shard": True, "replicate": setup.shard_group_size == 1, "world": True}
-        return Groups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
+        return MeasuredGroups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
 
 
 class Calibrated:
@@ -62,7 +62,7 @@ class Calibrated:
     def __init__(self, profile: Profile, setup: TrainSetup, ranks_on_node: int) -> None:
         self._measured: RankProfile = profile.for_ranks(ranks_on_node)
         self._dtypes = {2: "bf16" if setup.precision.compute == "fp32" else setup.precision.compute, 4: "fp32"}
-        self._groups = Groups.of(setup)
+        self._groups = MeasuredGroups.of(setup)
         self.blocks_host = profile.device == "cpu"
         self.launch_seconds = self._measured.launch_seconds
 

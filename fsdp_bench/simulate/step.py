@@ -13,7 +13,7 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.further_steps import handed_on
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
-from fsdp_bench.simulate.models.transformer import Module, Transformer
+from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
 from fsdp_bench.simulate.operators import optimizer
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
@@ -56,7 +56,7 @@ class Simulation:
         self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
-        self.model = Transformer(self.op, shape, num_blocks)
+        self.model = SimulatedTransformer(self.op, shape, num_blocks)
         self.sizes = Sizes.of(setup.precision)
         self.on_host = not kernels.is_cuda
         units = choose_units(self.model, setup)

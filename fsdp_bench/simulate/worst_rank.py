@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from fsdp_bench.simulate.models.transformer import Transformer, Weight
+from fsdp_bench.simulate.models.transformer import SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
@@ -50,13 +50,15 @@ def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> l
     return sorted(found)
 
 
-def _layouts(shape: ModelShape, setup: TrainSetup) -> tuple[Transformer, list[tuple[FlatLayout, list[Weight]]]]:
+def _layouts(
+    shape: ModelShape, setup: TrainSetup
+) -> tuple[SimulatedTransformer, list[tuple[FlatLayout, list[Weight]]]]:
     """Return the model, with few of its blocks where they are alike, and each unit's flat parameter and weights."""
     operators = Operators(Tape(), CPU)
-    model = Transformer(operators, shape, min(shape.num_hidden_layers, _BLOCKS))
+    model = SimulatedTransformer(operators, shape, min(shape.num_hidden_layers, _BLOCKS))
     units = choose_units(model, setup)
     if not blocks_are_alike(model, units, setup):
-        model = Transformer(operators, shape, shape.num_hidden_layers)
+        model = SimulatedTransformer(operators, shape, shape.num_hidden_layers)
         units = choose_units(model, setup)
     taken: set[int] = set()
     layouts = []
@@ -90,7 +92,7 @@ class _Pieces:
         in_the_midst = next(rank for rank in count() if rank not in ends)
         self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
-    def of_ranks(self, model: Transformer) -> list[list[tuple[Weight, int]]]:
+    def of_ranks(self, model: SimulatedTransformer) -> list[list[tuple[Weight, int]]]:
         """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
         held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
         for weight in model.all_weights():
@@ -111,7 +113,7 @@ class _Score:
         shape: ModelShape,
         setup: TrainSetup,
         kernels: Kernels,
-        model: Transformer,
+        model: SimulatedTransformer,
         held: list[tuple[Weight, int]],
     ) -> None:
         rounding = 1 if kernels.observed else CUDA_BLOCK_BYTES

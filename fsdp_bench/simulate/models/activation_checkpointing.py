@@ -67,7 +67,7 @@ class _Kept:
         return Tensor(kept.storage, kept.numel, kept.itemsize)
 
 
-class _Frame:
+class _CheckpointFrame:
     """_CheckpointFrame and _checkpoint_hook: one call of one checkpointed block."""
 
     def __init__(self, op: Operators, forward: Callable[..., Any], inputs: tuple[Any, ...], kept: _Kept | None) -> None:
@@ -119,7 +119,7 @@ class _Frame:
 class _Recomputation:
     """_recomputation_hook: put each tensor that is saved again where its holder finds it."""
 
-    def __init__(self, frame: _Frame) -> None:
+    def __init__(self, frame: _CheckpointFrame) -> None:
         self._frame = weakref.ref(frame)
         self._count = 0
 
@@ -151,7 +151,7 @@ def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
             return forward(*inputs)
         is_selective = kind is Checkpointing.SELECTIVE
         kept = _Kept(op.kernels.recomputes_every_second_product) if is_selective else None
-        frame = _Frame(op, forward, inputs, kept)
+        frame = _CheckpointFrame(op, forward, inputs, kept)
         outer, tape.kept = tape.kept, frame.kept
         tape.hooks.append(frame)
         try:

@@ -180,8 +180,8 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
     return cos, sin
 
 
-class LlamaAttention(Module):
-    """train/models/transformer.py, LlamaAttention."""
+class SimulatedLlamaAttention(Module):
+    """train/models/transformer.py, SimulatedLlamaAttention."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -203,8 +203,8 @@ class LlamaAttention(Module):
         return self.o_proj(merge_heads(op, attention(op, op.to(q, v.itemsize), op.to(k, v.itemsize), v, heads), heads))
 
 
-class LlamaMLP(Module):
-    """train/models/transformer.py, LlamaMLP."""
+class SimulatedLlamaMLP(Module):
+    """train/models/transformer.py, SimulatedLlamaMLP."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -217,15 +217,15 @@ class LlamaMLP(Module):
         return self.down_proj(self.op.mul(self.op.silu(self.gate_proj(x)), self.up_proj(x)))
 
 
-class LlamaBlock(Module):
-    """train/models/transformer.py, LlamaBlock."""
+class SimulatedLlamaBlock(Module):
+    """train/models/transformer.py, SimulatedLlamaBlock."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
         self.input_layernorm = self.child(RMSNorm(op, shape.hidden_size))
-        self.self_attn = self.child(LlamaAttention(op, shape))
+        self.self_attn = self.child(SimulatedLlamaAttention(op, shape))
         self.post_attention_layernorm = self.child(RMSNorm(op, shape.hidden_size))
-        self.mlp = self.child(LlamaMLP(op, shape))
+        self.mlp = self.child(SimulatedLlamaMLP(op, shape))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
@@ -233,8 +233,8 @@ class LlamaBlock(Module):
         return self.op.add(x, self.mlp(self.post_attention_layernorm(x)))
 
 
-class GPT2Block(Module):
-    """train/models/transformer.py, GPT2Block."""
+class SimulatedGPT2Block(Module):
+    """train/models/transformer.py, SimulatedGPT2Block."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -264,7 +264,7 @@ class ModuleList(Module):
     """nn.ModuleList."""
 
 
-class Transformer(Module):
+class SimulatedTransformer(Module):
     """train/models/transformer.py, Llama and GPT2. ``num_blocks`` may be fewer than the shape has: see memory.py."""
 
     def __init__(self, op: Operators, shape: ModelShape, num_blocks: int) -> None:
@@ -277,7 +277,7 @@ class Transformer(Module):
         self.positions = None
         if not llama:
             self.positions = self.child(Embedding(op, shape.max_position_embeddings, shape.hidden_size))
-        make = LlamaBlock if llama else GPT2Block
+        make = SimulatedLlamaBlock if llama else SimulatedGPT2Block
         self.block_list = self.child(ModuleList(op))
         self.blocks: list[Module] = [self.block_list.child(make(op, shape)) for _ in range(num_blocks)]
         for index, block in enumerate(self.blocks):

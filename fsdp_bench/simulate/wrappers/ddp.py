@@ -12,7 +12,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine, Leaf
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.models.transformer import Module, Transformer, Weight, fill
+from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import INT64
 from fsdp_bench.simulate.operators.optimizer import Shard
@@ -52,7 +52,7 @@ class Ddp(Wrapper):
         self,
         op: Operators,
         engine: Engine,
-        model: Transformer,
+        model: SimulatedTransformer,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Queue, Stream
-from fsdp_bench.simulate.models.transformer import Module, Transformer
+from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
@@ -26,7 +26,7 @@ class Fsdp1(Wrapper):
         self,
         op: Operators,
         engine: Engine,
-        model: Transformer,
+        model: SimulatedTransformer,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, Transformer
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
@@ -38,12 +38,12 @@ def _checks_units(setup: TrainSetup) -> bool:
 
 def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:
     """Whether wrapping by size makes units of parts of a block; of the blocks one stands for all."""
-    model = Transformer(Operators(Tape(), CPU), shape, 1)
+    model = SimulatedTransformer(Operators(Tape(), CPU), shape, 1)
     inside = {id(module) for module in model.blocks[0].all_modules()} - {id(model.blocks[0])}
     return any(id(unit) in inside for unit in choose_units(model, setup))
 
 
-def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:
+def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Module]:
     """Return the units below the root, children before parents."""
     if setup.wrap is Wrap.NONE:
         return []
@@ -52,7 +52,7 @@ def choose_units(model: Transformer, setup: TrainSetup) -> list[Module]:
     return _units_by_size(model, setup.min_num_params)
 
 
-def blocks_are_alike(model: Transformer, units: list[Module], setup: TrainSetup) -> bool:
+def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: TrainSetup) -> bool:
     """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere
@@ -60,7 +60,7 @@ def blocks_are_alike(model: Transformer, units: list[Module], setup: TrainSetup)
     return all(id(weight) in inside for block in model.blocks for weight in block.all_weights())
 
 
-def _units_by_size(model: Transformer, min_num_params: int) -> list[Module]:
+def _units_by_size(model: SimulatedTransformer, min_num_params: int) -> list[Module]:
     """torch.distributed.fsdp.wrap.size_based_auto_wrap_policy: subtrees that reach the size, never a ModuleList.
 
     A tied embedding is read outside of its module, so it stays in the root (train/wrapping/units.py).
