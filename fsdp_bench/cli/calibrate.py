@@ -28,11 +28,13 @@ from fsdp_bench.spec.profile import Profile, write_profile
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the calibration as one JSON document, too.")
 def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
-    """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives. 3 minutes at most.
+    """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives; 3 minutes at most.
+
+    Nothing else should run meanwhile. Predictions then use the file instead of datasheets.
 
     \b
-    The file that it writes makes predictions precise: predict --calibration FILE.
-    Nothing else should run meanwhile.
+    fsdp-bench calibrate --out mine.toml
+    fsdp-bench predict --params 8B --server p5.48xlarge --calibration mine.toml
     """
     from fsdp_bench.cli.common.sweeping import progress_bar
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts

@@ -16,7 +16,11 @@ from fsdp_bench.sweep.results.load import machine_description, read_frontier_of,
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the pictures; by default the sweep's own.")
 def command(results: Path, out: Path | None) -> int:
-    """Draw the charts of the sweep in RESULTS, a folder results/MACHINE/SWEEP or one above it that holds no other."""
+    """Draw the charts of the sweep in RESULTS: results/MACHINE/SWEEP, or a folder above it that holds no other sweep.
+
+    \b
+    fsdp-bench chart results/MACHINE/SWEEP --out pictures
+    """
     from fsdp_bench.report.charts.frontier import draw_frontier
     from fsdp_bench.report.charts.measured import draw_all
 

@@ -16,7 +16,11 @@ from fsdp_bench.sweep.machine import probe_machine
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(as_json: bool) -> int:
-    """Tell what this machine has, and what a sweep will therefore do."""
+    """Show this machine's hardware, and what a sweep will use of it.
+
+    \b
+    fsdp-bench doctor
+    """
     diagnosis = diagnose(probe_machine())
     if as_json:
         sys.stdout.write(to_json(diagnosis).decode())

@@ -73,9 +73,8 @@ def command(
 
     \b
     fsdp-bench dry-run --model Llama-3.1-8B --server p5.48xlarge --api fsdp2
-    fsdp-bench dry-run --module mine:build --transformer-block mine:Block --gpu A100-SXM-80GB --world-size 8
+    fsdp-bench dry-run --module mine:build --transformer-block mine:Block
 
-    \b
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
     """
     setups, hardware = read_setups(words)

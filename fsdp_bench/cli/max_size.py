@@ -113,10 +113,9 @@ def command(
 
     \b
     fsdp-bench max-size --server p5.48xlarge --nodes 2 --chart size.png
-    fsdp-bench max-size --server p4d.24xlarge --server p5.48xlarge --precision all --offload all
-    fsdp-bench max-size --server p5.48xlarge --model Llama-3.1-8B --of micro_batch_size
+    fsdp-bench max-size --server p4d.24xlarge --server p5.48xlarge --offload all
+    fsdp-bench max-size --gpu H100-SXM --model gpt2-xl --of micro_batch_size
 
-    \b
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
     if chart is not None:

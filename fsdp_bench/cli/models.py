@@ -22,7 +22,12 @@ from fsdp_bench.spec.units import format_count
 @click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(name: str | None, file: Path | None, as_json: bool) -> int:
-    """Print the catalogue's models, or with a NAME one of them with its source and exact parameter count."""
+    """Print the catalogue's models, or with a NAME one of them with its source and exact parameter count.
+
+    \b
+    fsdp-bench models
+    fsdp-bench models Llama-3.1-8B
+    """
     catalog = load_user_catalog(file)
     entries = catalog.models() if name is None else (catalog.model(name),)
     if as_json:
@@ -85,6 +90,6 @@ def _facts(entry: ModelEntry) -> list[Fact]:
 def _parameters(entry: ModelEntry) -> list[Fact]:
     published = known(entry.num_parameters, lambda count: f"{count:,}")
     if not entry.supported:
-        return [("parameters", f"{published} (published)"), ("can be planned", f"no: {entry.unsupported_because}")]
+        return [("parameters", f"{published} (published)"), ("predicted", f"no: {entry.unsupported_because}")]
     exact = entry.shape().num_parameters
-    return [("parameters", f"{exact:,} (computed from the sizes); published {published}"), ("can be planned", "yes")]
+    return [("parameters", f"{exact:,} (computed from the sizes); published {published}"), ("predicted", "yes")]

@@ -77,10 +77,9 @@ def command(
 
     \b
     fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge
-    fsdp-bench predict --model Llama-3.1-70B --server p5.48xlarge --nodes 4 --strategy all --checkpointing none,full
-    fsdp-bench predict --hf-config config.json --gpu A100-SXM-80GB --world-size 8 --chart memory.png
+    fsdp-bench predict --params 70B --server p5.48xlarge --nodes 4 --strategy all
+    fsdp-bench predict --hf-config config.json --gpu H100-SXM --chart memory.png
 
-    \b
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
     setups, hardware = read_setups(words)

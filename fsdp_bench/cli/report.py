@@ -24,17 +24,24 @@ from fsdp_bench.validate.matrix_rate import matrix_rates
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
-    "--communication", is_flag=True, help="A row a trial and kind: calls, bytes, seconds, bus bandwidth; exposed twice."
+    "--communication",
+    is_flag=True,
+    help="Print collectives by kind: calls, bytes, seconds, bus bandwidth; exposed communication found in two ways.",
 )
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
     metavar="FILE.toml",
-    help="Beside it what the machine's matrix products reach, as fsdp-bench calibrate measured it.",
+    help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: a row a trial, bytes and seconds.")
 def command(results: Path, communication: bool, calibration: Path | None, as_json: bool) -> int:
-    """Print the table of the RESULTS in a folder: a sweep's, a machine's, or all."""
+    """Print the measured RESULTS in a folder as a table: a sweep's, a machine's, or all.
+
+    \b
+    fsdp-bench report results/MACHINE/SWEEP
+    fsdp-bench report results/MACHINE/SWEEP --communication
+    """
     if communication and calibration is not None:
         raise SpecError("--calibration is about matrix products, which --communication does not show; leave one out")
     records = read_all_but_broken(results)

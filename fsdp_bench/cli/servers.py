@@ -27,7 +27,12 @@ _GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth",
 @click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, bytes per second, FLOP/s.")
 def command(name: str | None, file: Path | None, as_json: bool) -> int:
-    """Print the catalogue's servers and GPUs, or with a NAME one of them with its sources."""
+    """Print the catalogue's servers and GPUs, or with a NAME one of them with its sources.
+
+    \b
+    fsdp-bench servers
+    fsdp-bench servers p5.48xlarge
+    """
     catalog = load_user_catalog(file)
     if name is None:
         _list(catalog, as_json)

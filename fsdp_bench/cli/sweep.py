@@ -33,25 +33,23 @@ from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session,
 @click.option(
     "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
 )
-@click.option("--part", metavar="2/4", help="Run only this piece of the trials, in their order.")
+@click.option("--part", metavar="2/4", help="Run only the second quarter of the trials (2/4), and so on.")
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="Run trials with this outcome again.")
 @click.option(
-    "--gpu-memory", metavar="SIZE", help="Leave torch this much of each GPU, as a smaller one would, for example 22GiB."
+    "--gpu-memory", metavar="SIZE", help="Cap torch's GPU memory to emulate a smaller GPU, for example 22GiB."
 )
 @click.option(
     "--emulate-world",
     type=Count(MOST_EMULATED_RANKS),
     metavar="N",
-    help="Run every trial as rank 0 of N ranks, alone on one device: its memory and compute, without communication.",
+    help="Run every trial as rank 0 of N ranks on one device: memory and compute without communication.",
 )
-@click.option(
-    "--trace", is_flag=True, help="Keep a profiled step of every rank of the trials that run now, for Perfetto."
-)
+@click.option("--trace", is_flag=True, help="Keep a profiled step of every rank as a trace for Perfetto.")
 @click.option(
     "--memory-snapshot",
     "snapshot",
     is_flag=True,
-    help="Record every allocation on the GPU from the start; keep it at the end and where memory runs out.",
+    help="Keep torch's memory snapshot of every rank, also where memory runs out.",
 )
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 @prints_if_it_can
@@ -74,6 +72,10 @@ def command(
     Where FILE has a table [frontier], search the largest model, depth, batch or sequence of every cell instead.
     Whatever a trial does, the sweep goes on: running out of memory, a crash or a hang is that trial's outcome.
     Interrupt at any time; the same command resumes and repeats nothing.
+
+    \b
+    fsdp-bench sweep sweeps/quick.toml
+    fsdp-bench sweep sweeps/gpu.toml --only strategy=FULL_SHARD
     """
     session = open_session(file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot)
     if isinstance(session, SearchSession):

@@ -26,7 +26,7 @@ _OPTIONS = {
 
 @click.command("validate")
 @click.option(
-    "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are held against."
+    "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are compared with."
 )
 @click.option("--cells", default=200, show_default=True, type=Count(), help="Cells of the drawn grid, for dry-run.")
 @click.option("--seed", default=1, show_default=True, type=int, help="Seed of the drawn grid, for dry-run.")
@@ -55,9 +55,13 @@ def command(
     page: Path | None,
     as_json: bool,
 ) -> int:
-    """Predicted against dry run, published or measured numbers: the error per cell and phase, the worst cells named.
+    """Compare predictions with dry runs, published or measured numbers: the error per phase, the worst cells by name.
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
+
+    \b
+    fsdp-bench validate --against dry-run --cells 50
+    fsdp-bench validate --against results/h200/throughput --page validation.md
     """
     _refuse_unused(against)
     if page is not None and page.suffix.lower() != ".md":

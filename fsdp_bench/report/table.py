@@ -71,7 +71,7 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
     """Return a table's lines, none longer than the width.
 
     Args:
-        columns: the first tells the rows apart and always stays.
+        columns: the first names the rows and always stays.
         width: by default the terminal's.
         indent: blanks before every line.
     """
@@ -85,8 +85,8 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         left_out.append(next_out)
     while _needed(shown).minimum > room and len(shown) > 1:  # wrapping does not suffice
         left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
-    told = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
-    lines = wrapped(f"in all rows: {'; '.join(told)}", room) if told else []
+    common = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
+    lines = wrapped(f"in all rows: {'; '.join(common)}", room) if common else []
     lines += _rendered(shown, room)
     if left_out:
         names = ", ".join(column.name for column in left_out)

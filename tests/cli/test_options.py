@@ -267,7 +267,7 @@ def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
 
     text = CliRunner().invoke(command, ["--help"], terminal_width=120).output
     places = [
-        text.index(title) for title in ("Options:", "Model:", "Hardware:", "Sharding:", "Training step:", "Wrapping:")
+        text.index(title) for title in ("Model:", "Hardware:", "Sharding:", "Training step:", "Wrapping:", "Options:")
     ]
     assert places == sorted(places)
     assert " ".join(text.split()).count("Several by comma, or all. Default: all.") == 1

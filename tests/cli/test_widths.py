@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.cli.main import VERBS as NAMES
 from tests import conftest
 from tests.conftest import run_command
 
@@ -58,3 +59,10 @@ def test_columns_that_are_equal_in_all_rows_stand_once_above_the_table() -> None
     assert "in all rows: " in above
     assert "batch" in above
     assert "batch" not in table.split("\n\n")[0].splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_help_fits_80_columns_and_has_an_example(verb: str) -> None:
+    shown = run_command(verb, "--help").stdout
+    assert f"\n  fsdp-bench {verb}" in shown
+    assert [line for line in shown.splitlines() if len(line) > 80] == []

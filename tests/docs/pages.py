@@ -143,7 +143,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         redirect_stderr(output),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(dry_run, "PATIENCE_SECONDS", 1e6)  # a line that only slow machines print
+        patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines print
         patch.setattr(trial, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
         try:
             main(words[1:])

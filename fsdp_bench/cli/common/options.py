@@ -25,7 +25,7 @@ from fsdp_bench.spec.units import format_count
 
 @dataclass(frozen=True)
 class SetupWords:
-    """What a user wrote, before it is read: None where an option was not given. One field an option."""
+    """The options as they were written, one field each; None where one was not given."""
 
     model: str | None = None
     hf_config: Path | None = None
@@ -63,20 +63,21 @@ class SetupCommand(click.Command):
     """A command whose help prints the setup's options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the command's own options first, then one section a group."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        """Print the options that describe the setup in one section a group, and then the verb's own."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        own: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(getattr(parameter, "group", "Options"), []).append(record)
-        for title, records in sections.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+                group = getattr(parameter, "group", None)
+                (own if group is None else sections.setdefault(group, [])).append(record)
+        for title, records in {**sections, "Options": own}.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class _Option(click.Option):
-    """An option that knows its group in the help."""
+    """An option with its section of the help."""
 
     def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
         super().__init__(declarations, **attributes)

@@ -20,7 +20,7 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizePicture,
 )
 from fsdp_bench.report.charts.max_size import draw as draw_picture
-from fsdp_bench.report.charts.slides import ORDER
+from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.max_size_words import WORDS
 from fsdp_bench.report.text.prediction import common_line
@@ -149,22 +149,22 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     """Return what a reader needs to know to repeat the picture."""
     first, limit = cells[0], record.run.memory_limit_bytes
     dial = first.dial
-    told = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
+    lines = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
     if highest:
-        told.append(f"but {highest} are at the end of the search: nothing larger was tried")
+        lines.append(f"but {highest} are at the end of the search: nothing larger was tried")
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
-    told.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
-    told.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
+    lines.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
+    lines.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
     if record.device == "cpu":
-        told.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
+        lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:
         size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
-        told.append(f"memory: {size}; fits: ends without allocation retries")
+        lines.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
-    told += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
+    lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
     apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]
     if apart:
-        told.append(f"prediction and measurement at the same step in {apart.count(0)} of {len(apart)} cells")
-    return told
+        lines.append(f"prediction and measurement at the same step in {apart.count(0)} of {len(apart)} cells")
+    return lines

@@ -18,7 +18,7 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizeBar,
     MaxSizePicture,
 )
-from fsdp_bench.report.charts.slides import ORDER
+from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
 from fsdp_bench.report.text.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.text.prediction import common_line
@@ -141,17 +141,17 @@ def _conditions(sizes: Sequence[HardwareResult]) -> list[str]:
     first = sizes[0].cells[0]
     setups = [cell.setup for one in sizes for cell in one.cells]
     varying = [level for level in LEVELS[1:] if len({str(getattr(setup, level)) for setup in setups}) > 1]
-    told = ["source: predicted, not measured", f"model: {model_line(first)}"]
-    told.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
-    told += [_hardware(one) for one in sizes]
+    lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
+    lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
+    lines += [_hardware(one) for one in sizes]
     shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.found is not None]
-    told += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
+    lines += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
-    told += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    told += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes)) if free]
+    lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
+    lines += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes)) if free]
     if any(setup.offload is Offload.PARAMS for setup in setups):
-        told += dict.fromkeys(host_line(one) for one in sizes)
-    return told
+        lines += dict.fromkeys(host_line(one) for one in sizes)
+    return lines
 
 
 def _groups(setup: TrainSetup) -> str:

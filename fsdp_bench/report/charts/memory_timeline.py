@@ -31,16 +31,13 @@ if TYPE_CHECKING:
 
 MOST = 6
 """Setups that one chart shows legibly."""
-
 ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 """Rows and columns of panels by their number."""
 
 NEAR = 0.2
 """Part of the GPU's memory that the highest peak needs for the GPU's limit to be on the scale."""
-
 MOMENTS = 900
 """Moments of a step that are drawn, in all panels of a row together."""
-
 NARROWEST = 0.05
 """Part of the axis that a phase takes at least, so that its name can be read."""
 
@@ -111,10 +108,10 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
 def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
     """Return the answer, or for several panels the model, and whether it is no bad news."""
     first = panels[0].prediction
-    model = first.question.model
+    name = first.question.model.name
     if len(panels) > 1:
-        return f"{model.name}, {len(panels)} setups on one scale", True
-    text = f"{model.name}: {verdict(first)}".partition("; it runs out")[0]
+        return f"{name}, {len(panels)} setups on one scale", True
+    text = f"{name}: {verdict(first)}".partition("; it runs out")[0]
     return text, first.fits is not False
 
 
@@ -141,7 +138,7 @@ def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, i
         for moment in _thinned(phase, start, width, moments)
     ]
     _draw_stack(axes, drawn, scale)
-    _name_phases(axes, panel.timeline, places, widths, "short" if len(widths) * (1 if is_alone else 3) > 12 else "full")
+    _name_phases(axes, panel.timeline, places, widths, are_short=len(widths) * (1 if is_alone else 3) > 12)
     top_x, top = max(drawn, key=lambda pair: pair[1].total)
     axes.plot([top_x], [top.total / scale], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
     prediction = panel.prediction
@@ -187,7 +184,7 @@ def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float)
 
 
 def _name_phases(
-    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], names: str
+    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], *, are_short: bool
 ) -> None:
     """Mark where phases begin, and name them under the axis."""
     for phase, start, width in zip(timeline.phases, places, widths, strict=True):
@@ -195,7 +192,7 @@ def _name_phases(
             axes.axvspan(start, start + width, color="#F3F3F3", linewidth=0, zorder=0)
         if start:
             axes.axvline(start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
-    texts = [_SHORT.get(phase.name, phase.name) if names == "short" else phase.name for phase in timeline.phases]
+    texts = [_SHORT.get(phase.name, phase.name) if are_short else phase.name for phase in timeline.phases]
     axes.set_xticks([start + width / 2 for start, width in zip(places, widths, strict=True)], texts)
 
 
@@ -214,8 +211,8 @@ def _peak_words(panel: MemoryPanel, is_alone: bool) -> str:
 
     A panel among several does not name the operator, nor the place where there is a reason to give.
     """
-    timeline, prediction = panel.timeline, panel.prediction
-    moment, reason, phase = timeline.peak, _hidden_reason(prediction), timeline.peak_phase.name
+    prediction, moment, phase = panel.prediction, panel.timeline.peak, panel.timeline.peak_phase.name
+    reason = _hidden_reason(prediction)
     where = f" in {phase}" if moment.block is None else f" in {phase}, block {moment.block}"
     where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
     words = f"\u25bc peak {format_gib(moment.total)}{where}"
@@ -263,10 +260,9 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     if card is None or gpu is None:
         return []
     far = "" if _highest(panels) >= NEAR * card else ", far above"
-    lines: list[Artist] = [Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)]
-    if any(panel.prediction.reserved_bytes is not None for panel in panels):
-        lines.append(Line2D([], [], label="peak reserved", **RESERVED))
-    return lines
+    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)
+    is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
+    return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
@@ -280,11 +276,12 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
         facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
-    kernels = "CUDA" if first.kernels == "cuda" else "CPU"
-    facts.append(f"torch {TORCH_VERSION} as modelled, {kernels} kernels, rank 0, a step in the steady state")
-    facts.append("live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL")
-    facts.append("the axis counts allocations and frees in the order of the step, not seconds")
-    return facts
+    return [
+        *facts,
+        f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",
+        "live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL",
+        "the axis counts allocations and frees in the order of the step, not seconds",
+    ]
 
 
 def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[str]:
@@ -298,7 +295,6 @@ def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[s
     for panel in panels:
         memory = panel.prediction.estimate.memory
         if memory.peak_phase == "load":
-            peak = format_gib(memory.peak_allocated_bytes)
-            lines.append(f"{panel.title}: loading, which is not drawn, is higher: {peak}")
+            lines.append(f"{panel.title}: loading, not drawn, is higher: {format_gib(memory.peak_allocated_bytes)}")
     reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
     return lines + list(reasons)[:3]

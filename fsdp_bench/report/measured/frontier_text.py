@@ -29,11 +29,11 @@ def print_frontier(record: FrontierRecord, console: Console) -> None:
 def _title(record: FrontierRecord) -> str:
     limit = record.run.memory_limit_bytes
     if record.device == "cpu":
-        memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for the card"
+        memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
     elif limit is None:
-        memory = "the whole card"
+        memory = "the whole GPU"
     else:
-        memory = f"the card limited to {format_gib(limit)}" + (" by --gpu-memory" if record.card_is_limited else "")
+        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.card_is_limited else "")
     return f"largest that fits (measured) on {record.machine}: {memory}"
 
 

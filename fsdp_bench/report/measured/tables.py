@@ -60,7 +60,7 @@ _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
     "batch": lambda r: str(r.setup.micro_batch_size),
     "sequence": lambda r: str(r.setup.sequence_length),
 }
-"""What tells trials apart: headers, and what is printed of a trial."""
+"""Settings: headers, and what is printed of a trial."""
 
 _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "outcome": (_outcome, 0),

@@ -1,4 +1,4 @@
-"""NCCL's communicators as people read them: how many, on what, and how much of the card they take."""
+"""NCCL's communicators as text: how many, among how many ranks, and how much GPU memory they take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
-    each = "; ".join(map(_told, found.each))
+    each = "; ".join(map(_described, found.each))
     total = found.num_bytes
     if total is None:
         why = each if any(one.num_bytes for one in found.each) else found.unknown
@@ -27,7 +27,7 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     return [fact("NCCL", f"{between(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
 
 
-def _told(one: Communicator) -> str:
+def _described(one: Communicator) -> str:
     start = f"{_FOR[one.purpose]}, {one.num_ranks} ranks"
     if one.num_bytes is None or one.num_channels is None:
         return f"{start}, unknown: {one.unknown}"

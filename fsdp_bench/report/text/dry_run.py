@@ -40,7 +40,7 @@ def report(run: DryRun) -> str:
     setup, reading = run.spec.setup, run.reading
     phases = [[phase, format_gib(size)] for phase, size in reading.phases.items()]
     parts = sorted(reading.breakdown_bytes.items(), key=lambda item: -item[1])
-    held = [[kind.replace("_", " "), format_gib(size)] for kind, size in parts if size]
+    parts_held = [[kind.replace("_", " "), format_gib(size)] for kind, size in parts if size]
     reserved = run.prediction.reserved_bytes if run.prediction else None
     lines = [
         verdict_line(run),
@@ -54,7 +54,7 @@ def report(run: DryRun) -> str:
         "",
         *table_lines(table_columns(["phase", "peak"], phases, {"peak"})),
         "",
-        *table_lines(table_columns(["at the peak", "size"], held, {"size"})),
+        *table_lines(table_columns(["at the peak", "size"], parts_held, {"size"})),
         "",
         "Not in live bytes: workspaces inside kernels, the caching allocator, the CUDA context, NCCL's buffers.",
     ]

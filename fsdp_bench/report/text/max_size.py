@@ -175,15 +175,15 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
 
 
 def _share(at: Prediction) -> str:
-    """Return the peak reserved and what the card has."""
+    """Return the peak reserved and what the GPU has."""
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
 
 def why(cell: SettingResult) -> str:
     """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
     if cell.limit is None:
-        shape, turned = cell.quantity[0].model, cell.quantity.name
-        if turned == "sequence_length" and shape.family is Family.GPT2:
+        shape, name = cell.quantity[0].model, cell.quantity.name
+        if name == "sequence_length" and shape.family is Family.GPT2:
             return f"its {shape.max_position_embeddings:,} learned positions"
         return "nothing: no larger one was tried"
     beyond = cell.beyond

@@ -1,4 +1,4 @@
-"""A prediction as people read it: the answer first, then where the peak is and what it consists of."""
+"""One prediction as text: the answer first, then where the peak is and what it consists of."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SELDOM = (
     "limit_all_gathers",
     "use_orig_params",
 )
-"""Fields that are told only where they are not TrainSetup's own default."""
+"""Fields that are named only where they differ from TrainSetup's default."""
 
 
 def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
@@ -70,7 +70,7 @@ def remedy_line(remedy: Remedy) -> str:
     if found.fits:
         reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
         return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
-    open_question = "does not fit yet" if found.fits is False else "the card fits, host memory is unknown"
+    open_question = "does not fit yet" if found.fits is False else "GPU memory suffices, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
 
 
@@ -129,7 +129,7 @@ def _value(value: object) -> str:
 
 
 def hardware_facts(question: Question, prefix: str = "") -> list[str]:
-    """Return what it runs on, and where the card's memory was read."""
+    """Return what it runs on, and where the GPU's memory was read."""
     hardware, gpu = question.hardware, question.gpu
     if gpu is None:
         return [fact("hardware", "none named")]
@@ -207,18 +207,18 @@ def _host(prediction: Prediction) -> str:
         "temporary": host.temporary_bytes,
         "while the model is built": host.load_bytes,
     }
-    told = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
-    return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {told}"
+    named = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
+    return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {named}"
 
 
 def _sent(prediction: Prediction) -> str:
     """Return what a rank sends, kind by kind, the most bytes first."""
     kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
-    told = [
+    sent = [
         f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {_calls(one.calls)} among {one.group_size}"
         for one in kinds
     ]
-    return "; ".join(told) + " a step (predicted)" if told else "none: one rank"
+    return "; ".join(sent) + " a step (predicted)" if sent else "none: one rank"
 
 
 def _calls(count: int) -> str:
@@ -226,7 +226,7 @@ def _calls(count: int) -> str:
 
 
 def required_facts(predictions: Sequence[Prediction]) -> list[str]:
-    """Return what is kept free of the card."""
+    """Return how much GPU memory is kept free, and for what."""
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     return [fact("headroom", line) for line in required_lines(known)]
 
@@ -236,13 +236,13 @@ def varying_fields(questions: Sequence[Question]) -> list[str]:
     return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
 
 
-def common_line(setup: TrainSetup, varying: Sequence[str], turned: str | None = None) -> str:
-    """Return what the setups have in common; ``turned`` is the field of which the largest or least is looked for."""
+def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = None) -> str:
+    """Return what the setups have in common; ``sought`` is the field whose largest or least value is looked for."""
     ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
-    parts = ["as few ranks as fit" if turned == "world_size" else ranks]
+    parts = ["as few ranks as fit" if sought == "world_size" else ranks]
     parts += [] if "api" in varying else [setup.api.value]
-    batch = "as many as fit" if turned == "micro_batch_size" else setup.micro_batch_size
-    tokens = "as many tokens as fit" if turned == "sequence_length" else f"{setup.sequence_length} tokens"
+    batch = "as many as fit" if sought == "micro_batch_size" else setup.micro_batch_size
+    tokens = "as many tokens as fit" if sought == "sequence_length" else f"{setup.sequence_length} tokens"
     parts += [f"batch {batch} x {tokens}"]
     for field in _OFTEN:
         if field not in varying:
@@ -252,7 +252,7 @@ def common_line(setup: TrainSetup, varying: Sequence[str], turned: str | None = 
 
 
 def labels(question: Question, varying: Sequence[str]) -> list[str]:
-    """Return what tells a setup from the others: its strategy, and the fields that vary."""
+    """Return a setup's cells in a table: its strategy, and the fields that vary."""
     setup = question.setup
     name = setup.strategy.value
     if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
@@ -263,7 +263,7 @@ def labels(question: Question, varying: Sequence[str]) -> list[str]:
 
 
 def title(question: Question, varying: Sequence[str]) -> str:
-    """Return what tells a setup from the others where no column's header says what a word means."""
+    """Return a setup's name outside of a table: its strategy, and the fields that vary."""
     strategy, *values = labels(question, varying)
     named = zip(varying, values, strict=True)
     return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])

@@ -1,4 +1,4 @@
-"""A predicted step as people read it: its time, what is exposed, tokens a second, and what that rests on."""
+"""A predicted step's time as text: exposed communication, tokens a second, and what the rates rest on."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _part(name: str, seconds: float | None) -> str:
 
 
 def rests_on(found: Speed, profile: Profile | None) -> str:
-    """Return what the seconds rest on."""
+    """Return where the rates are from."""
     if profile is not None:
         return measured_rates(profile)
     if found.source is None:
         return UNKNOWN
-    pcie = ", for PCIe held against no measurement" if found.is_over_pcie else ""
+    pcie = ", for PCIe not compared with measurements" if found.is_over_pcie else ""
     return f"the GPU's datasheet and NCCL's model of its links{pcie} (fsdp-bench calibrate measures yours)"
 
 
@@ -69,7 +69,7 @@ def share(value: float | None) -> str:
 
 
 def step_text(seconds: float) -> str:
-    """Print a step's time with the digits that tell settings apart."""
+    """Return a step's time with enough digits to compare settings."""
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 

@@ -1,4 +1,4 @@
-"""Whether a setup fits, as people read it: one line, one word for a table, and what is kept free of the GPU."""
+"""Whether a setup fits, as text: one line, one word for a table, and what is kept free of the GPU."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def verdict(prediction: Prediction) -> str:
 def _verdict(prediction: Prediction) -> str:
     estimate, reading = prediction.estimate, prediction.estimate.allocator
     if prediction.question.kernels != "cuda":
-        return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a card"
+        return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
     if estimate.gpu_bytes is None:
         return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
     if not estimate.has_flash_attention:
-        return "unknown whether it fits (predicted): torch has no flash attention for this card; peaks below assume it"
+        return "unknown whether it fits (predicted): torch has no flash attention for this GPU; peaks below assume it"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.gpu_bytes)} usable"
     if estimate.verdict is Verdict.FITS:
         return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(estimate)}"
     if estimate.verdict is None:
-        return f"unknown whether it fits (predicted): the card's {reserved}; host memory of a node is not known"
+        return f"unknown whether it fits (predicted): the GPU's {reserved}; host memory of a node is not known"
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction)}"
     if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
@@ -43,7 +43,7 @@ def _verdict(prediction: Prediction) -> str:
             f"{_would_be_left(prediction)}"
         )
     host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
-    return f"does not fit (predicted): {host} of host memory of {node} a node has; the card: {reserved}"
+    return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
 
 
 def required_lines(estimates: Iterable[Estimate]) -> list[str]:
@@ -106,7 +106,7 @@ def _needed(prediction: Prediction) -> str:
 
 
 def _would_be_left(prediction: Prediction) -> str:
-    """Return what would be left of a card that holds it, but not with the headroom."""
+    """Return what would be left of a GPU that holds it without the headroom."""
     left = prediction.headroom_bytes or 0
     return f"; {format_gib(left)} would be left" if left > 0 else ""
 

@@ -1,4 +1,4 @@
-"""Prints how far predictions are from a reference."""
+"""Memory compared with a reference, as text: a summary, the error by phase, the worst cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
         f"  every phase equal to the byte      {share(summary.num_equal, summary.num_compared)}",
     ]
     if summary.num_fits:
-        lines.append(f"  fits or not, told right            {share(summary.num_fits_right, summary.num_fits)}")
+        lines.append(f"  fits or not, predicted correctly   {share(summary.num_fits_right, summary.num_fits)}")
     rows = [
         (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
         for name, spread in terms(summary)
@@ -33,7 +33,7 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     if unequal:
         lines += ["", f"the {len(unequal)} worst cells:"]
     lines += [f"  {cell_line(comparison)}" for comparison in unequal]
-    lines += [f"  told wrong: {line}" for line in wrong_fits(comparisons)[:WORST_SHOWN]]
+    lines += [f"  wrong: {line}" for line in wrong_fits(comparisons)[:WORST_SHOWN]]
     failed = [comparison for comparison in comparisons if comparison.error is not None]
     lines += [f"  no reference: {comparison.error}: {comparison.label}" for comparison in failed[:WORST_SHOWN]]
     return "\n".join(lines)
@@ -68,7 +68,7 @@ def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
 
 
 def outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
-    """Return what processes held outside of the caching allocator, where NVML told."""
+    """Return what NVML measured of processes outside of the caching allocator."""
     found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
     if not found:
         return None

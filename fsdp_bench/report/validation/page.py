@@ -59,9 +59,9 @@ def _memory(found: ResultsValidation) -> list[str]:
         equal = share(spread.num_equal, spread.num_cells)
         lines.append(f"| {name} | {equal} | {spread.median:.3%} | {spread.worst:.3%} |")
     fits = share(summary.num_fits_right, summary.num_fits)
-    told = [f"Fits or not, told right: {fits}."]
-    told += [f"{line}." for line in (outside_line(found.comparisons), agreement_line(found.agreements)) if line]
-    return [*lines, "", *told]
+    lines_after = [f"Whether it fits is predicted correctly in {fits}."]
+    lines_after += [f"{line}." for line in (outside_line(found.comparisons), agreement_line(found.agreements)) if line]
+    return [*lines, "", *lines_after]
 
 
 def _time(found: ResultsValidation) -> list[str]:

@@ -127,7 +127,7 @@ def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArgument
     return None
 
 
-class _Finished:
+class _FinishedWork:
     """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -147,4 +147,4 @@ def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
     is_asynchronous = bound.arguments.get("async_op")
     bound.arguments["async_op"] = False
     work = reduce(bound)
-    return _Finished(bound.arguments["tensor"]) if is_asynchronous else work
+    return _FinishedWork(bound.arguments["tensor"]) if is_asynchronous else work

@@ -71,7 +71,7 @@ def test_verbs_refuse_it_in_one_line(command: tuple[str, ...]) -> None:
     done = run_command(*command, *WORDS)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "profiler marks" in done.stderr
+    assert "profiler annotations" in done.stderr
 
 
 def test_the_rank_is_in_the_document() -> None:

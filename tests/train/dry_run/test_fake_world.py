@@ -32,6 +32,7 @@ from fsdp_bench.spec.setup import (
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.meters import CpuMeter
+from fsdp_bench.train.measuring.replaced_collectives import futures_of_all_reduces
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
 from tests.train.ranks import run_ranks
@@ -269,10 +270,11 @@ def test_a_torch_whose_symbol_has_changed_is_refused_before_anything_is_touched(
 
 
 def test_every_workaround_is_taken_back() -> None:
-    before = torch.distributed.all_reduce, torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass
-    with applied(accelerator=True):
-        assert torch.distributed.all_reduce is not before[0]
-    assert (torch.distributed.all_reduce, torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass) == before
+    before = torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass, torch.distributed.all_reduce
+    with applied(accelerator=True), futures_of_all_reduces():
+        during = torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass, torch.distributed.all_reduce
+        assert all(one is not other for one, other in zip(before, during, strict=True))
+    assert (torch.UntypedStorage.data_ptr, torch.Tensor._make_subclass, torch.distributed.all_reduce) == before
 
 
 def _alive_while_memory_is_replaced() -> list[int]:
