@@ -1,1 +1,1 @@
-"""What would help where nothing fits: other settings, more GPUs, each confirmed by a prediction."""
+"""What to change where a setup does not fit: settings that need less memory, and more GPUs."""

@@ -16,7 +16,7 @@ from fsdp_bench.validate.published import peaks as published
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, packaged_rows, read_cases
 from fsdp_bench.validate.published.peaks import (
     PREDICTED_KINDS,
-    Prediction,
+    PredictedPeaks,
     PublishedRow,
     compare_case,
     compare_published,
@@ -84,7 +84,7 @@ def test_each_peak_is_compared_with_its_own_kind(
         out_of_memory=None,
         full_in_phase=None,
     )
-    monkeypatch.setattr(published, "predict_case", lambda _plan: Prediction(reading, "forward", "aten::mm"))
+    monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(reading, "forward", "aten::mm"))
     compared = compare_case(cases["pr165_FSDP1_full_eager"])
     assert [(row.kind, row.predicted_bytes) for row in compared] == [("max_active", 2), ("max_reserved", 3)]
     (allocated,) = compare_case(cases["litgpt_tinyllama_ddp_eager"])
@@ -103,7 +103,7 @@ def test_reserved_memory_that_retries_keep_within_the_card_is_compared_with_noth
         out_of_memory=None,
         full_in_phase="forward",
     )
-    monkeypatch.setattr(published, "predict_case", lambda _plan: Prediction(reading, "forward", "aten::mm"))
+    monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(reading, "forward", "aten::mm"))
     active, reserved = compare_case(cases["pr165_FSDP1_full_eager"])
     assert active.predicted_bytes == 2
     assert reserved.predicted_bytes is None
