@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
@@ -17,13 +17,12 @@ from fsdp_bench.replay.allocator import AllocatorReading, Replay
 from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.replay.live_memory import LiveMemory, Peak, breakdown, live_memory
+from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
 from fsdp_bench.replay.program import Program, program
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
-from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -174,19 +173,6 @@ class Estimate:
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
 
 
-@lru_cache(maxsize=8)
-def step_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
-    """Return a step of one rank, simulated once for all that is asked of it: memory, time, collectives."""
-    return steady_step(shape, setup, kernels, rank)
-
-
-@lru_cache(maxsize=4)
-def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
-    """Return a step of the rank with the highest peak, the lowest of equals, and its live memory."""
-    logs = (step_of(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels))
-    return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
-
-
 def predict_memory(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
 ) -> MemoryPrediction:
@@ -194,7 +180,7 @@ def predict_memory(
     if rank is None:
         log, live = worst_rank(shape, setup, kernels)
     else:
-        log = step_of(shape, setup, kernels, rank)
+        log = steady_step(shape, setup, kernels, rank)
         live = live_memory(log)
     phase = live.peak_phase
     peak = live.phases[phase]

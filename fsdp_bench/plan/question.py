@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fsdp_bench.catalog.hf_config import sliding_window_note
-from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator, step_of
+from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -161,7 +162,7 @@ class Prediction:
     def traffic(self) -> list[Traffic]:
         """What rank 0 sends and receives in a step, with its time where the links are documented or measured."""
         asked = self.question
-        issued = collectives(step_of(asked.model, asked.setup, asked.kernel_set))
+        issued = collectives(steady_step(asked.model, asked.setup, asked.kernel_set))
         return traffic(issued, asked.setup, rates_of(asked.setup, asked.hardware, asked.kernels, asked.profile))
 
     @cached_property

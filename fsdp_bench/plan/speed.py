@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import KERNELS, step_of
+from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.rates.datasheet import Datasheet, Silent
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile
@@ -93,5 +94,10 @@ def speed(
     operators = kernels_on(KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels], gpu)
     is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
     return Speed(
-        model, setup, peak, schedule(step_of(model, setup, operators), rates, with_spans), rates.source, is_over_pcie
+        model,
+        setup,
+        peak,
+        schedule(steady_step(model, setup, operators), rates, with_spans),
+        rates.source,
+        is_over_pcie,
     )

@@ -7,6 +7,7 @@ first or in its last run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from fsdp_bench.simulate.events import Category, Kind
@@ -74,6 +75,7 @@ def live_memory(log: Log) -> LiveMemory:
     return LiveMemory(phases, levels[-1] + repeated)
 
 
+@lru_cache(maxsize=4)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
     """Return a step in the steady state of the rank with the highest peak, the lowest of equals."""
     logs = [steady_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import worst_rank
 from fsdp_bench.plan.question import Question
+from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.step import BETWEEN_STEPS, steady_step
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless, worst_rank
+from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.allocator import AllocatorReading
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.replay.live_memory import breakdown
+from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
