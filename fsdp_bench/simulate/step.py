@@ -255,12 +255,30 @@ def steady_step(
     """Return loading and one step in the steady state; all readers of a question share it."""
 
     def run(simulation: Simulation, extra_blocks: int) -> Log:
+        if isinstance(simulation.wrapper, Fsdp1):
+            simulation.wrapper.events_left = _events_left(shape, setup, kernels)
         simulation.load()
         simulation.warm_up()
         simulation.step()
         return simulation.log(extra_blocks)
 
     return _simulated(run, shape, setup, kernels, rank, num_blocks)
+
+
+_ENOUGH_BLOCKS = 3
+"""For a step to leave as many events as with all blocks: prefetching reaches two units."""
+
+
+@lru_cache(maxsize=64)
+def _events_left(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> int:
+    """Return how many frees FSDP1's rate limiter has not waited for at the end of a step."""
+    if not setup.limit_all_gathers or setup.effective_strategy is ShardingStrategy.NO_SHARD:
+        return 0
+    simulation = Simulation(shape, setup, kernels, min(shape.num_hidden_layers, _ENOUGH_BLOCKS))
+    simulation.load()
+    for _ in range(2):
+        simulation.step()
+    return simulation.wrapper.num_free_events if isinstance(simulation.wrapper, Fsdp1) else 0
 
 
 def first_steps(
@@ -299,12 +317,13 @@ def _simulated(
     num_blocks: int,
 ) -> Log:
     """Simulate a few blocks where one of them may stand for the others, or all."""
-    extra = shape.num_hidden_layers - num_blocks
     with _without_collections():
-        if extra > 0:
-            simulation = Simulation(shape, setup, kernels, num_blocks, rank)
-            if simulation.blocks_are_alike:
-                log = run(simulation, extra)
+        for count in sorted({num_blocks, MORE_BLOCKS}):
+            if num_blocks <= count < shape.num_hidden_layers:
+                simulation = Simulation(shape, setup, kernels, count, rank)
+                if not simulation.blocks_are_alike:
+                    break
+                log = run(simulation, shape.num_hidden_layers - count)
                 if log.is_sound:
                     return log
         return run(Simulation(shape, setup, kernels, shape.num_hidden_layers, rank), 0)

@@ -115,9 +115,8 @@ class Fsdp1(Wrapper):
 
     def after_a_step(self) -> None:
         """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
-        if self.is_sharded:
-            for _ in range(2):
-                self.enqueue_free()
+        for _ in range(self.events_left):
+            self.enqueue_free()
         if self.keeps_copies:
             for handle in self._by_block():
                 copy, handle.loaded = handle._pre_unshard(), None
@@ -138,6 +137,14 @@ class Fsdp1(Wrapper):
         if not self.setup.use_orig_params:
             for handle in self._by_block():
                 handle.grad = None
+
+    events_left = 0
+    """Of _FreeEventQueue, which a step leaves; set by who restores that state."""
+
+    @property
+    def num_free_events(self) -> int:
+        """Recorded frees that nobody has waited for."""
+        return self._num_free_events
 
     def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
         """Yield the units, marking whose turn it is."""
