@@ -19,6 +19,7 @@ from fsdp_bench.simulate.operators.kernels import (
     cublas_workspace,
     embedding_backward_workspace,
     flash_backward_workspace,
+    flash_forward_workspace,
 )
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
@@ -194,12 +195,27 @@ def test_heads_that_no_fused_kernel_takes_are_refused_not_guessed() -> None:
     assert predict_memory(shape, setup, CPU).peak_allocated_bytes > 0
 
 
+@pytest.mark.parametrize(("size", "splits"), [
+    ((1, 4, 512, 64), 2), ((1, 7, 512, 8), 2), ((1, 16, 512, 64), 2), ((1, 24, 512, 64), 1), ((1, 1, 8192, 64), 2),
+    ((1, 2, 4096, 128), 2), ((1, 8, 2048, 256), 1), ((1, 5, 8192, 96), 1), ((3, 5, 512, 24), 2), ((4, 7, 200, 64), 1),
+    ((1, 1, 2048, 192), 7),
+])  # fmt: skip
+def test_attentions_forward_splits_keys_where_multiprocessors_have_no_work(
+    size: tuple[int, int, int, int], splits: int
+) -> None:
+    """As torch 2.13's CUDA build splits them for the 132 multiprocessors of an H200, read from its memory history."""
+    batch, heads, length, head_dim = size
+    sums = splits * batch * heads * length * 4
+    rounded = -(-head_dim // 32) * 32
+    assert flash_forward_workspace(*size, 132) == ([sums, sums * rounded] if splits > 1 else [])
+
+
 def test_what_kernels_allocate_inside() -> None:
     """By hand from the sources that kernels.py names."""
     # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
-    assert flash_backward_workspace(2, 4, 1, 200, 64) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
+    assert flash_backward_workspace(2, 4, 200, 64, 1) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
     # Grouped keys: dk and dv expanded to 4 heads in 16 bits.
-    assert flash_backward_workspace(2, 4, 2, 200, 64)[2:] == [2 * 200 * 4 * 64 * 2] * 2
+    assert flash_backward_workspace(2, 4, 200, 64, 2)[2:] == [2 * 200 * 4 * 64 * 2] * 2
     assert embedding_backward_workspace(3072, 32000, 4096) == []
     assert embedding_backward_workspace(4000, 1000, 64)[-1] == (400 + 1000) * 64 * 4
     assert cublas_workspace("H100-SXM") == 32 * 2**20

@@ -2,17 +2,24 @@
 
 CPU: flash attention for every dtype and head. CUDA: flash attention for 16 bits, whose heads are padded to a multiple
 of eight (aten/native/transformers/attention.cpp, pad_last_dim); memory-efficient attention for fp32, whose rows are
-rounded to 32 and which knows no grouped keys, so these are repeated (train/models/transformer.py, attention).
+rounded to 32 and which knows no grouped keys, so these are repeated (train/models/transformer.py, attention). Both
+return a random state even without dropout: flash attention's is on the GPU, the other's on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import FP32, efficient_backward_workspace, flash_backward_workspace
+from fsdp_bench.simulate.operators.kernels import (
+    FP32,
+    efficient_backward_workspace,
+    flash_backward_workspace,
+    flash_forward_workspace,
+)
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
@@ -20,6 +27,8 @@ _NAME = "aten::scaled_dot_product_attention"
 _HEAD_MULTIPLE = 8
 _FP32_MULTIPLE = 4
 """aten/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient: 16 bytes."""
+_FLASH_STATE = 16, 8
+"""Bytes of the random state's two tensors."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
     """
     is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
     is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
-    if heads.count == (1 if is_query else heads.groups):
-        return x  # a single head is the whole row
+    if heads.count == (1 if is_query else heads.groups) or heads.dim == 1:
+        return x  # a single head is the whole row, and heads of one number are strided alike either way
     if not op.kernels.is_cuda or not (is_padded or is_repeated):
         return x
     numel = x.numel
@@ -67,15 +76,16 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
         op.run("aten::slice_backward", gradients[0], gradients[0])
         return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
 
+    if heads.count == tokens == 1:  # a single row
+        return op.record(Tensor(x.storage, numel, x.itemsize), [x], [], backward)
     op.run("aten::clone", x, x)
-    merged = Tensor(x.storage, numel, x.itemsize) if heads.count == 1 else op.like(x, "aten::clone", numel)
-    return op.record(merged, [x], [], backward)
+    return op.record(op.like(x, "aten::clone", numel), [x], [], backward)
 
 
 def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
     """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
     if not op.kernels.is_cuda:
-        return _kernel(op, (q, k, v), heads, op.batch * heads.count * heads.length, [], [])
+        return _kernel(op, (q, k, v), heads, op.batch * heads.count * heads.length)
     if q.itemsize == FP32:
         if heads.dim % _FP32_MULTIPLE:
             raise SpecError(
@@ -85,21 +95,24 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         if heads.groups > 1:
             k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
+        if op.kernels.observed:
+            return _kernel(op, (q, k, v), heads, rows)
         inside = [efficient_backward_workspace(op.batch, heads.count, heads.length, heads.dim)]
-        return _kernel(op, (q, k, v), heads, rows, [8, 8], [] if op.kernels.observed else inside)
+        return _kernel(op, (q, k, v), heads, rows, in_backward=inside)
     return _flash(op, q, k, v, heads)
 
 
 def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
-    inside: list[int] = []
     padded_dim = -(-heads.dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
-    if not op.kernels.observed:
-        inside = flash_backward_workspace(op.batch, heads.count, heads.groups, heads.length, padded_dim)
-    rows, state = op.batch * heads.count * heads.length, [16, 8]  # the random state, even without dropout
-    if padded_dim == heads.dim:
-        return _kernel(op, (q, k, v), heads, rows, state, inside)
-    q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
-    return _kernel(op, (q, k, v), heads, rows, state, inside)
+    if padded_dim != heads.dim:
+        q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
+    rows = op.batch * heads.count * heads.length
+    if op.kernels.observed:
+        return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE)
+    size = op.batch, heads.count, heads.length, padded_dim
+    in_forward = flash_forward_workspace(*size, op.kernels.num_multiprocessors)
+    in_backward = flash_backward_workspace(*size, heads.groups)
+    return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward)
 
 
 def _kernel(
@@ -107,10 +120,14 @@ def _kernel(
     inputs: tuple[Tensor, Tensor, Tensor],
     heads: Heads,
     rows: int,
-    state: list[int],
-    inside: list[int],
+    state: Sequence[int] = (),
+    in_forward: Sequence[int] = (),
+    in_backward: Sequence[int] = (),
 ) -> Tensor:
-    """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs."""
+    """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
+
+    What it allocates beside them, in bytes, lives until it has allocated everything.
+    """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
 
@@ -122,18 +139,26 @@ def _kernel(
         issue(_NAME, 1)
         return tape.tensor(numels[0], itemsize, _NAME)
 
+    scratch: list[Tensor] = []
+
+    def log_sums() -> Tensor:
+        sums = tape.tensor(rows, FP32, _NAME)
+        scratch.extend([op.temporary(1, size, _NAME) for size in in_forward])
+        return sums
+
     out = op.saved_output(kernel)
-    extra = [op.saved_output(partial(tape.tensor, rows, FP32, _NAME))]
+    extra = [op.saved_output(log_sums)]
     extra += [op.saved_output(partial(tape.tensor, 1, size, _NAME)) for size in state]
+    scratch.clear()
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
         itemsize = gradients[0].itemsize
         _opened = saved.copy()
         issue(_NAME + "_backward", 2)
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
-        if inside and itemsize == FP32:
+        if in_backward and itemsize == FP32:
             _sums = _sums_with_output(op, numels[0], heads)
-        _workspace = [op.temporary(1, size, _NAME + "_backward") for size in inside]
+        _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
         return results
 
     return op.record(out, [q, k, v], [q, k, v, out.detach(), *extra], backward)

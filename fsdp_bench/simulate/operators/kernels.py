@@ -2,12 +2,12 @@
 
 The CUDA figures are read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13). What its own host code
 allocates was compared with it on a card without silicon (tests/hollow_card); kernels have run on none. Not modelled,
-because small or not documented: partial sums of norms' weight gradients, the workspace of memory-efficient attention's
-backward, flash attention's split-KV buffers for few tokens, sorting's scratch.
+because small or not documented: partial sums of norms' weight gradients, sorting's scratch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -85,7 +85,7 @@ def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: 
     return batch * heads * -(-length // 64) * -(-head_dim // columns) * tile_bytes
 
 
-def flash_backward_workspace(batch: int, heads: int, groups: int, length: int, head_dim: int) -> list[int]:
+def flash_backward_workspace(batch: int, heads: int, length: int, head_dim: int, groups: int) -> list[int]:
     """Return what flash attention 2's backward allocates beside its results, in bytes for 16-bit inputs.
 
     pytorch_flash::mha_bwd (aten/native/transformers/cuda/flash_attn/flash_api.cpp): softmax_d and dq_accum in fp32,
@@ -93,12 +93,40 @@ def flash_backward_workspace(batch: int, heads: int, groups: int, length: int, h
     gradients.
     """
     rounded_length = -(-length // 128) * 128
-    rounded_dim = -(-head_dim // 32) * 32 if head_dim <= 192 else 256
     softmax_d = batch * heads * rounded_length * FP32
-    sizes = [softmax_d, softmax_d * rounded_dim]
+    sizes = [softmax_d, softmax_d * _rounded_head(head_dim)]
     if groups > 1:
         sizes += [batch * length * heads * head_dim * 2] * 2
     return sizes
+
+
+def flash_forward_workspace(batch: int, heads: int, length: int, head_dim: int, num_multiprocessors: int) -> list[int]:
+    """Return what flash attention 2's forward allocates beside its results, in bytes: partial sums of split keys.
+
+    Where batch and heads leave multiprocessors without work, each row's keys are split among several blocks, which
+    leave the logarithm of their sum and their output in fp32 (set_params_splitkv in pytorch_flash, flash_api.cpp).
+    """
+    block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    # A multiprocessor has two blocks of threads.
+    splits = _num_splits(batch * heads * -(-length // 64), 2 * num_multiprocessors, -(-length // block))
+    sums = splits * batch * heads * length * FP32
+    return [sums, sums * _rounded_head(head_dim)] if splits > 1 else []
+
+
+def _num_splits(row_blocks: int, slots: int, key_blocks: int) -> int:
+    """num_splits_heuristic (flash_api.cpp): the fewest splits within 85 % of the best use of the multiprocessors."""
+    if row_blocks >= 0.8 * slots:
+        return 1
+    efficiency: dict[int, float] = {}
+    for splits in range(1, min(128, slots, key_blocks) + 1):
+        if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
+            waves = row_blocks * splits / slots
+            efficiency[splits] = waves / math.ceil(waves)
+    return next(splits for splits, share in efficiency.items() if share >= 0.85 * max(efficiency.values()))
+
+
+def _rounded_head(head_dim: int) -> int:
+    return -(-head_dim // 32) * 32 if head_dim <= 192 else 256
 
 
 def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:

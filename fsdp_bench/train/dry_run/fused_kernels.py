@@ -5,21 +5,25 @@
     rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
     autocast    CUDA's lists (cuda_autocast.py)
 
-Attention's are torch's own operators with torch's own shape functions and autograd formulas; only the choice among
-them is made here, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels
-allocate while they run, and cuDNN's attention. The fake accelerator's tensors have a CPU's dispatch keys
-(workarounds.py), so this is registered for those, and taken back at the end.
+Attention's are torch's own operators with torch's own autograd formulas; only the choice among them is made here, as
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels allocate while they run,
+and cuDNN's attention. The fake accelerator's tensors have a CPU's dispatch keys (workarounds.py), so this is
+registered for those, and taken back at the end.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from fsdp_bench.train.dry_run import cuda_autocast
 from fsdp_bench.train.dry_run.fake_gpu import NAME
@@ -34,20 +38,24 @@ _CAUGHT_AT = "AutogradCPU"
 def fused_kernels() -> Iterator[None]:
     """Send operators on the fake accelerator to what a GPU would run."""
     library = torch.library.Library("aten", "IMPL")
+    is_efficient = partial(operator.is_, torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    shapes = (is_efficient, _efficient_attention)
+    fake_impls.op_implementations_checks.append(shapes)
     try:
         for name, fused in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
             library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
         cuda_autocast.register(library)
         yield
     finally:
+        fake_impls.op_implementations_checks.remove(shapes)
         library._destroy()
 
 
-def _on_accelerator(operator: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
+def _on_accelerator(torchs: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
     def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         if first.device.type != NAME:
-            return operator.decompose(first, *args, **kwargs)
-        return fused(operator.decompose, first, *args, **kwargs)
+            return torchs.decompose(first, *args, **kwargs)
+        return fused(torchs.decompose, first, *args, **kwargs)
 
     return call
 
@@ -84,6 +92,16 @@ def _attention(
         return result
     plain: Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return plain
+
+
+def _efficient_attention(
+    mode: FakeTensorMode, kernel: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, ...]:
+    """Its shapes, with the random state on the host, where CUDA's kernel leaves it; torch's shape function does not."""
+    with in_kernel_invocation_manager(mode):
+        out, log_sums, *_state = kernel(query, key, value, *args, **kwargs)
+    results = [FakeTensor(mode, result, query.device) for result in (out, log_sums)]
+    return *results, *(torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
 
 
 class _FusedRMSNorm(torch.autograd.Function):

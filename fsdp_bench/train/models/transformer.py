@@ -46,8 +46,8 @@ def split_heads(x_BSD: Tensor, head_dim: int) -> Tensor:
 
 
 def merge_heads(x_BHSE: Tensor) -> Tensor:
-    """Return B, S, H * E."""
-    return x_BHSE.transpose(1, 2).flatten(2)
+    """Return B, S, H * E, contiguous: heads that lose their padding are copied, others are as the kernel wrote them."""
+    return x_BHSE.transpose(1, 2).flatten(2).contiguous()
 
 
 def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
