@@ -51,8 +51,8 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
     """
     is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
     is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
-    if heads.count == (1 if is_query else heads.groups) or heads.dim == 1:
-        return x  # a single head is the whole row, and heads of one number are strided alike either way
+    if heads.count == (1 if is_query else heads.groups) or heads.dim == 1 or heads.length == 1:
+        return x  # of one head, one number or one token both orders are the same
     if not op.kernels.is_cuda or not (is_padded or is_repeated):
         return x
     numel = x.numel
@@ -112,7 +112,9 @@ def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tens
     size = op.batch, heads.count, heads.length, padded_dim
     in_forward = flash_forward_workspace(*size, op.kernels.num_multiprocessors)
     in_backward = flash_backward_workspace(*size, heads.groups)
-    return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward)
+    # _flash_attention_backward makes output and gradient contiguous, which follow the padded queries head by head.
+    num_copies = 2 if padded_dim != heads.dim and heads.count > 1 and heads.length > 1 else 0
+    return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, num_copies)
 
 
 def _kernel(
@@ -123,10 +125,12 @@ def _kernel(
     state: Sequence[int] = (),
     in_forward: Sequence[int] = (),
     in_backward: Sequence[int] = (),
+    num_copies: int = 0,
 ) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
 
-    What it allocates beside them, in bytes, lives until it has allocated everything.
+    What it allocates beside them, in bytes, lives until it has allocated everything; so do ``num_copies`` copies of
+    tensors like the output, with which its backward begins.
     """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
@@ -155,6 +159,7 @@ def _kernel(
         itemsize = gradients[0].itemsize
         _opened = saved.copy()
         issue(_NAME + "_backward", 2)
+        _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         if in_backward and itemsize == FP32:
             _sums = _sums_with_output(op, numels[0], heads)

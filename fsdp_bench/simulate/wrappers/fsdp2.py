@@ -13,6 +13,7 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine, Leaf, Node
 from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, fill
+from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
@@ -123,13 +124,13 @@ class ParamGroup:
             self.wrapper.all_gather_state = None
         if self.group_size > 1:
             tape.wait_event(Stream.COMPUTE, Queue.ALL_GATHER)
-            gathered = sum(param.gathered_bytes for param in self.params)
-            tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, self.sizes.compute)
         for param in self.params:
             moved = self._input_alone(param) if self.group_size == 1 else None
             param.all_gather_output = self.tape.storage(
                 param.gathered_bytes, "alloc_all_gather_outputs", Category.UNSHARDED_PARAMETERS
             )
+        if self.group_size > 1:
+            self._copy_out()
         self.is_unsharded = True
         tape.record_event(Stream.COMPUTE, Queue.COPY_OUT)
         if in_forward and self.group_size > 1:
@@ -138,6 +139,16 @@ class ParamGroup:
             tape.wait_event(Stream.ALL_GATHER_COPY_IN, Queue.COPY_OUT)
         self.all_gather_result = None
         del previous, moved
+
+    def _copy_out(self) -> None:
+        """split_with_sizes_copy: of each rank's shard every parameter's part."""
+        itemsize, kernels = self.sizes.compute, self.wrapper.kernels
+        if not kernels.observed:
+            parts = [param.padded_shard_numel * itemsize for param in self.params]
+            num_bytes = split_arguments(parts, self.group_size, kernels)
+            _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
+        gathered = sum(param.gathered_bytes for param in self.params)
+        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, itemsize)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
@@ -237,9 +248,11 @@ class ParamGroup:
             self._to_accumulated_grads()
             return
         gradients: list[Tensor] = []
+        dtype = self.wrapper.setup.precision.compute
         for param in self.params:
             if param.accumulated_grad is not None:
                 gradients.append(param.accumulated_grad)
+                dtype = self.wrapper.setup.precision.reduce
                 param.accumulated_grad = None
             elif param.grad is not None:
                 gradients.append(param.grad)
@@ -249,7 +262,7 @@ class ParamGroup:
             self.tape.wait_event(Stream.COMPUTE, Queue.REDUCE_SCATTER)
         self.wrapper.reduce_scatter_states.clear()
         self.all_reduce_state = None
-        self._reduce(gradients)
+        self._reduce(gradients, dtype)
 
     def _to_accumulated_grads(self) -> None:
         """to_accumulated_grad_if_needed: keep unreduced gradients in the reduction dtype."""
@@ -266,7 +279,22 @@ class ParamGroup:
                 self.tape.kernel("aten::_to_copy", num_bytes, sizes.compute)
             del gradient
 
-    def _reduce(self, gradients: list[Tensor]) -> None:
+    def _copy_in(self, gradients: list[Tensor], dtype: str) -> None:
+        """chunk_cat: of every gradient each rank's part; one kernel, or one a gradient for casts that it does not know."""
+        tape, sizes, to = self.tape, self.sizes, self.wrapper.setup.precision.reduce
+        itemsize = gradients[0].itemsize
+        inside: list[int] = []
+        if not self.wrapper.kernels.observed:
+            if dtype == to or (dtype, to) == ("bf16", "fp32"):
+                inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.params])]
+            else:  # aten/native/TensorShape.cpp, _pad_chunk
+                inside = [p.padded_numel * itemsize for p in self.params if p.weight.dim0 % self.group_size]
+        _inside = [tape.storage(num_bytes, "chunk_cat", Category.TEMPORARY) for num_bytes in inside]
+        written = sum(param.padded_numel for param in self.params) * sizes.reduce
+        name = "fsdp::chunk_cat" if dtype == to else CASTING_CHUNK_CAT
+        tape.kernel(name, sum(itemsize * gradient.numel for gradient in gradients) + written, itemsize)
+
+    def _reduce(self, gradients: list[Tensor], dtype: str) -> None:
         """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
         if not gradients:
             return
@@ -274,9 +302,7 @@ class ParamGroup:
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
         numel = sum(param.padded_numel for param in self.params)
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
-        read, itemsize = sum(gradient.itemsize * gradient.numel for gradient in gradients), gradients[0].itemsize
-        name = "fsdp::chunk_cat" if itemsize == sizes.reduce else CASTING_CHUNK_CAT
-        tape.kernel(name, read + numel * sizes.reduce, itemsize)
+        self._copy_in(gradients, dtype)
         gradients.clear()
         stream = Stream.REDUCE_SCATTER
         tape.wait_stream(stream, Stream.COMPUTE)
@@ -326,6 +352,7 @@ class Fsdp2(Wrapper):
         on_host: bool,
     ) -> None:
         self.tape = op.tape
+        self.kernels = op.kernels
         self.engine = engine
         self.setup = setup
         self.sizes = sizes
