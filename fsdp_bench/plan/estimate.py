@@ -22,7 +22,8 @@ from fsdp_bench.replay.program import Program, program
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
+from fsdp_bench.simulate.simulation import BETWEEN_STEPS
+from fsdp_bench.simulate.step import first_steps, steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import Simulation
+from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 

@@ -6,7 +6,8 @@ Read in this order:
     operators/      what each operator allocates, saves for backward and computes
     models/         the benchmark models, and activation checkpointing
     wrappers/       FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
-    step.py         the step itself: forward, loss, backward, clipping, optimizer
+    simulation.py   loading, and a step: forward, loss, backward, clipping, optimizer
+    step.py         which steps are simulated: one in the steady state, or the first ones
     repeat.py       one block that stands for all blocks that are alike
     worst_rank.py   which ranks can need the most memory
 """

@@ -1,7 +1,4 @@
-"""Predictions against PyTorch's own CUDA allocator, on drawn setups. Skipped but under card.py: see ``make hollow``.
-
-The bounds are those that a real GPU will have to meet.
-"""
+"""Predictions against PyTorch's own CUDA allocator, on drawn setups. Skipped but under card.py: see ``make hollow``."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ pytestmark = [
 
 CELLS = [
     cell
-    for cell in draw_cells(int(os.environ.get("FSDP_BENCH_TEST_CELLS", "100")), seed=4, device="cuda")
+    for cell in draw_cells(int(os.environ.get("FSDP_BENCH_TEST_CELLS", "110")), seed=4, device="cuda")
     if not cell.setup.precision.needs_grad_scaler  # an overflow is decided by values, and there are none
 ]
 PLAN = RunPlan(warmup_steps=2, steps=3, communication_steps=0, attention="flash", emulate=True)
@@ -68,22 +65,24 @@ def test_pytorchs_allocator_holds_what_is_predicted(tmp_path: Path) -> None:
     errors: dict[str, list[float]] = {"peak": [], "reserved": []}
     for cell, report in zip(CELLS, measured(CELLS, tmp_path), strict=True):
         assert report.outcome is Outcome.OK, (cell.label, report.failure)
-        memory, predicted = report.memory, predicted_on_stand_in(cell, kernels)
+        memory, reading = report.memory, predicted_on_stand_in(cell, kernels)
         assert memory is not None
-        found = {**memory.phases, "peak": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes}
-        told = {
-            **predicted.phases,
-            "peak": predicted.peak_allocated_bytes,
-            "reserved": predicted.peak_reserved_bytes,
+        measured_bytes = {**memory.phases, "peak": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes}
+        predicted_bytes = {
+            **reading.phases,
+            "peak": reading.peak_allocated_bytes,
+            "reserved": reading.peak_reserved_bytes,
         }
-        for name, value in found.items():
+        for name, value in measured_bytes.items():
             assert value
-            errors.setdefault(name, []).append(told[name] / value - 1)
-            if told[name] != value:
-                print(f"{told[name] / value - 1:+.2%} {name}: {told[name]} for {value}: {cell.label}")
+            error = predicted_bytes[name] / value - 1
+            errors.setdefault(name, []).append(error)
+            if error:
+                print(f"{error:+.2%} {name}: {predicted_bytes[name]} for {value}: {cell.label}")
     for name, relative in errors.items():
         sizes = sorted(map(abs, relative))
         print(f"{name}: equal in {sizes.count(0)} of {len(sizes)}, median {median(sizes):.3%}, worst {sizes[-1]:.3%}")
-    assert median(map(abs, errors["peak"])) <= 0.01
+    assert errors["peak"].count(0) >= 0.95 * len(CELLS)
     assert max(map(abs, errors["peak"])) <= 0.03
+    assert errors["reserved"].count(0) >= 0.85 * len(CELLS)
     assert median(map(abs, errors["reserved"])) <= 0.05

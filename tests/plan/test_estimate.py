@@ -12,6 +12,7 @@ from fsdp_bench.plan.estimate import estimate, predict_memory
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.kernels import (
     CPU,
     CUDA,
@@ -20,6 +21,7 @@ from fsdp_bench.simulate.operators.kernels import (
     embedding_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
+    kernels_on,
 )
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
@@ -208,6 +210,16 @@ def test_attentions_forward_splits_keys_where_multiprocessors_have_no_work(
     sums = splits * batch * heads * length * 4
     rounded = -(-head_dim // 32) * 32
     assert flash_forward_workspace(*size, 132) == ([sums, sums * rounded] if splits > 1 else [])
+
+
+def test_fsdp2s_copies_pack_their_arguments() -> None:
+    """As torch 2.13's CUDA build allocates them on an H200, read from its memory history: gpt2, 128 wide, 4096 ranks."""
+    h200 = kernels_on(CUDA, gpu("H200-SXM"))
+    assert split_arguments([64], 4096, h200) == 48  # one bias, a row a rank
+    assert split_arguments([512, 4], 4096, h200) == 88  # a weight of 128 columns and its bias
+    assert chunk_cat_arguments([512, 4]) == 8 * (6 * 2 + 2 + 2)
+    # 64 MiB are 32,768 tiles for twice 132 multiprocessors of 16 blocks each: every block takes 8.
+    assert split_arguments([2**26], 1, h200) == 8 * (3 + 4096 + 2)
 
 
 def test_what_kernels_allocate_inside() -> None:

@@ -14,7 +14,8 @@ from fsdp_bench.replay.live_memory import breakdown, live_memory
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import BETWEEN_STEPS, first_steps, steady_step
+from fsdp_bench.simulate.simulation import BETWEEN_STEPS
+from fsdp_bench.simulate.step import first_steps, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.validate.random_setups import Cell, draw_cells

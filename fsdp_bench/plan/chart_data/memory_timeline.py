@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS, steady_step
+from fsdp_bench.simulate.simulation import BETWEEN_STEPS
+from fsdp_bench.simulate.step import steady_step
 
 CATEGORIES = (
     Category.PARAMETERS,

@@ -14,6 +14,7 @@ from enum import Enum
 from fsdp_bench.spec.hardware import Gpu
 
 FP32 = 4
+INT32 = 4
 INT64 = 8
 
 

@@ -14,7 +14,7 @@ from fsdp_bench.simulate.autograd import Engine, Leaf
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
-from fsdp_bench.simulate.operators.kernels import INT64
+from fsdp_bench.simulate.operators.kernels import INT32, INT64
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
@@ -32,9 +32,9 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1024**2, 25 * 1024**2
 class _Gradient:
     """One parameter's gradient: the first is taken, further ones are added in place."""
 
-    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[int], None]) -> None:
+    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[Weight], None]) -> None:
         self.value: Tensor | None = None
-        self._numel = weight.numel
+        self._weight = weight
         self._when_ready = when_ready
         weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest, weight.block)
         weight.seen.node = Leaf(op.tape, self._accumulate)
@@ -42,7 +42,7 @@ class _Gradient:
     def _accumulate(self, gradient: Tensor) -> None:
         if self.value is None:
             self.value = gradient
-        self._when_ready(self._numel)
+        self._when_ready(self._weight)
 
 
 class Ddp(Wrapper):
@@ -73,20 +73,27 @@ class Ddp(Wrapper):
         self._has_reduced = False
         """Whether the first reduction was, and the buckets are not yet rebuilt."""
         self._was_rebuilt = False
+        self.arrivals: list[Weight] = []
+        """In which order the first step's gradients came."""
         model.around = self.around
 
-    def _ready(self, numel: int) -> None:
+    def _ready(self, weight: Weight) -> None:
         """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
 
-        Buckets follow the order in which gradients came in the first step (rebuild_buckets).
+        The first step has one bucket of all (DistributedDataParallel's constructor, where no graph is static); later
+        ones follow the order in which gradients came in it (rebuild_buckets).
         """
         if not self.reduces_gradients:
             return
+        if not self._was_rebuilt:
+            self.arrivals.append(weight)
+        numel = weight.numel
         self._run("aten::mul_out", 2 * numel)  # mark_variable_ready_dense: divides into the bucket
         self._waiting_numel += numel
         self._seen_numel += numel
         is_last = self._seen_numel == self.num_parameters
-        if is_last or self._waiting_numel * self.sizes.store >= self._bucket_limit:
+        is_full = self._was_rebuilt and self._waiting_numel * self.sizes.store >= self._bucket_limit
+        if is_last or is_full:
             num_bytes = self._waiting_numel * self.sizes.reduce
             if self.sizes.casts_back:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
@@ -156,15 +163,20 @@ class Ddp(Wrapper):
         A bucket is full with the gradient that reaches the limit (compute_bucket_assignment_by_size).
         """
         self._has_reduced, self._was_rebuilt = False, True
+        tape, sizes, limit = self.op.tape, [0], _FIRST_BUCKET_BYTES
+        for weight in self.arrivals:
+            sizes[-1] += weight.numel * self.sizes.store
+            if sizes[-1] >= limit:
+                sizes.append(0)
+                limit = _BUCKET_BYTES
+        if not sizes[-1]:
+            sizes.pop()
+        if not self.op.kernels.observed:  # sync_bucket_indices: rank 0's go to all
+            _indices = tape.storage(INT32 * (len(self.weights) + 1), "sync_bucket_indices", Category.TEMPORARY)
+            _lengths = tape.storage(INT32 * len(sizes), "sync_bucket_indices", Category.TEMPORARY)
+            del _indices, _lengths
         self._buckets.clear()
-        tape, limit, num_bytes = self.op.tape, _FIRST_BUCKET_BYTES, 0
-        for weight in reversed(self.weights):
-            num_bytes += weight.numel * self.sizes.store
-            if num_bytes >= limit:
-                self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
-                limit, num_bytes = _BUCKET_BYTES, 0
-        if num_bytes:
-            self._buckets.append(tape.storage(num_bytes, "rebuild_buckets", Category.REDUCTION_BUFFERS))
+        self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
 
     def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
         """Yield weights, marking whose turn it is."""
@@ -174,7 +186,7 @@ class Ddp(Wrapper):
         self.op.tape.mark_block(-1)
 
     def after_a_step(self) -> None:
-        """Be as the first steps leave it: the buckets are those that stay."""
+        """Be as the first steps leave it: the buckets are those that stay. ``arrivals`` must be known."""
         self._rebuild_buckets()
 
     def zero_grad(self) -> None:

@@ -343,7 +343,8 @@ class FlatParamHandle:
                 self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
                 self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce)
             self.grad_dtype = precision.store
-            wrapper.offload_gradient(self.layout.numel, Stream.REDUCE_SCATTER)
+            assert self.grad is not None
+            wrapper.offload_gradient(self.grad, Stream.REDUCE_SCATTER)
         del computed
 
     def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
@@ -375,10 +376,14 @@ class FlatParamHandle:
                 self.tape.storage(held * self.sizes.store, "aten::empty_like", Category.GRADIENTS)
 
     def _reduction(
-        self, numel: int, itemsize: int, label: str, category: Category = Category.REDUCTION_BUFFERS
+        self,
+        numel: int,
+        itemsize: int,
+        label: str,
+        category: Category = Category.REDUCTION_BUFFERS,
+        stream: Stream = Stream.REDUCE_SCATTER,
     ) -> Tensor:
-        storage = self.tape.storage(numel * itemsize, label, category, Stream.REDUCE_SCATTER)
-        return Tensor(storage, numel, itemsize)
+        return Tensor(self.tape.storage(numel * itemsize, label, category, stream), numel, itemsize)
 
     def _reduce_sharded(self) -> None:
         """_reduce_grad: pad, reduce-scatter, cast to the stored dtype, accumulate."""
@@ -396,6 +401,8 @@ class FlatParamHandle:
         if self.wrapper.setup.strategy.is_hybrid:
             stream = Stream.ALL_REDUCE
             self.tape.wait_stream(stream, Stream.REDUCE_SCATTER)
+            if shard.storage is not None:
+                self.wrapper.record_stream(shard.storage, stream)
             self.tape.collective("all_reduce", "replicate", numel * self.sizes.reduce, stream)
         self._divide_after(numel, stream)
         if self.wrapper.copies_messages:
@@ -403,14 +410,14 @@ class FlatParamHandle:
         low_precision = None
         if self.sizes.casts_back:
             low_precision = shard
-            shard = self._reduction(self.layout.shard_numel, self.sizes.store, "_cast_grad_to_param_dtype", kept)
+            shard = self._reduction(numel, self.sizes.store, "_cast_grad_to_param_dtype", kept, stream)
             self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce, stream)
         del low_precision
         if self.saved_grad_shard is None:
             self.saved_grad_shard = shard
         else:
             self._run("aten::add_", 3 * numel * self.sizes.store, self.sizes.store, stream)
-        self.wrapper.offload_gradient(numel, stream)
+        self.wrapper.offload_gradient(shard, stream)
         del shard, padded, unsharded
 
     def finalize(self) -> None:

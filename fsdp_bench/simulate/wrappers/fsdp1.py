@@ -13,7 +13,7 @@ from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
-from fsdp_bench.simulate.tape import Storage
+from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -176,10 +176,12 @@ class Fsdp1(Wrapper):
         if not self.on_host:
             self.tape.copy(name, num_bytes, stream)
 
-    def offload_gradient(self, numel: int, stream: Stream) -> None:
+    def offload_gradient(self, gradient: Tensor, stream: Stream) -> None:
         """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
         if self.offload:
-            self.copy("to_host", numel * self.sizes.store, stream)
+            self.copy("to_host", gradient.numel * self.sizes.store, stream)
+            if gradient.storage is not None:
+                self.record_stream(gradient.storage, Stream.REDUCE_SCATTER)
             if not self.is_sharded:
                 self.tape.synchronize(stream)
 

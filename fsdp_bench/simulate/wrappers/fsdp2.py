@@ -280,7 +280,7 @@ class ParamGroup:
             del gradient
 
     def _copy_in(self, gradients: list[Tensor], dtype: str) -> None:
-        """chunk_cat: of every gradient each rank's part; one kernel, or one a gradient for casts that it does not know."""
+        """chunk_cat: of every gradient each rank's part; one kernel, but for casts that it does not know."""
         tape, sizes, to = self.tape, self.sizes, self.wrapper.setup.precision.reduce
         itemsize = gradients[0].itemsize
         inside: list[int] = []
@@ -326,7 +326,7 @@ class ParamGroup:
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
-            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, stream)
+            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, after)
             tape.kernel("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             tape.copy("to_host", self.shard_numel * sizes.store, after)

@@ -16,7 +16,7 @@ from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
 from fsdp_bench.report.charts.figure import save
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.step import BETWEEN_STEPS
+from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup

@@ -1,0 +1,243 @@
+"""A model, its wrapper and its optimizer on one tape: loading and one step, as train/step.py runs it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from fsdp_bench.simulate.autograd import Engine
+from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
+from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
+from fsdp_bench.simulate.operators import optimizer
+from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
+from fsdp_bench.simulate.operators.loss import loss
+from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.scaler import Scaler
+from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
+from fsdp_bench.simulate.wrappers.ddp import Ddp
+from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
+from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
+from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
+
+BETWEEN_STEPS = "between steps"
+"""Not a phase of its own: where the simulation puts what earlier steps have left."""
+
+_MICRO_BATCHES = 3
+"""Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
+
+
+class Simulation:
+    """A model, its wrapper and its optimizer on one tape."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        setup: TrainSetup,
+        kernels: Kernels,
+        num_blocks: int,
+        rank: int = 0,
+    ) -> None:
+        self.shape = shape
+        self.setup = setup
+        self.rank = rank
+        self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+        self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)
+        self.op = Operators(self.tape, kernels)
+        self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
+        self.model = SimulatedTransformer(self.op, shape, num_blocks)
+        self.sizes = Sizes.of(setup.precision)
+        self.on_host = not kernels.is_cuda
+        units = choose_units(self.model, setup)
+        self.blocks_are_alike = blocks_are_alike(self.model, units, setup)
+        if setup.checkpointing is not Checkpointing.NONE:
+            for block in self.model.blocks:
+                block.around = checkpointed(self.op, setup.checkpointing)
+        self.wrapper = self._wrapped(units)
+        self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
+        """The optimizer's work is in host memory, apart from the device's."""
+        self.resident: list[Storage] = []
+        self.states: list[Storage] | None = None
+        """The optimizer's; None before its first step."""
+        self.scaler: Scaler | None = None
+        self.zero_scalar: Storage | None = None
+        self.steps: list[range] = []
+        """The events of each step."""
+
+    def _wrapped(self, units: list[Module]) -> Wrapper:
+        """Wrap the model. Of fully_shard and DDP only rank 0 is simulated, which has the most."""
+        given = self.op, self.engine, self.model, units, self.setup, self.sizes, self.on_host
+        if self.setup.api is Api.FSDP1:
+            return Fsdp1(*given, self.rank)
+        return (Ddp if self.setup.strategy is ShardingStrategy.NO_SHARD else Fsdp2)(*given)
+
+    def load(self) -> None:
+        """Build and wrap the model."""
+        tape = self.tape
+        tape.mark("load")
+        if self.op.kernels.mesh and (self.has_dtensors or self.setup.strategy.is_hybrid):
+            ranks = tape.storage(
+                4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY
+            )  # a dry run's is elsewhere
+            self.resident.append(ranks)
+        self.resident += self.wrapper.load()
+        tape.mark(BETWEEN_STEPS)
+        self.shards = self.wrapper.shards(self.model)
+        if self.setup.precision.needs_grad_scaler:
+            has_dtensors = self.has_dtensors and self.setup.shard_group_size > 1  # of one rank they are as they are
+            self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, has_dtensors, self.steps_on_host)
+
+    def warm_up(self) -> None:
+        """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
+        self._begin_first_forward()
+        self.op.make_workspaces()
+        self.states = self._optimizer_states()
+        if self.setup.max_grad_norm is not None:
+            self._make_zero_scalar()
+        self.wrapper.after_a_step()
+        if self.scaler is not None:
+            self.wrapper.when_nothing_loaded_is_left(self.scaler.make_scale)
+
+    def _begin_first_forward(self) -> None:
+        """What the wrapper does once, before the first forward's first operator."""
+        given, total = self._given(), self.tape.tensor(1, FP32, "aten::zeros")
+        tokens = given[0] if given else self._tokens()
+        inputs = self._inputs(tokens)
+        self.tape.mark("forward")
+        self.wrapper.lazy_init()
+        self.tape.mark(BETWEEN_STEPS)
+        del given, total, tokens, inputs
+
+    def _given(self) -> list[Tensor]:
+        """Return all micro-batches of a step, where they are made on the device itself."""
+        return [self._tokens() for _ in range(self.setup.gradient_accumulation_steps)] if self.on_host else []
+
+    def _tokens(self) -> Tensor:
+        """Return one micro-batch: the inputs, and a token more. The host waits for its copy from pageable memory."""
+        numel = self.setup.micro_batch_size * (self.setup.sequence_length + 1)
+        tokens = self.tape.tensor(numel, INT64, "tokens")
+        if not self.on_host:
+            self.tape.synchronize(Stream.COMPUTE)
+        return tokens
+
+    def _inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets: views of one sequence, copies of several."""
+        batch, length = self.setup.micro_batch_size, self.setup.sequence_length
+        if batch == 1:
+            return tokens.view(length), tokens.view(length)
+        inputs = self.tape.tensor(batch * length, INT64, "aten::clone")
+        return inputs, self.tape.tensor(batch * length, INT64, "aten::clone")
+
+    def step(self) -> None:
+        """train/step.py, train_step."""
+        setup, tape, begin = self.setup, self.tape, len(self.tape.events)
+        given, total = self._given(), tape.tensor(1, FP32, "aten::zeros")
+        count = min(setup.gradient_accumulation_steps, _MICRO_BATCHES)
+        for index in range(count):
+            is_last = index == count - 1
+            self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
+            stands_for = setup.gradient_accumulation_steps - count
+            tape.repeat(1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1)
+            tokens = given[index] if given else self._tokens()
+            share = self.forward_backward(tokens)
+            del tokens, share
+        tape.repeat(1)
+        tape.mark("optimizer")
+        self.optimizer_step()
+        del total, given
+        self.steps.append(range(begin, len(tape.events)))
+        tape.mark(BETWEEN_STEPS)
+        tape.synchronize_device()  # who trains looks at the loss; train/processes/measurement.py times the step
+
+    def forward_backward(self, tokens: Tensor) -> Tensor:
+        """train/step.py, _forward_backward."""
+        setup, tape = self.setup, self.tape
+        self.op.batch = setup.micro_batch_size
+        inputs, targets = self._inputs(tokens)
+        tape.mark("forward")
+        logits: Any = self.model(inputs, setup.sequence_length)
+        tape.mark("loss")
+        out = self.op.divide(loss(self.op, setup.loss, logits, targets))
+        del logits
+        tape.mark("backward")
+        scaled = self.scaler.scale(out) if self.scaler is not None else out
+        ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
+        self.engine.run(scaled, ones)
+        del ones
+        return out.detach()
+
+    def optimizer_step(self) -> None:
+        """train/step.py, _optimizer_step."""
+        if self.scaler is not None:
+            self.scaler.unscale()
+            self._over_gradients("aten::_amp_foreach_non_finite_check_and_unscale_", 2)
+        if self.setup.max_grad_norm is not None:
+            self._clip()
+        if self.scaler is not None:
+            self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
+        if self.states is None:
+            self.states = self._optimizer_states()
+        optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
+        if not self.steps_on_host:
+            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+        if self.scaler is not None:
+            self.scaler.update()
+        self.wrapper.zero_grad()
+
+    def _over_gradients(self, name: str, passes: int) -> None:
+        """Issue an operator over all gradients, block by block, where they are on the device."""
+        if self.steps_on_host:
+            return
+        for block, group in groupby(self.shards, key=lambda shard: shard.block):
+            self.tape.mark("optimizer", block)
+            shards = list(group)
+            num_bytes = passes * sum(shard.numel * shard.itemsize for shard in shards)
+            self.tape.kernel(name, num_bytes, shards[0].itemsize)
+        self.tape.mark("optimizer", -1)
+
+    def _optimizer_states(self) -> list[Storage]:
+        if self.steps_on_host:
+            return []
+        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
+
+    def _make_zero_scalar(self) -> None:
+        """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""
+        if self.zero_scalar is None and self.setup.api is Api.FSDP1:
+            self.zero_scalar = self.tape.storage(FP32, "_zero_scalar", Category.TEMPORARY)
+            self.tape.synchronize(Stream.COMPUTE)
+
+    def _clip(self) -> None:
+        """train/step.py, clip_gradients, with as many gradients as the whole model has."""
+        self._make_zero_scalar()
+        self._over_gradients("aten::_foreach_norm", 1)
+        self._over_gradients("aten::_foreach_mul_", 2)
+        is_sharded_fsdp1 = (
+            self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD
+        )
+        if self.steps_on_host:
+            if is_sharded_fsdp1:
+                reduce_norm_of_host_gradients(self.tape)
+            return
+        shards = [shard for shard in self.shards if optimizer.counts(shard)]
+        simulated = sum(shard.block >= 0 for shard in shards)
+        count = len(shards) - simulated
+        count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
+        if is_sharded_fsdp1:
+            self.tape.collective("all_reduce", "shard", FP32)
+            clip_sharded_fsdp1(self.tape, count, self.sizes.store)
+        else:
+            is_distributed = self.has_dtensors and self.setup.shard_group_size > 1
+            if is_distributed:  # the norms of all gradients, one by one
+                self.tape.collective("all_reduce", "shard", count * self.sizes.store)
+            clip_gradients(self.tape, count, self.sizes.store, is_distributed)
+
+    def log(self, extra_blocks: int, further_steps: int = 0, hands_over: list[tuple[int, int]] | None = None) -> Log:
+        """Return what was recorded; what ends with the simulation is no part of it, and goes on being written."""
+        events, self.tape.events = self.tape.events, []
+        return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, hands_over or ())
