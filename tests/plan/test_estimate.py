@@ -213,7 +213,7 @@ def test_attentions_forward_splits_keys_where_multiprocessors_have_no_work(
 
 
 def test_fsdp2s_copies_pack_their_arguments() -> None:
-    """As torch 2.13's CUDA build allocates them on an H200, read from its memory history: gpt2, 128 wide, 4096 ranks."""
+    """As torch 2.13 allocates them on an H200, read from its memory history: gpt2, 128 wide, 4096 ranks."""
     h200 = kernels_on(CUDA, gpu("H200-SXM"))
     assert split_arguments([64], 4096, h200) == 48  # one bias, a row a rank
     assert split_arguments([512, 4], 4096, h200) == 88  # a weight of 128 columns and its bias
