@@ -26,9 +26,10 @@ pytestmark = [
     pytest.mark.skipif("libhollow_card" not in os.environ.get("LD_PRELOAD", ""), reason="no hollow card: make hollow"),
 ]
 
+DRAWN, SEED = (int(os.environ.get(f"FSDP_BENCH_TEST_{name}", usual)) for name, usual in (("CELLS", 110), ("SEED", 4)))
 CELLS = [
     cell
-    for cell in draw_cells(int(os.environ.get("FSDP_BENCH_TEST_CELLS", "110")), seed=4, device="cuda")
+    for cell in draw_cells(DRAWN, SEED, device="cuda")
     if not cell.setup.precision.needs_grad_scaler  # an overflow is decided by values, and there are none
 ]
 PLAN = RunPlan(warmup_steps=2, steps=3, communication_steps=0, attention="flash", emulate=True)
