@@ -23,7 +23,7 @@ from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, s
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
 from tests.simulate.test_step import shape
 
-CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "12"))
+CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "8"))
 LAYERS = int(os.environ.get("FSDP_BENCH_TEST_LAYERS", "3"))
 """`make validate` draws more and deeper ones: a dry run takes as long as it has layers."""
 

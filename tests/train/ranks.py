@@ -7,6 +7,7 @@ refuses to run in a fork.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ LEAVING_SECONDS = 10
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["pytest", "hypothesis", "torch.utils.flop_counter", "fsdp_bench.train.processes.worker"]
+    ["pytest", "hypothesis", "torch._dynamo", "torch.utils.flop_counter", "fsdp_bench.train.processes.worker"]
 )
 
 
@@ -40,6 +41,7 @@ def _name_the_known_warnings() -> None:
 
 def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection, call: bytes) -> None:
     try:
+        gc.freeze()  # collections need not look through what torch's import left, page after page
         _name_the_known_warnings()
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"

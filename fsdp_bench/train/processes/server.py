@@ -15,6 +15,8 @@ Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "worl
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -120,6 +122,8 @@ def main() -> None:
     import fsdp_bench.train.wrapping.fsdp2  # noqa: F401
     from fsdp_bench.train.processes.resident import ResidentProcess
 
+    importlib.import_module("torch._dynamo")  # fully_shard's first forward does, in every rank
+    gc.freeze()  # ranks' collections need not look through what the imports left, nor copy its pages
     _say("ready", unsafe=unsafe_to_fork())
     resident = ResidentProcess(partial(_run_rank, rank=0))
     for line in sys.stdin:
