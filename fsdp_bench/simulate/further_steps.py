@@ -13,24 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.events import Event, Kind, Queue
 
-_ALLOCATE, _FREE, _RECORD_EVENT, _HOST_WAIT = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_EVENT, Kind.HOST_WAIT
+_ALLOCATE, _FREE, _RECORD_EVENT = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_EVENT
+_WAITS = Kind.HOST_WAIT, Kind.WAIT_EVENT
 
 
 def handed_on(events: Sequence[Event], begin: int) -> list[tuple[int, int]] | None:
     """Return the tensors that the step ``events[begin:]`` uses up, each with the one that it leaves in its place.
 
     None where it does not leave as much as it found: tensors with the same labels, made in the same order, and as many
-    recorded events that nobody waited for.
+    recorded events of each queue that nobody waited for.
     """
     labels: tuple[dict[int, str], dict[int, str]] = {}, {}  # of what is alive: made before the step, and in it
     used_up: set[int] = set()
-    num_queued = num_queued_before = 0
+    queued, queued_before = [0] * len(Queue), [0] * len(Queue)
     alive = labels[0]
     for index, event in enumerate(events):
         if index == begin:
-            alive, num_queued_before = labels[1], num_queued
+            alive, queued_before = labels[1], queued.copy()
         kind, number = event[0], event[1]
         if kind == _ALLOCATE:
             alive[number] = event[5]
@@ -40,10 +41,10 @@ def handed_on(events: Sequence[Event], begin: int) -> list[tuple[int, int]] | No
             else:
                 used_up.add(number)
         elif kind == _RECORD_EVENT:
-            num_queued += 1
-        elif kind == _HOST_WAIT:
-            num_queued -= 1
+            queued[number] += 1
+        elif kind in _WAITS:
+            queued[number] -= 1
     found = [number for number in labels[0] if number in used_up]
-    if [labels[0][number] for number in found] != list(labels[1].values()) or num_queued != num_queued_before:
+    if [labels[0][number] for number in found] != list(labels[1].values()) or queued != queued_before:
         return None
     return list(zip(found, labels[1], strict=True))

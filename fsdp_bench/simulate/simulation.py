@@ -60,6 +60,8 @@ class Simulation:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper = self._wrapped(units)
+        self.allocates_alike = isinstance(self.wrapper, Ddp) and not self.sizes.casts_back
+        """Blocks differ in no more than where DistributedDataParallel's buckets end."""
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
         """The optimizer's work is in host memory, apart from the device's."""
         self.resident: list[Storage] = []

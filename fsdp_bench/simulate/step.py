@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
+
+from msgspec.structs import replace
 
 from fsdp_bench.simulate.further_steps import handed_on
-from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 
 @lru_cache(maxsize=4)
@@ -23,22 +24,60 @@ def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
     """Return loading and one step in the steady state; all readers of a question share it."""
+    return _simulated(partial(_load_and_step, shape, setup, kernels), shape, setup, kernels, rank, num_blocks)
 
-    def run(simulation: Simulation, extra_blocks: int) -> Log:
-        if isinstance(simulation.wrapper, Fsdp1):
-            simulation.wrapper.events_left = _events_left(shape, setup, kernels)
-        elif isinstance(simulation.wrapper, Ddp):
-            simulation.wrapper.arrivals = _arrivals(simulation.wrapper.weights, shape, setup, kernels)
-        simulation.load()
-        simulation.warm_up()
-        simulation.step()
-        return simulation.log(extra_blocks)
 
-    return _simulated(run, shape, setup, kernels, rank, num_blocks)
+def memory_of_a_step(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
+    """Return loading and one step in the steady state for who asks of its memory alone.
+
+    DistributedDataParallel's buckets end in the middle of blocks, so that for its time every block is simulated. What
+    is alive they change only where a hook casts them.
+    """
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        return _memory_under_ddp(shape, setup, kernels)
+    return steady_step(shape, setup, kernels, rank)
+
+
+@lru_cache(maxsize=4)
+def _memory_under_ddp(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Log:
+    run = partial(_load_and_step, shape, setup, kernels)
+    return _simulated(run, shape, setup, kernels, 0, FEW_BLOCKS, for_memory=True)
+
+
+def _load_and_step(
+    shape: ModelShape, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
+) -> Log:
+    if isinstance(simulation.wrapper, Fsdp1):
+        simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), setup, kernels)
+    elif isinstance(simulation.wrapper, Ddp):
+        simulation.wrapper.arrivals = _arrivals(shape, setup, kernels)
+    simulation.load()
+    simulation.warm_up()
+    simulation.step()
+    return simulation.log(extra_blocks)
 
 
 _ENOUGH_BLOCKS = 3
 """For a step to end as with all blocks: prefetching reaches two units."""
+
+
+def _as_small_as_units_allow(shape: ModelShape, setup: TrainSetup) -> ModelShape:
+    """Return a small model with the same units: how events follow each other depends on nothing else."""
+    layers = min(shape.num_hidden_layers, _ENOUGH_BLOCKS)
+    if setup.wrap is Wrap.SIZE:
+        return replace(shape, num_hidden_layers=layers)
+    return ModelShape(
+        name="units",
+        family=shape.family,
+        num_hidden_layers=layers,
+        hidden_size=64,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        intermediate_size=64,
+        vocab_size=64,
+        max_position_embeddings=setup.sequence_length,
+        tie_word_embeddings=shape.tie_word_embeddings,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -46,41 +85,19 @@ def _events_left(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> int:
     """Return how many frees FSDP1's rate limiter has not waited for at the end of a step."""
     if not setup.limit_all_gathers or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return 0
-    simulation = Simulation(shape, setup, kernels, min(shape.num_hidden_layers, _ENOUGH_BLOCKS))
+    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
     simulation.load()
     for _ in range(2):
         simulation.step()
     return simulation.wrapper.num_free_events if isinstance(simulation.wrapper, Fsdp1) else 0
 
 
-def _arrivals(weights: list[Weight], shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[Weight]:
-    """Return DDP's weights in the order in which the first step has their gradients, which few blocks show."""
+def _arrivals(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[tuple[int, int]]:
+    """Return in which order DDP's gradients come; a model of few blocks shows it."""
     simulation = Simulation(shape, setup, kernels, min(shape.num_hidden_layers, _ENOUGH_BLOCKS))
     simulation.load()
     simulation.step()
-    assert isinstance(simulation.wrapper, Ddp)
-    places = {id(weight): place for place, weight in _by_place(simulation.wrapper.weights).items()}
-    shown = [places[id(weight)] for weight in simulation.wrapper.arrivals]
-    in_a_block = [number for block, number in shown if block == 0]
-    first_of_blocks = next(place for place in shown if place[0] >= 0)
-    order: list[tuple[int, int]] = []
-    for place in shown:
-        if place[0] < 0:
-            order.append(place)
-        elif place == first_of_blocks:
-            order += [(block, number) for block in reversed(range(shape.num_hidden_layers)) for number in in_a_block]
-    by_place = _by_place(weights)
-    return [by_place[place] for place in order]
-
-
-def _by_place(weights: list[Weight]) -> dict[tuple[int, int], Weight]:
-    """Return weights by their block, or -1, and their number in it."""
-    grouped: dict[int, int] = {}
-    found = {}
-    for weight in weights:
-        number = grouped[weight.block] = grouped.get(weight.block, -1) + 1
-        found[weight.block, number] = weight
-    return found
+    return simulation.wrapper.arrivals if isinstance(simulation.wrapper, Ddp) else []
 
 
 def first_steps(
@@ -103,7 +120,7 @@ def first_steps(
         del simulation.tape.events[simulation.steps[-1].stop :]
         return simulation.log(extra_blocks, STEPS - len(simulation.steps), pairs)
 
-    return _simulated(run, shape, setup, kernels, rank, num_blocks)
+    return _simulated(run, shape, setup, kernels, rank, num_blocks, for_memory=True)
 
 
 STEPS = 4
@@ -117,18 +134,28 @@ def _simulated(
     kernels: Kernels,
     rank: int,
     num_blocks: int,
+    for_memory: bool = False,
 ) -> Log:
     """Simulate a few blocks where one of them may stand for the others, or all."""
     with _without_collections():
-        for count in sorted({num_blocks, MORE_BLOCKS}):
+        fewest = MORE_BLOCKS if _leaves_more_behind(setup) else num_blocks
+        for count in sorted({fewest, MORE_BLOCKS}):
             if num_blocks <= count < shape.num_hidden_layers:
                 simulation = Simulation(shape, setup, kernels, count, rank)
-                if not simulation.blocks_are_alike:
+                if not (simulation.blocks_are_alike or (for_memory and simulation.allocates_alike)):
                     break
                 log = run(simulation, shape.num_hidden_layers - count)
                 if log.is_sound:
                     return log
         return run(Simulation(shape, setup, kernels, shape.num_hidden_layers, rank), 0)
+
+
+def _leaves_more_behind(setup: TrainSetup) -> bool:
+    """Whether a few blocks are never alike: FSDP1 then frees in backward what every block gathered in forward."""
+    return setup.api is Api.FSDP1 and setup.effective_strategy in (
+        ShardingStrategy.SHARD_GRAD_OP,
+        ShardingStrategy.HYBRID_SHARD_ZERO2,
+    )
 
 
 @contextmanager

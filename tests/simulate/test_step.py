@@ -15,7 +15,7 @@ from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import first_steps, steady_step
+from fsdp_bench.simulate.step import first_steps, memory_of_a_step, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.validate.random_setups import Cell, draw_cells
@@ -74,7 +74,24 @@ def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernel
     def is_done(event: Event) -> bool:
         return event.kind in (Kind.ALLOCATE, Kind.FREE) or event.work is not None
 
-    assert done(steady_step(cell.model, cell.setup, kernels)) == done(first_steps(cell.model, cell.setup, kernels))
+    every = cell.model.num_hidden_layers  # of fewer, DistributedDataParallel's buckets end elsewhere
+    first = first_steps(cell.model, cell.setup, kernels, 0, every)
+    assert done(steady_step(cell.model, cell.setup, kernels)) == done(first)
+
+
+@simulating
+@given(cases)
+def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> None:
+    """DistributedDataParallel, whose buckets end in the middle of blocks."""
+    cell, kernels = case
+    setup = replace(
+        cell.setup, api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, shard_size=None, offload=Offload.NONE
+    )
+    alone, whole = (step(cell.model, setup, kernels) for step in (memory_of_a_step, steady_step))
+    assert whole.extra_blocks == 0
+    assert {phase: peak.num_bytes for phase, peak in live_memory(alone).phases.items()} == {
+        phase: peak.num_bytes for phase, peak in live_memory(whole).phases.items()
+    }
 
 
 @simulating

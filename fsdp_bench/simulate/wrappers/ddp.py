@@ -73,26 +73,28 @@ class Ddp(Wrapper):
         self._has_reduced = False
         """Whether the first reduction was, and the buckets are not yet rebuilt."""
         self._was_rebuilt = False
-        self.arrivals: list[Weight] = []
-        """In which order the first step's gradients came."""
+        self._is_whole = len(model.blocks) == self.shape.num_hidden_layers
+        self.arrivals: list[tuple[int, int]] = []
+        """Block and elements of each gradient, in the order in which the first step's came."""
         model.around = self.around
 
     def _ready(self, weight: Weight) -> None:
         """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
 
         The first step has one bucket of all (DistributedDataParallel's constructor, where no graph is static); later
-        ones follow the order in which gradients came in it (rebuild_buckets).
+        ones follow the order in which gradients came in it (rebuild_buckets). Where one block stands for others, which
+        is for memory alone, all are reduced at the end.
         """
         if not self.reduces_gradients:
             return
         if not self._was_rebuilt:
-            self.arrivals.append(weight)
+            self.arrivals.append((weight.block, weight.numel))
         numel = weight.numel
         self._run("aten::mul_out", 2 * numel)  # mark_variable_ready_dense: divides into the bucket
         self._waiting_numel += numel
         self._seen_numel += numel
         is_last = self._seen_numel == self.num_parameters
-        is_full = self._was_rebuilt and self._waiting_numel * self.sizes.store >= self._bucket_limit
+        is_full = self._was_rebuilt and self._waiting_numel * self.sizes.store >= self._bucket_limit and self._is_whole
         if is_last or is_full:
             num_bytes = self._waiting_numel * self.sizes.reduce
             if self.sizes.casts_back:
@@ -164,19 +166,32 @@ class Ddp(Wrapper):
         """
         self._has_reduced, self._was_rebuilt = False, True
         tape, sizes, limit = self.op.tape, [0], _FIRST_BUCKET_BYTES
-        for weight in self.arrivals:
-            sizes[-1] += weight.numel * self.sizes.store
+        numels = self._numels_of_all_blocks()
+        for numel in numels:
+            sizes[-1] += numel * self.sizes.store
             if sizes[-1] >= limit:
                 sizes.append(0)
                 limit = _BUCKET_BYTES
         if not sizes[-1]:
             sizes.pop()
         if not self.op.kernels.observed:  # sync_bucket_indices: rank 0's go to all
-            _indices = tape.storage(INT32 * (len(self.weights) + 1), "sync_bucket_indices", Category.TEMPORARY)
+            _indices = tape.storage(INT32 * (len(numels) + 1), "sync_bucket_indices", Category.TEMPORARY)
             _lengths = tape.storage(INT32 * len(sizes), "sync_bucket_indices", Category.TEMPORARY)
             del _indices, _lengths
         self._buckets.clear()
         self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
+
+    def _numels_of_all_blocks(self) -> list[int]:
+        """Return ``arrivals`` with as many blocks as the model has: those of one come together."""
+        in_a_block = [numel for block, numel in self.arrivals if block == 0]
+        numels, have_come = [], False
+        for block, numel in self.arrivals:
+            if block < 0:
+                numels.append(numel)
+            elif not have_come:
+                numels += in_a_block * self.shape.num_hidden_layers
+                have_come = True
+        return numels
 
     def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
         """Yield weights, marking whose turn it is."""
