@@ -73,7 +73,10 @@ def sweep_overhead() -> None:
 
 
 def one_prediction() -> None:
-    """Time predict_memory for an 80-layer model in this process, for each api and checkpointing mode."""
+    """Time predict_memory for an 80-layer model in this process, for each api and checkpointing mode.
+
+    Each time for another sequence length: what is kept of the last prediction is no help.
+    """
     from fsdp_bench.catalog.loader import model
     from fsdp_bench.plan.estimate import predict_memory
     from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
@@ -81,15 +84,15 @@ def one_prediction() -> None:
     shape = model("Llama-3.1-70B").shape()
     for api in Api:
         for checkpointing in Checkpointing:
-            setup = TrainSetup(
-                api=api,
-                world_size=64,
-                sequence_length=4096,
-                checkpointing=checkpointing,
-                precision=Precision.parse("bf16-mixed"),
-            )
             seconds = []
-            for _ in range(5 * RUNS):
+            for further in range(5 * RUNS):
+                setup = TrainSetup(
+                    api=api,
+                    world_size=64,
+                    sequence_length=4096 + further,
+                    checkpointing=checkpointing,
+                    precision=Precision.parse("bf16-mixed"),
+                )
                 begin = time.perf_counter()
                 predict_memory(shape, setup)
                 seconds.append(time.perf_counter() - begin)
@@ -115,9 +118,11 @@ def largest_models(server: str) -> None:
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--precision", "bf16-mixed"]
 
 if __name__ == "__main__":
-    whole_process("fsdp-bench --help", [sys.executable, "-m", "fsdp_bench.cli.main", "--help"], 0.25)
+    whole_process("fsdp-bench --help", [sys.executable, "-m", "fsdp_bench.cli.main", "--help"], 0.15)
     # It ends with 3 where the setup does not fit, which is no failure here.
-    whole_process("fsdp-bench predict", [sys.executable, "-m", "fsdp_bench.cli.main", *PREDICT], 0.35)
+    whole_process("fsdp-bench predict", [sys.executable, "-m", "fsdp_bench.cli.main", *PREDICT], 0.40)
+    default = ["max-size", "--server", "p5.48xlarge"]
+    whole_process("fsdp-bench max-size", [sys.executable, "-m", "fsdp_bench.cli.main", *default], 1.50)
     one_prediction()
     dry_run_of_8b("fsdp1")
     dry_run_of_8b("fsdp2")

@@ -24,6 +24,7 @@ from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSE
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, steady_step
+from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -247,7 +248,8 @@ def read_allocator(
     free is done.
     """
     if rank is None:
-        rank = worst_rank(shape, setup, kernels)[0].rank
+        ranks = candidate_ranks(shape, setup, kernels)
+        rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
     found = program(first_steps(shape, setup, kernels, rank))
     if found is None:  # blocks name what is further away
         found = program(first_steps(shape, setup, kernels, rank, shape.num_hidden_layers))

@@ -14,6 +14,7 @@ Any other quantity is searched as if all its candidates were of one width.
 
 from __future__ import annotations
 
+import gc
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -91,14 +92,20 @@ _Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | 
 
 
 def _answers(quantities: Sequence[Quantity], check: FitCheck) -> Iterator[_Answer]:
-    """Yield answers in order. The first comes from this process: what it loads and compiles, forked processes have."""
-    workers = min(len(quantities) - 1, os.cpu_count() or 1)
+    """Yield answers in order. What this process has loaded and compiled, forked ones have too."""
+    workers = min(len(quantities), os.cpu_count() or 1)
     alone = workers < 2 or "fork" not in get_all_start_methods()
-    for quantity in quantities if alone else quantities[:1]:
-        yield _find(quantity, check)
-    if not alone:
+    gc.freeze()  # what is there already need not be looked through after every simulation
+    try:
+        if alone:
+            yield from (_find(quantity, check) for quantity in quantities)
+            return
+        if check.budget_bytes is None:
+            compile_allocator()
         with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check)) as pool:
-            yield from pool.map(_find_shared, range(1, len(quantities)))
+            yield from pool.map(_find_shared, range(len(quantities)))
+    finally:
+        gc.unfreeze()
 
 
 _shared: tuple[Sequence[Quantity], FitCheck] | None = None
@@ -147,10 +154,10 @@ class _Candidates:
         return self._check.may_fit(self._quantity[index])
 
     def runs(self, index: int) -> bool:
-        """Whether it ends without running out of memory, allocation retries allowed."""
-        if index not in self.readings and not self.may_fit(index):
-            return False
+        """Whether one below the ceiling ends without running out of memory, allocation retries allowed."""
         if index not in self.readings:
+            if self._check.host_share(self._quantity[index]) > 1:
+                return False
             self.readings[index] = self._check.read(self._quantity[index])
         return self.readings[index].out_of_memory is None
 

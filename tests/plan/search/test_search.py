@@ -222,6 +222,10 @@ class Curve:
         """Live bytes never fall."""
         return min(self.reserved[candidate.model.num_hidden_layers - 1 :]) * 3 // 4 <= self.size
 
+    def host_share(self, candidate: Candidate) -> float:
+        """The host has enough for any of them."""
+        return 0.5
+
     def read(self, candidate: Candidate) -> AllocatorReading:
         self.num_replays += 1
         reserved = self.reserved[candidate.model.num_hidden_layers - 1]
