@@ -6,9 +6,10 @@ block's events, which is what fits on a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
@@ -23,7 +24,7 @@ from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import first_steps, steady_step
+from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -250,11 +251,25 @@ def read_allocator(
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
+    found = program_of(shape, setup, kernels, rank)
+    return replay(found, setup, gpu_bytes, expandable_segments, hardware)
+
+
+def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
+    """Return the first steps as the caching allocator goes through them; models of one width share a program."""
+    shallow = for_any_depth(shape, setup)
+    if shallow is not None and (found := _program(shallow, setup, kernels, rank)) and found.log.extra_blocks:
+        return dataclasses.replace(found, log=found.log.of_depth(shape.num_hidden_layers))
     found = program(first_steps(shape, setup, kernels, rank))
     if found is None:  # blocks name what is further away
         found = program(first_steps(shape, setup, kernels, rank, shape.num_hidden_layers))
         assert found is not None
-    return replay(found, setup, gpu_bytes, expandable_segments, hardware)
+    return found
+
+
+@lru_cache(maxsize=4)
+def _program(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
+    return program(first_steps(shape, setup, kernels, rank))
 
 
 def replay(

@@ -2,7 +2,7 @@
 
 NCCL chooses an algorithm and a protocol for each collective by a model of latency and bandwidth (ncclTopoTuneModel and
 ncclTopoGetAlgoTime in src/graph/tuning.cc, read in a copy of 2.28.3); the constants here are its defaults, the links'
-reach is that of src/graph/topo.h (NVIDIA/nccl, a copy of 2026). A ring's time is
+bandwidths are those of src/graph/topo.h (NVIDIA/nccl, a copy of 2026). A ring's time is
 
     base latency + steps inside of nodes x their latency + steps between nodes x theirs + message x (n - 1) / n / bus
 
@@ -59,11 +59,11 @@ _TREE_CORRECTION = {
 }
 """treeCorrectionFactor: of the bandwidth, for powers of two from 64 bytes to 256 MiB."""
 
-_NVLINK_REACH = {7: 20.0 / 25.0, 8: 20.0 / 25.0, 9: 20.6 / 25.0, 10: 40.1 / 50.0}
+_NVLINK_EFFICIENCY = {7: 20.0 / 25.0, 8: 20.0 / 25.0, 9: 20.6 / 25.0, 10: 40.1 / 50.0}
 """What NCCL reckons with of a link's nominal bytes a second (SM70_NVLINK_BW and its siblings)."""
-_PCIE_REACH = 12.0 / 16.0
+_PCIE_EFFICIENCY = 12.0 / 16.0
 """PCI_BW, of PCIe 3.0 x16, over its nominal bytes a second; NCCL takes the same part of later ones."""
-_NETWORK_REACH = 12.0 / 12.5
+_NETWORK_EFFICIENCY = 12.0 / 12.5
 """NET_BW, NCCL's default, over the 100 Gb/s that it stands for."""
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
@@ -125,11 +125,11 @@ def _wiring(cluster: Cluster, size: int, ranks_per_node: int, stride: int = 1) -
     All GPUs of a node are in such groups, which share its network.
     """
     capability = cluster.gpu.compute_capability
-    if size <= 1 or capability is None or int(capability) not in _NVLINK_REACH:
+    if size <= 1 or capability is None or int(capability) not in _NVLINK_EFFICIENCY:
         return None
     num_nodes = size // ranks_per_node
-    link = math.inf if ranks_per_node == 1 else _link_reached(cluster, ranks_per_node, stride)
-    network = _network_reached(cluster) if num_nodes > 1 else 0.0
+    link = math.inf if ranks_per_node == 1 else _link_bandwidth(cluster, ranks_per_node, stride)
+    network = _network_bandwidth(cluster) if num_nodes > 1 else 0.0
     if link is None or network is None:
         return None
     return Wiring(
@@ -146,24 +146,24 @@ def _is_pcie(cluster: Cluster) -> bool:
     return cluster.server.intra_node is not None and cluster.server.intra_node.kind is LinkKind.PCIE
 
 
-def _link_reached(cluster: Cluster, ranks_per_node: int, stride: int) -> float | None:
+def _link_bandwidth(cluster: Cluster, ranks_per_node: int, stride: int) -> float | None:
     """Return a GPU's bytes a second to others of its node and group."""
-    link, reach = cluster.server.intra_node, _NVLINK_REACH[int(cluster.gpu.compute_capability or 0)]
+    link, efficiency = cluster.server.intra_node, _NVLINK_EFFICIENCY[int(cluster.gpu.compute_capability or 0)]
     if link is None or link.bandwidth_bytes_per_second is None:
         return None
     if link.kind is LinkKind.PCIE:
-        return _pcie_reached(link, ranks_per_node, stride, cluster.gpus_per_node // ranks_per_node)
+        return _pcie_bandwidth(link, ranks_per_node, stride, cluster.gpus_per_node // ranks_per_node)
     is_whole_mesh = link.kind is LinkKind.NVLINK_MESH and ranks_per_node == cluster.server.gpus_per_node
     if link.kind is not LinkKind.NVSWITCH and not is_whole_mesh:
         return None
-    return link.bandwidth_bytes_per_second * reach
+    return link.bandwidth_bytes_per_second * efficiency
 
 
-def _pcie_reached(link: Interconnect, ranks_per_node: int, stride: int, groups_per_node: int) -> float | None:
+def _pcie_bandwidth(link: Interconnect, ranks_per_node: int, stride: int, groups_per_node: int) -> float | None:
     """Return what a ring carries through the processors, beside the other groups of the node."""
     if link.bandwidth_bytes_per_second is None or link.gpus_per_socket is None:
         return None
-    lanes, span = link.bandwidth_bytes_per_second * _PCIE_REACH, ranks_per_node * stride
+    lanes, span = link.bandwidth_bytes_per_second * _PCIE_EFFICIENCY, ranks_per_node * stride
     if link.gpus_per_socket % span == 0:
         return lanes
     if link.socket_bandwidth_bytes_per_second is None:
@@ -171,14 +171,14 @@ def _pcie_reached(link: Interconnect, ranks_per_node: int, stride: int, groups_p
     return min(lanes, link.socket_bandwidth_bytes_per_second / groups_per_node)
 
 
-def _network_reached(cluster: Cluster) -> float | None:
+def _network_bandwidth(cluster: Cluster) -> float | None:
     """Return a node's bytes a second to other nodes, from the interfaces next to the GPUs that are used."""
     network, all_gpus = cluster.server.inter_node, cluster.server.gpus_per_node
     if network is None or network.bandwidth_bytes_per_second is None:
         return None
     nics = network.num_nics or all_gpus
     near = min(cluster.gpus_per_node * max(nics / all_gpus, 1), nics)
-    return network.bandwidth_bytes_per_second * _NETWORK_REACH * near / nics
+    return network.bandwidth_bytes_per_second * _NETWORK_EFFICIENCY * near / nics
 
 
 def collective_seconds(kind: str, message_bytes: float, wiring: Wiring) -> float:

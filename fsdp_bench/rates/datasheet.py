@@ -1,6 +1,6 @@
-"""What the work of a step takes: the interface that timing.py asks, and the answers that a datasheet gives.
+"""How long the work of a step takes: the interface that replay/schedule.py uses, and a datasheet's answers.
 
-Nothing here is fitted to a training run. A datasheet gives peaks; how much of a peak the best kernels reach is a fact
+Nothing here is fitted to a training run. A datasheet gives peaks; how much of a peak the best kernels achieve is a fact
 of its own, with its source: gpus.toml for matrix products, the FlashAttention papers for attention. A calibration
 (calibrated.py) replaces both by what was measured on a machine.
 """
@@ -40,22 +40,22 @@ class Rates(Protocol):
         """Seconds of the host's own work."""
 
 
-MATMUL_REACH = 0.8
+MATMUL_EFFICIENCY = 0.8
 """Of the peak, for GPUs whose entry in gpus.toml does not say: the lower one of A100's 0.87 and H100's 0.80."""
 SUSTAINED_CLOCK = 0.851
 """Of the boost clock, for GPUs whose entry does not say: an A100's (1200 of 1410 MHz; see gpus.toml)."""
-MEMORY_REACH = 0.91
+MEMORY_EFFICIENCY = 0.91
 """Of the nominal bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
 LAUNCH_SECONDS = 6e-6
 HOOK_SECONDS = 100e-6
 """Assumed of a server's processor, and of weight for small models only: what eager PyTorch needs for an operator,
 and what one of FSDP's hooks takes. ``fsdp-bench calibrate`` measures both."""
-COPY_REACH = 0.8
+COPY_EFFICIENCY = 0.8
 """Of a host link's nominal bandwidth, from pinned memory: 25 of 32 GB/s is what PCIe 4.0 x16 is known to give."""
 HOST_ADAM_BYTES_PER_SECOND = 10e9
 """Assumed of one process's share of a server's memory bandwidth, for an optimizer in host memory."""
 
-ATTENTION_REACH = {8: (0.73, 0.63), 9: (0.374, 0.34)}
+ATTENTION_EFFICIENCY = {8: (0.73, 0.63), 9: (0.374, 0.34)}
 """Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, which torch runs.
 
 sm80: "up to 73 %" and "up to 63 %" of an A100's peak (FlashAttention-2, section 4 and figure 6); sm90: 370 of 989
@@ -75,7 +75,7 @@ class Datasheet:
     """Of 16-bit work."""
     groups: Groups | None
     copy_bandwidth: float | None
-    attention_reach: tuple[float, float] | None = None
+    attention_efficiency: tuple[float, float] | None = None
     """Another kernel's than torch's."""
     source = "datasheet"
     blocks_host = False
@@ -101,7 +101,7 @@ class Datasheet:
 
     def _moving(self, num_bytes: int) -> float | None:
         bandwidth = self.gpu.memory_bandwidth_bytes_per_second
-        return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_REACH)
+        return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_EFFICIENCY)
 
     def _peak(self, itemsize: int) -> float | None:
         """FLOP/s at the clock that the power limit leaves: peaks are those of the boost clock."""
@@ -113,17 +113,17 @@ class Datasheet:
         if peak is None:
             return None
         m, n, k = work.dims
-        reached = peak * (self.gpu.matmul_reach or MATMUL_REACH)
-        return 2 * m * n * k / (reached * tile_share(m, n, self.gpu.num_multiprocessors))
+        flops_per_second = peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY)
+        return 2 * m * n * k / (flops_per_second * tile_share(m, n, self.gpu.num_multiprocessors))
 
     def _attention(self, work: Work) -> float | None:
         peak = self._peak(work.itemsize)
-        reach = self.attention_reach or ATTENTION_REACH.get(int(self.gpu.compute_capability or 0))
-        if peak is None or reach is None:
+        efficiency = self.attention_efficiency or ATTENTION_EFFICIENCY.get(int(self.gpu.compute_capability or 0))
+        if peak is None or efficiency is None:
             return None
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
-            reach = (MATMUL_REACH, MATMUL_REACH)
-        return attention_flops(work.dims, work.is_backward) / (peak * reach[work.is_backward])
+            efficiency = (MATMUL_EFFICIENCY, MATMUL_EFFICIENCY)
+        return attention_flops(work.dims, work.is_backward) / (peak * efficiency[work.is_backward])
 
     def send(self, work: Work) -> float | None:
         """By NCCL's model; None where its groups' wiring is not documented."""
@@ -202,5 +202,5 @@ def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Grou
     bandwidth = link.bandwidth_bytes_per_second if link else None
     if bandwidth is not None and link is not None:
         sharing = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
-        bandwidth *= COPY_REACH / sharing
+        bandwidth *= COPY_EFFICIENCY / sharing
     return Datasheet(gpu=gpu, dtype=setup.precision.compute, groups=groups, copy_bandwidth=bandwidth)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.repeat import Log
 
-REACH = 2
+FURTHEST_BLOCK = 2
 """How many blocks away a block's part may name something."""
 
 BLOCK = 1 << 24
@@ -201,7 +201,7 @@ class _Names:
             if section.block < 0:
                 if not homes.isdisjoint(done):
                     return False
-            elif any(abs(home - section.block) > REACH for home in homes):
+            elif any(abs(home - section.block) > FURTHEST_BLOCK for home in homes):
                 return False
             if section.block in done:
                 done[section.block].append(self._relative(section))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -72,6 +72,12 @@ class Log:
     def times(self, part: Part) -> int:
         """Return how often a part runs."""
         return 1 + self.extra_blocks if part.block == self.repeated_block else 1
+
+    def of_depth(self, num_layers: int) -> Log:
+        """Return the same log of a model with more or fewer layers, of which the repeated block stands for the rest."""
+        found = replace(self, extra_blocks=num_layers - self.num_blocks)
+        found.__dict__["parts"] = self.parts  # what cached_property would find again
+        return found
 
     @property
     def is_sound(self) -> bool:

@@ -19,11 +19,28 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 
-@lru_cache(maxsize=4)
+def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
+    """Return the model whose log is that of all deeper models of its width, ``Log.of_depth``; None where none is.
+
+    What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
+    units chosen by size, and DistributedDataParallel's buckets.
+    """
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK or is_ddp:
+        return None
+    return replace(shape, name="any depth", num_hidden_layers=min(shape.num_hidden_layers, MORE_BLOCKS + 1))
+
+
+@lru_cache(maxsize=8)
 def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
     """Return loading and one step in the steady state; all readers of a question share it."""
+    shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
+    if shallow is not None and shape.num_hidden_layers > shallow.num_hidden_layers:
+        log = steady_step(shallow, setup, kernels, rank, num_blocks)
+        if log.extra_blocks:
+            return log.of_depth(shape.num_hidden_layers)
     return _simulated(partial(_load_and_step, shape, setup, kernels), shape, setup, kernels, rank, num_blocks)
 
 

@@ -35,9 +35,9 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_bandwidth_bytes_per_second: Positive | None = None
     num_multiprocessors: Count | None = None
     """Streaming multiprocessors, or compute units."""
-    matmul_reach: Positive | None = None
-    """The share of the 16-bit peak that the best of large matrix products reach, where somebody published it."""
-    matmul_reach_source: Source | None = None
+    matmul_efficiency: Positive | None = None
+    """The part of the 16-bit peak that the best of large matrix products have, where somebody published it."""
+    matmul_efficiency_source: Source | None = None
     sustained_clock: Positive | None = None
     """The share of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
     sustained_clock_source: Source | None = None

@@ -15,7 +15,7 @@ from statistics import median
 import msgspec
 
 from fsdp_bench.rates.collectives import groups_of
-from fsdp_bench.rates.datasheet import ATTENTION_REACH, datasheet
+from fsdp_bench.rates.datasheet import ATTENTION_EFFICIENCY, datasheet
 from fsdp_bench.replay.schedule import step_time
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -34,7 +34,7 @@ _WRITES_NORMS_IN_PYTHON = {
 COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
 """Families whose code was read for what it costs in time."""
 
-TRITON_ATTENTION_REACH = {8: (ATTENTION_REACH[8][0] / 1.4, ATTENTION_REACH[8][1] / 2.0)}
+TRITON_ATTENTION_EFFICIENCY = {8: (ATTENTION_EFFICIENCY[8][0] / 1.4, ATTENTION_EFFICIENCY[8][1] / 2.0)}
 """Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention (1) in Triton.
 
 sm80: FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward pass" than it on an
@@ -244,7 +244,7 @@ def _runs_triton(inputs: CaseInputs) -> bool:
     return inputs.family == _LLM_FOUNDRY and not (is_large and inputs.model in _FLASH_ATTENTION_2_MODELS)
 
 
-def attention_reach(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float] | None:
+def attention_efficiency(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float] | None:
     """Return what a case's own attention kernel reaches of the peak, forward and backward; None for torch's kernel.
 
     Raises:
@@ -253,7 +253,7 @@ def attention_reach(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float]
     if not _runs_triton(inputs):
         return None
     capability = cluster.gpu.compute_capability
-    found = TRITON_ATTENTION_REACH.get(int(capability or 0))
+    found = TRITON_ATTENTION_EFFICIENCY.get(int(capability or 0))
     if found is None:
         raise SpecError(
             "attention by FlashAttention (1) in Triton: its rate on compute capability"
@@ -267,7 +267,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, floa
     norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
-    rates = replace(rates, attention_reach=attention_reach(inputs, cluster))
+    rates = replace(rates, attention_efficiency=attention_efficiency(inputs, cluster))
     time = step_time(plan.model, plan.setup, kernels, rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
         raise SpecError(f"unknown: {', '.join(time.unknown)}")

@@ -19,7 +19,7 @@ from fsdp_bench.validate.published.speed import (
     COMPARED,
     SpeedRow,
     SpeedSummary,
-    attention_reach,
+    attention_efficiency,
     compare_speed,
 )
 
@@ -76,20 +76,20 @@ def test_every_row_is_predicted_or_says_why(compared: Compared) -> None:
 def test_tritons_attention_has_a_rate_on_an_a100_alone(cases: dict[str, PublishedCase]) -> None:
     """FlashAttention-2 reaches 73 % and 63 % there, 1.4 and 2 times as much; on sm90 nobody published a rate."""
     a100 = cases["mpt_7b_a100_80gb_8g_s4096_mb16_ac"].inputs
-    found = attention_reach(a100, cluster_of(a100))
+    found = attention_efficiency(a100, cluster_of(a100))
     assert found == pytest.approx((0.73 / 1.4, 0.63 / 2))
     h100 = cases["mpt_7b_h100_80gb_8g_s2048_mb6"].inputs
     with pytest.raises(SpecError, match=r"compute capability 9\.0 is not published"):
-        attention_reach(h100, cluster_of(h100))
+        attention_efficiency(h100, cluster_of(h100))
 
 
 def test_what_ran_with_flash_attention_2_has_torchs_rate(cases: dict[str, PublishedCase]) -> None:
     """llm-foundry's sweep.py: 1b, 3b, 7b and 70b on 128 H100 and more with ``flash``, 13b and 30b with ``triton``."""
     for case in ("mpt_7b_h100_80gb_512g_s2048_mb6", "mpt_70b_h100_80gb_256g_s2048_mb8_ac", "ibm_7b_H100_compile-no"):
-        assert attention_reach(cases[case].inputs, cluster_of(cases[case].inputs)) is None
+        assert attention_efficiency(cases[case].inputs, cluster_of(cases[case].inputs)) is None
     triton = cases["mpt_30b_h100_80gb_128g_s2048_mb8_ac"].inputs
     with pytest.raises(SpecError, match="Triton"):
-        attention_reach(triton, cluster_of(triton))
+        attention_efficiency(triton, cluster_of(triton))
 
 
 def test_the_h100_rows_of_mpt_are_left_out_each_with_its_reason(compared: Compared) -> None:
