@@ -1,8 +1,8 @@
 """The size ladder: models from 10M to 1T parameters, so that "7B" always means the same shape.
 
-A model of the ladder is given by its width in heads and its depth. One that is n heads wide is at least n layers deep
-(the shape of GPT-2 small, of Llama-2-7B and 13B). The next ones gain a layer each, until the model that is one head
-wider is reached. Heads are 128 wide for llama, 64 for gpt2.
+A model of the ladder is given by its width in heads and its number of layers. Those of n heads begin with n layers
+(the shape of GPT-2 small, of Llama-2-7B and 13B). Layers are added one by one, as long as the model has fewer
+parameters than the one of n + 1 heads and n + 1 layers. Heads are 128 wide for llama, 64 for gpt2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: i
     # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
     swiglu_size = -(-(8 * hidden_size // 3) // 256) * 256
     shape = ModelShape(
-        name="rung",
+        name="to be named",
         family=family,
         num_hidden_layers=depth,
         hidden_size=hidden_size,
@@ -45,7 +45,7 @@ def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: i
 
 
 @lru_cache(maxsize=32)
-def rungs(family: Family, vocab_size: int | None = None, positions: int | None = None) -> tuple[ModelShape, ...]:
+def all_sizes(family: Family, vocab_size: int | None = None, positions: int | None = None) -> tuple[ModelShape, ...]:
     """Return every shape of a family's ladder, strictly increasing in parameters and up to 1T of them."""
     vocab_size = vocab_size or _VOCAB_SIZE[family]
     positions = positions or _MAX_POSITIONS[family]
@@ -62,7 +62,7 @@ def rungs(family: Family, vocab_size: int | None = None, positions: int | None =
         width += 1
 
 
-def rung(
+def nearest_size(
     family: Family, num_parameters: int, vocab_size: int | None = None, positions: int | None = None
 ) -> ModelShape:
     """Return the ladder's shape whose parameter count is nearest to ``num_parameters``.
@@ -71,8 +71,8 @@ def rung(
         SpecError: below 10M or above 1T parameters, where the ladder has no shapes to offer.
     """
     if not SMALLEST <= num_parameters <= LARGEST:
-        raise SpecError(f"params: {format_count(num_parameters)} is off the ladder; 10M to 1T")
-    ladder = rungs(family, vocab_size, positions)
+        raise SpecError(f"params: {format_count(num_parameters)} is not on the size ladder; 10M to 1T")
+    ladder = all_sizes(family, vocab_size, positions)
     above = bisect.bisect_left(ladder, num_parameters, key=lambda shape: shape.num_parameters)
     neighbours = ladder[max(above - 1, 0) : above + 1]
     return min(neighbours, key=lambda shape: abs(shape.num_parameters - num_parameters))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsdp_bench.catalog.hf_config import read_hf_config
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
@@ -83,7 +83,7 @@ def model(
         shape = read_hf_config(Path(name))
     elif _SIZE.fullmatch(name):
         family = Family(family)
-        return rung(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
+        return nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
     else:
         shape = catalog.model(name).shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:

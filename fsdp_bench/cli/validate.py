@@ -28,19 +28,19 @@ _OPTIONS = {
 @click.option(
     "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are compared with."
 )
-@click.option("--cells", default=200, show_default=True, type=Count(), help="Cells of the drawn grid, for dry-run.")
-@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the drawn grid, for dry-run.")
+@click.option("--cells", default=200, show_default=True, type=Count(), help="Setups drawn at random, for dry-run.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the drawing, for dry-run.")
 @click.option(
     "--kernels",
     default="cpu",
     show_default=True,
     type=click.Choice(["cpu", "cuda"]),
-    help="Kernel set of the dry run, for dry-run.",
+    help="Whose kernels to predict and to run dry, for dry-run.",
 )
 @click.option(
     "--real-tensors",
     is_flag=True,
-    help="Draw small models, and run each also with real tensors on the CPU, for dry-run.",
+    help="Draw small models, and train each also with real tensors on the CPU, for dry-run.",
 )
 @calibration_option
 @click.option("--page", type=click.Path(path_type=Path), help="Write the comparison with RESULTS as a page (.md).")
@@ -55,7 +55,7 @@ def command(
     page: Path | None,
     as_json: bool,
 ) -> int:
-    """Compare predictions with dry runs, published or measured numbers: the error per phase, the worst cells by name.
+    """Compare predictions with dry runs, published or measured numbers: errors per phase, and where they are largest.
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
 

@@ -1,6 +1,6 @@
 """Memory of a GPU that is kept free of torch's caching allocator: for the CUDA context and NCCL's communicators.
 
-One rule for every verb. What is known is kept free: NCCL's buffers where they are derived from its source
+One rule for every command. What is known is kept free: NCCL's buffers where they are derived from its source
 (communicators.py), the CUDA context where a calibration measured it. For what is not known there is an assumption, and
 whoever knows better states the whole (--headroom).
 """

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a process can use: as documented or as a user says, less a measured CUDA context."""
+"""How much of a GPU's memory a process can use: as catalog/gpus.toml or a user says, less a measured CUDA context."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FunctionType
 
 from fsdp_bench.replay import heap, malloc, segments
+from fsdp_bench.simulate import events
 
 _MODULES = (heap, segments, malloc)
 _IN_PYTHON = (heap.fresh_heap, malloc.hand_over)
@@ -44,7 +45,7 @@ def is_kept() -> bool:
 
 def _kept_in() -> Path | None:
     """Return where numba keeps its work: a folder named after all sources, of which numba would compare but one."""
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _MODULES)
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (*_MODULES, events))
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no HOME, and a user without an entry in passwd, as containers have

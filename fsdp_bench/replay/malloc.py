@@ -1,4 +1,4 @@
-"""Tensors and streams: who gets which block, and when a freed one may be used again; and a program run through that.
+"""malloc and free of the caching allocator, frees that other streams defer, and a program run through them.
 
 Follows DeviceCachingAllocator (segments.py says which); docstrings name its functions.
 """
@@ -43,6 +43,7 @@ from fsdp_bench.replay.heap import (
 )
 from fsdp_bench.replay.program import Code
 from fsdp_bench.replay.segments import MIN_BLOCK_BYTES, SMALL_BYTES, grow, put, take, trim
+from fsdp_bench.simulate.events import Kind
 
 
 def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:
@@ -141,7 +142,7 @@ def recorded(heap: Heap) -> int:
 
 
 def free_finished(heap: Heap) -> None:
-    """Free what all events have happened for; process_events: each stream's queue up to the first that has not."""
+    """Free blocks whose events have all happened; process_events: each stream's queue up to the first that has not."""
     heap[NEXT_READY] = NEVER
     for stream in range(NUM_STREAMS):
         while heap[NUM_QUEUED + stream] > 0:
@@ -169,9 +170,15 @@ the most that was allocated in it, in any of its runs."""
 
 RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
+# What numba takes of events.Kind. WAIT_STREAM and WAIT_COLLECTIVES cost nothing here: the device has one clock.
+_ALLOCATE, _FREE, _RECORD_STREAM = int(Kind.ALLOCATE), int(Kind.FREE), int(Kind.RECORD_STREAM)
+_LAST_WORK = int(Kind.COPY)
+_RECORD_EVENT, _WAIT_EVENT, _HOST_WAIT = int(Kind.RECORD_EVENT), int(Kind.WAIT_EVENT), int(Kind.HOST_WAIT)
+_SYNCHRONIZE, _HOST_WORK = int(Kind.SYNCHRONIZE), int(Kind.HOST_WORK)
+
 
 def hand_over(heap: Heap, pairs: Iterable[tuple[int, int]]) -> None:
-    """Give the memory that a step left in tensors to those that it found and used up, so that it can run again."""
+    """Rename each tensor that a step left to the one that it replaces, so that the step can run again."""
     blocks_of = heap[BLOCKS_OF]
     for found, left in pairs:
         heap[blocks_of + found], heap[blocks_of + left] = heap[blocks_of + left], 0
@@ -195,25 +202,25 @@ def run(heap: Heap, code: Code, first_part: int, last_part: int, at: MutableSequ
 
 
 def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
-    """Run a part once; kinds are those of events.py."""
-    blocks_left_out, part = at[TURN], at[PART]
+    """Run a part once, for one of the layers that its block stands for."""
+    layers_skipped, part = at[TURN], at[PART]
     kinds, numbers, strides = code[KIND], code[NUMBER], code[STRIDE]
     amounts, streams = code[AMOUNT], code[STREAM]
     for index in range(code[BEGIN][part], code[END][part]):
         kind, stream = kinds[index], streams[index]
-        number = numbers[index] + blocks_left_out * strides[index]
-        if kind == 0:
+        number = numbers[index] + layers_skipped * strides[index]
+        if kind == _ALLOCATE:
             if num_blocks(heap) > heap[MOST_BLOCKS]:
                 at[STATUS] = TOO_MANY_BLOCKS
                 return
             if not allocate(heap, number, amounts[index], stream):
                 at[STATUS], at[INSTRUCTION] = OUT_OF_MEMORY, index
                 return
-        elif kind == 1:
+        elif kind == _FREE:
             free(heap, number)
-        elif kind == 2:
+        elif kind == _RECORD_STREAM:
             record_stream(heap, number, stream)
-        elif kind <= 6:
+        elif kind <= _LAST_WORK:
             heap[HOST] += heap[LAUNCH]
             heap[DEVICE] = max(heap[HOST], heap[DEVICE]) + amounts[index]
         else:
@@ -221,18 +228,18 @@ def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
 
 
 def wait(heap: Heap, kind: int, queue: int, nanoseconds: int) -> None:
-    """Record an event, let the host wait for one or for the device, or let the host work; kinds as in events.py."""
-    if kind == 8:
+    """Record an event, let the host wait for one or for the device, or let the host work."""
+    if kind == _RECORD_EVENT:
         at = (heap[FIRST_EVENT + queue] + heap[NUM_WAITING + queue]) % EVENT_ROOM
         heap[EVENT_TIMES + queue * EVENT_ROOM + at] = recorded(heap)
         heap[NUM_WAITING + queue] += 1
-    elif kind == 9 or kind == 10:
+    elif kind in (_WAIT_EVENT, _HOST_WAIT):
         at = heap[FIRST_EVENT + queue]
-        if kind == 10:
+        if kind == _HOST_WAIT:
             heap[HOST] = max(heap[HOST], heap[EVENT_TIMES + queue * EVENT_ROOM + at])
         heap[FIRST_EVENT + queue] = (at + 1) % EVENT_ROOM
         heap[NUM_WAITING + queue] -= 1
-    elif kind == 11:
+    elif kind == _SYNCHRONIZE:
         heap[HOST] = max(heap[HOST], heap[DEVICE])
-    elif kind == 13:
+    elif kind == _HOST_WORK:
         heap[HOST] += nanoseconds

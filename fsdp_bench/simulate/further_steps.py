@@ -1,12 +1,12 @@
 """Further steps like the last one that was simulated: what each one uses up, and what it leaves in its place.
 
-What a caching allocator has reserved grows beyond the second step, where step by step other blocks are cut from what
-the steps before left. How far: of the 146 settings of sweeps/h200.toml that fit, replayed for ten steps, what was
-reserved grew last in the first step in 69, in the second in 61, in the third in 13, in the fourth in 3, and in none
-later (predicted events through allocator.py); PyTorch's own allocator, eight steps of one trial, last in the fourth.
+Reserved memory can grow beyond the second step, because each step cuts other blocks from what the steps before have
+freed. Of the 146 settings of sweeps/h200.toml that fit, replayed for ten steps, it stopped growing after step 1 in 69,
+after 2 in 61, after 3 in 13 and after 4 in 3 (predicted events through allocator.py); in PyTorch's own allocator, eight
+steps of one trial, after step 4.
 
-A step that leaves as much as it found does the same again to other tensors. So it is run again
-as it stands, once what it left has been given the names of what it found: nothing is simulated or written out twice.
+A step that ends with as many live tensors as it began with can be replayed: each tensor that it left is renamed to the
+one that it replaces. Nothing is simulated or written out twice.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from fsdp_bench.sweep.run.outcome import signal_name
 
 
 class DryRunError(FsdpBenchError):
-    """A dry run ended with an error that is not the user's; the message is one line."""
+    """A dry run failed in PyTorch or in this tool, not by its input; the message is one line."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Whether a calibration is of the kind of machine that a trial ran on, and of as many processes."""
+"""Whether a calibration applies to a trial: the same kind of device, the same GPU, as many processes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
     if profile.device == "cuda" and gpus != {profile.device_name}:
         return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(gpus)) or 'no GPU'}"
     if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
-        alone = "one process alone had all cores, and the calibration is of several ranks that share them"
+        alone = "the trial ran one process on all cores, and the calibration's ranks shared them"
         return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
@@ -90,7 +90,7 @@ def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:
 
 
 def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> None:
-    shape = rung(Family.LLAMA, 100_000_000)
+    shape = nearest_size(Family.LLAMA, 100_000_000)
     spec = DryRunSpec(model=shape, setup=TrainSetup(world_size=8, sequence_length=512))
     found = dry_run_document(DryRun(spec, reading(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
     assert found["memory"]["peak_reserved_bytes"] > 0
@@ -102,7 +102,7 @@ def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> 
 
 def test_a_table_begins_with_its_conclusion() -> None:
     gpu = BUILT_IN.gpu("A100-SXM-80GB")
-    shape = rung(Family.LLAMA, 100_000_000)
+    shape = nearest_size(Family.LLAMA, 100_000_000)
     setups = [TrainSetup(world_size=8, sequence_length=512, api=api) for api in Api]
     specs = [DryRunSpec(model=shape, setup=setup) for setup in setups]
     fitting = [DryRun(spec, reading(size * GIB), gpu) for spec, size in zip(specs, (3, 2), strict=True)]

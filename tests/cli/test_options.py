@@ -168,7 +168,7 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--model lama-3.1-8b", "did you mean 'Llama-3.1-8B'"),
         ("--model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
         ("--model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),
-        ("--params 7", "params: 7 is off the ladder"),
+        ("--params 7", "params: 7 is not on the size ladder"),
         ("--params 7B --family bert", "family: 'bert' is not allowed; one of llama, gpt2"),
         ("--params 7B --server p5 --gpu b200", "server and gpu each name the GPU; keep one"),
         ("--params 7B --server p5.48xl", "did you mean 'p5.48xlarge'"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.estimate import Estimate, Verdict, estimate
 from fsdp_bench.plan.search.fit import FitCheck
@@ -17,7 +17,7 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
 
 GIB, MIB = 2**30, 2**20
-MODEL = rung(Family.LLAMA, 100_000_000)
+MODEL = nearest_size(Family.LLAMA, 100_000_000)
 MOST_OF_NCCL_ON_P5 = 566 * MIB  # by hand in tests/rates/test_communicators.py
 
 

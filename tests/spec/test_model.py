@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.catalog.ladder import LARGEST, SMALLEST, rung, rungs
+from fsdp_bench.catalog.ladder import LARGEST, SMALLEST, all_sizes, nearest_size
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
@@ -116,12 +116,12 @@ def test_dimensions_that_do_not_fit_name_the_field_and_the_value(changes: dict[s
 
 @pytest.mark.parametrize("family", list(Family))
 def test_the_ladder_rises_by_at_most_one_layer_a_rung_from_10m_to_1t(family: Family) -> None:
-    ladder = rungs(family)
+    ladder = all_sizes(family)
     counts = [shape.num_parameters for shape in ladder]
     assert counts == sorted(set(counts))
     assert counts[0] <= SMALLEST
     assert counts[-1] <= LARGEST
-    assert rung(family, LARGEST) == ladder[-1]
+    assert nearest_size(family, LARGEST) == ladder[-1]
     for lower, upper in pairwise(ladder):
         same_width = lower.hidden_size == upper.hidden_size
         assert upper.num_hidden_layers == lower.num_hidden_layers + 1 if same_width else True
@@ -131,20 +131,20 @@ def test_the_ladder_rises_by_at_most_one_layer_a_rung_from_10m_to_1t(family: Fam
 
 @given(st.sampled_from(list(Family)), st.integers(SMALLEST, LARGEST))
 def test_a_rung_is_the_nearest_of_all(family: Family, wanted: int) -> None:
-    chosen = rung(family, wanted)
-    assert abs(chosen.num_parameters - wanted) == min(abs(s.num_parameters - wanted) for s in rungs(family))
+    chosen = nearest_size(family, wanted)
+    assert abs(chosen.num_parameters - wanted) == min(abs(s.num_parameters - wanted) for s in all_sizes(family))
 
 
 @given(st.sampled_from(list(Family)), st.integers(SMALLEST, LARGEST // 2))
 def test_a_rung_is_within_one_layer_of_what_was_asked(family: Family, wanted: int) -> None:
-    chosen = rung(family, wanted)
-    first = rungs(family)[0]
+    chosen = nearest_size(family, wanted)
+    first = all_sizes(family)[0]
     if wanted >= first.num_parameters:
         assert abs(chosen.num_parameters - wanted) <= chosen.num_block_parameters
 
 
 def test_7b_is_always_the_same_shape() -> None:
-    shape = rung(Family.LLAMA, 7 * 10**9)
+    shape = nearest_size(Family.LLAMA, 7 * 10**9)
     assert (shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads) == (33, 4096, 32)
     assert shape.intermediate_size == 11008  # Llama-2-7B's
 
@@ -152,4 +152,4 @@ def test_7b_is_always_the_same_shape() -> None:
 @pytest.mark.parametrize("count", [SMALLEST - 1, LARGEST + 1])
 def test_sizes_off_the_ladder_are_refused(count: int) -> None:
     with pytest.raises(SpecError, match="10M to 1T"):
-        rung(Family.LLAMA, count)
+        nearest_size(Family.LLAMA, count)

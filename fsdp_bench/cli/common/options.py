@@ -1,4 +1,4 @@
-"""The options that describe a setup, the same for predict, dry-run, max-size and plan.
+"""The options that describe a setup, the same for predict, dry-run and max-size.
 
 @click.command("predict", cls=SetupCommand)
 @setup_options()
@@ -225,8 +225,8 @@ def setup_options(
 headroom_option = click.option(
     "--headroom",
     metavar="SIZE",
-    help="Memory of each GPU kept free for the CUDA context and NCCL. Default: what is derived or measured of them, and"
-    " for the rest 2GiB, an assumption.",
+    help="Memory of each GPU kept free for the CUDA context and NCCL. Default: their derived or measured sizes; 2GiB is"
+    " assumed for what is unknown.",
 )
 """Of the verbs that say whether a setup fits."""
 

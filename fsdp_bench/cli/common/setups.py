@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupWords
@@ -129,7 +129,7 @@ def _model(words: SetupWords, catalog: Catalog, sequence_length: int) -> ModelSh
     if words.params is not None:
         family = Family(words.family or "llama")
         positions = max(sequence_length, POSITIONS[family])
-        return rung(family, parse_count(words.params, "params"), positions=positions)
+        return nearest_size(family, parse_count(words.params, "params"), positions=positions)
     if words.family is not None:
         raise SpecError(f"family: goes with --params; {given[0]} has its own")
     shape = read_hf_config(words.hf_config) if words.hf_config else catalog.model(str(words.model)).shape()

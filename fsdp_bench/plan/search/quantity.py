@@ -16,7 +16,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.ladder import SMALLEST, rung, rungs
+from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
 from fsdp_bench.plan.estimate import DEEPEST
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -81,8 +81,8 @@ def size_ladder(family: Family, setup: TrainSetup, hardware: Hardware, vocab_siz
 
 @lru_cache(maxsize=8)
 def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> dict[int, ModelShape]:
-    smallest = rung(family, SMALLEST, vocab_size, positions).num_parameters
-    sized = ((shape.num_parameters, shape) for shape in rungs(family, vocab_size, positions))
+    smallest = nearest_size(family, SMALLEST, vocab_size, positions).num_parameters
+    sized = ((shape.num_parameters, shape) for shape in all_sizes(family, vocab_size, positions))
     return {size: shape for size, shape in sized if size >= smallest}
 
 

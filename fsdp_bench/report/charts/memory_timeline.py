@@ -34,8 +34,8 @@ MOST = 6
 ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 """Rows and columns of panels by their number."""
 
-NEAR = 0.2
-"""Part of the GPU's memory that the highest peak needs for the GPU's limit to be on the scale."""
+FAR_BELOW_LIMIT = 0.2
+"""A highest peak below this part of the GPU's memory leaves the GPU's limit outside of the chart."""
 MOMENTS = 900
 """Moments of a step that are drawn, in all panels of a row together."""
 NARROWEST = 0.05
@@ -106,7 +106,7 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
 
 
 def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
-    """Return the answer, or for several panels the model, and whether it is no bad news."""
+    """Return the answer, or for several panels the model, and whether it fits or that is unknown."""
     first = panels[0].prediction
     name = first.question.model.name
     if len(panels) > 1:
@@ -122,7 +122,7 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 def _limit(panels: Sequence[MemoryPanel]) -> float:
     """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
     highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
-    if card is not None and highest >= NEAR * card:
+    if card is not None and highest >= FAR_BELOW_LIMIT * card:
         highest = max(highest, card)
     return 1.06 * highest
 
@@ -231,7 +231,7 @@ def _hidden_reason(prediction: Prediction) -> str:
         if is_seen:
             return ""
         kept = format_gib(estimate.required_headroom.num_bytes)
-        return f"; its segments need {format_gib(prediction.needed_bytes)}, {kept} are kept free"
+        return f"; it reserves {format_gib(prediction.needed_bytes)}, {kept} are kept free"
     if count := reading.num_alloc_retries:
         return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
     return "; host memory is too small"
@@ -259,7 +259,7 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
     if card is None or gpu is None:
         return []
-    far = "" if _highest(panels) >= NEAR * card else ", far above"
+    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * card else ", far above"
     usable = Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)
     is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
     return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
@@ -289,9 +289,9 @@ def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[s
     lines = []
     steps = panels[0].prediction.question.setup.gradient_accumulation_steps
     if steps > 3:
-        lines.append(f"of {steps} micro-batches three are drawn: those between the first and the last are alike")
+        lines.append(f"drawn: 3 of {steps} micro-batches; those between the first and the last are alike")
     if any(panel.prediction.estimate.for_eager for panel in panels):
-        lines.append("the setup compiles; drawn is eager")
+        lines.append("torch.compile is on; the chart shows eager memory")
     for panel in panels:
         memory = panel.prediction.estimate.memory
         if memory.peak_phase == "load":

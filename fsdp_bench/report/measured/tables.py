@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 DISAGREEMENT = 0.1
-"""How far the two parts of a step that are exposed communication may be apart before it is said."""
+"""A trial is marked where its two measurements of exposed communication, by the profiler and by steps without
+communication, differ by more than this part of the step."""
 
 
 def _allocated(record: TrialRecord) -> str:
@@ -133,7 +134,7 @@ def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
     lines = [f"skipped {count}: {reason}" for reason, count in skipped.items()]
     if any(map(disagrees, ran)):
         lines.append(
-            "* more than 10 points away, as a part of its step, from what steps without communication save"
+            "* by the profiler; steps without communication save another part of the step, by more than 10 points"
             " (fsdp-bench report RESULTS --communication)"
         )
     if any(record.device == "emulated" for record in ran):

@@ -1,4 +1,4 @@
-"""aten::scaled_dot_product_attention in the ledger: which kernel runs, what it needs first, saves and allocates.
+"""aten::scaled_dot_product_attention: which kernel runs, what it needs first, saves and allocates.
 
 CPU: flash attention for every dtype and head. CUDA: flash attention for 16 bits, whose heads are padded to a multiple
 of eight (aten/native/transformers/attention.cpp, pad_last_dim); memory-efficient attention for fp32, whose rows are

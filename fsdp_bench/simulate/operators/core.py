@@ -1,4 +1,4 @@
-"""What each operator allocates, saves for backward and allocates in backward: the ledger of memory.
+"""What each operator allocates, saves for backward and allocates in backward.
 
 One method an operator of torch, as the dispatcher sees it; the docstring names the operator. Numbers are elements,
 ``itemsize`` is bytes. Two kernel sets differ in the norms, attention and what happens inside of operators.

@@ -14,10 +14,10 @@ _FP64 = 8
 class Scaler:
     """Scales the loss; after backward looks for overflows in the gradients."""
 
-    def __init__(self, op: Operators, api_is_fsdp1: bool, has_dtensors: bool, gradients_on_host: bool) -> None:
+    def __init__(self, op: Operators, is_fsdp1: bool, has_dtensors: bool, gradients_on_host: bool) -> None:
         self._op = op
         self._gradients_on_host = gradients_on_host
-        self._is_sharded = api_is_fsdp1
+        self._is_sharded_grad_scaler = is_fsdp1
         self._has_dtensors = has_dtensors
         self._scale: Tensor | None = None
         self._growth_tracker: Storage | None = None
@@ -37,8 +37,8 @@ class Scaler:
     def unscale(self) -> None:
         """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""
         tape = self._op.tape
-        if self._is_sharded or self._has_dtensors:  # whether any rank found an overflow
-            tape.collective("all_reduce", "world" if self._is_sharded else "shard", FP32)
+        if self._is_sharded_grad_scaler or self._has_dtensors:  # whether any rank found an overflow
+            tape.collective("all_reduce", "world" if self._is_sharded_grad_scaler else "shard", FP32)
         scratch = Scratch(tape)
         scratch.hold("aten::double", _FP64)
         scratch.hold("aten::reciprocal", _FP64)
@@ -60,7 +60,8 @@ class Scaler:
 
     def update(self) -> None:
         """GradScaler.update."""
-        if self._is_sharded and not self._op.kernels.is_cuda:  # _amp_update_scale_cpu_: growth_tracker + 1 == interval
+        # _amp_update_scale_cpu_: growth_tracker + 1 == interval
+        if self._is_sharded_grad_scaler and not self._op.kernels.is_cuda:
             growth = self._op.tape.storage(4, "aten::add", Category.TEMPORARY)
             self._op.tape.storage(1, "aten::eq", Category.TEMPORARY)
             del growth

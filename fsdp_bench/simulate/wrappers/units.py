@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: train/wrapping/units.py on the ledger's module tree."""
+"""Which modules become FSDP units: train/wrapping/units.py on the simulated module tree."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from fsdp_bench.spec.setup import (
 def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
     reason = impossible(setup, device)
-    if reason is None and _checks_units(setup) and _has_units_inside_blocks(shape, setup):
+    if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
     return reason
 
 
-def _checks_units(setup: TrainSetup) -> bool:
-    """Of FSDP1's marks only the rate limiter's may be more when a block is recomputed (_runtime_utils.py, _unshard)."""
-    marks_differ = setup.api is Api.FSDP2 or setup.limit_all_gathers
+def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
+    """Whether a recomputed block can run more profiler annotations than forward did: see SELECTIVE_AROUND_UNITS.
+
+    Of FSDP1's record_function calls only the rate limiter's can be more (_runtime_utils.py, _unshard).
+    """
+    recompute_adds_annotations = setup.api is Api.FSDP2 or setup.limit_all_gathers
     is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD or (
         setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
     )
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
-    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and marks_differ
+    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and recompute_adds_annotations
 
 
 def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:

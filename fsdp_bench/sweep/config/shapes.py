@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fsdp_bench.catalog.ladder import rung, rungs
+from fsdp_bench.catalog.ladder import all_sizes, nearest_size
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.units import format_count, parse_count
@@ -44,9 +44,9 @@ def read_models(tables: dict[str, Any]) -> dict[str, ModelShape]:
 
 
 def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machine) -> ModelShape:
-    """Return the model that a cell names: by ``model`` one of the file's own, by ``params`` a rung of the ladder.
+    """Return the model that a cell names: by ``model`` one of the file's own, by ``params`` a size of the ladder.
 
-    A gpt2 rung has as many learned positions as the cell's sequence is long, but no fewer than gpt2 itself.
+    A gpt2 size has as many learned positions as the cell's sequence is long, but no fewer than gpt2 itself.
 
     Raises:
         SpecError: when the cell names none, two, or one that does not exist or does not fit the sequence.
@@ -80,12 +80,12 @@ def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> Mod
         raise SpecError(f"vocab_size: {shown(vocab_size)} is not allowed; 2 or more")
     percent = _PERCENT_OF_CARD.match(str(cell["params"]))
     if not percent:
-        return rung(family, parse_count(cell["params"], "params"), vocab_size, positions)
+        return nearest_size(family, parse_count(cell["params"], "params"), vocab_size, positions)
     if not machine.gpus:
         raise SpecError(f"params: {shown(cell['params'])} needs a GPU; on a CPU give a count like '10M'")
-    # Capped by what the ladder has; at most the share, so the largest rung that is not above it.
+    # Capped by what the ladder has; at most the share, so the largest size that is not above it.
     target = machine.gpus[0].memory_bytes * float(percent.group(1)) / 100 / BYTES_PER_PARAMETER
-    fitting = [shape for shape in rungs(family, vocab_size, positions) if shape.num_parameters <= target]
+    fitting = [shape for shape in all_sizes(family, vocab_size, positions) if shape.num_parameters <= target]
     if not fitting:
         raise SpecError(
             f"params: {shown(cell['params'])} is {format_count(target)} parameters, below the ladder's smallest"

@@ -1,5 +1,7 @@
 """Reads a sweep file. cells.py crosses its cells; grid.py makes them trials, frontier/file.py searches.
 
+The keys of [run] are here, those of [grid] in cells.py and shapes.py, those of [frontier] in frontier/file.py.
+
 [run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher
 [grid]       lists are crossed, the last key varying fastest; a single value is used in all cells
 [[include]]  further cells; what [grid] gives as a single value is used here too, lists are crossed

@@ -23,7 +23,7 @@ import io
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
@@ -34,10 +34,6 @@ from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
-
-if TYPE_CHECKING:
-    pass
-
 
 MOST_ERROR_CHARACTERS = 200
 
@@ -110,7 +106,7 @@ class Store:
         except OSError:
             pass
         raise ResultsError(
-            f"{self._lock_path}: was removed or replaced while this sweep ran, so that another one may write here;"
+            f"{self._lock_path}: was removed or replaced while this sweep ran: another sweep could be writing here;"
             " run the same command again, which keeps what is recorded"
         )
 
@@ -199,7 +195,7 @@ class Store:
         return self.trials / f"{trial_id}.json"
 
     def read(self, trial_id: str) -> tuple[TrialRecord | None, str | None]:
-        """Return a trial's record; where it is broken, set it aside and return None and one line that says so.
+        """Return a trial's record, or (None, None) where there is none; a broken one is set aside: (None, one line).
 
         Raises:
             SpecError: when a newer fsdp-bench wrote it.

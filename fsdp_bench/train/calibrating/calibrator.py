@@ -46,7 +46,7 @@ from fsdp_bench.train.step import Training, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
-"""What a round of repetitions should take; there are four of everything."""
+"""How long one round of repetitions should take; everything is timed in four rounds."""
 
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,
@@ -60,7 +60,7 @@ PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
 
 def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurements:
     """Measure everything; all ranks do the same at the same time."""
-    context_bytes = _context_bytes(device)  # the stopwatch's first barrier makes a communicator
+    context_bytes = _context_bytes(device)  # before the stopwatch's first barrier, whose NCCL communicator would count
     watch = Stopwatch(device, ROUND_SECONDS[device.type])
     found = {}
     for name, part in PARTS.items():
@@ -94,7 +94,7 @@ def _context_bytes(device: torch.device) -> int | None:
 
 
 def _bare_step(device: torch.device) -> Callable[[], object]:
-    """Return a step of the probe that nothing wraps."""
+    """Return a step of the small model PROBE, unwrapped."""
     bare = build(PROBE).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
@@ -103,7 +103,10 @@ def _bare_step(device: torch.device) -> Callable[[], object]:
 
 
 def probe_steps(watch: Stopwatch) -> dict[str, float]:
-    """Time a step of the probe: bare, and under each api in a world in which collectives end at once."""
+    """Time a step of the small model PROBE: unwrapped, and under each api with collectives that end at once.
+
+    The difference is what FSDP's hooks cost the host.
+    """
     world, device = max(dist.get_world_size(), 2), watch.device
     seconds = {"none": watch.seconds(_bare_step(device))}
     replace_group_by_fake(dist.get_rank(), world)
@@ -158,7 +161,7 @@ def main() -> None:
     if rank == 0:
         write_atomically(Path(sys.argv[1]), to_json(measured))
     sys.stdout.flush()
-    os._exit(0)  # the process group that peers were in is gone
+    os._exit(0)  # no destructors: a fake process group has taken the place of the real one
 
 
 if __name__ == "__main__":

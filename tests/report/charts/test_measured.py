@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.report.charts import bars
 from fsdp_bench.report.charts.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
@@ -25,7 +25,7 @@ from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, words_of
 
-MODEL = rung(Family.LLAMA, 10**9)
+MODEL = nearest_size(Family.LLAMA, 10**9)
 GIB = 1024**3
 NAMES = {"cuda": "NVIDIA H100 80GB HBM3", "cpu": "x86_64"}
 replace = msgspec.structs.replace
@@ -292,7 +292,7 @@ def test_trials_without_any_difference_are_all_drawn() -> None:
 
 
 def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
-    sizes = [rung(Family.LLAMA, count) for count in (10**7, 10**8, 10**9)]
+    sizes = [nearest_size(Family.LLAMA, count) for count in (10**7, 10**8, 10**9)]
     few = [replace(record(), model=size) for size in sizes]
     (slide,) = slides(few, "m")
     assert slide.levels == ("model",)

@@ -65,7 +65,7 @@ def test_two_exposures_that_are_far_apart_are_marked(
     """By the profiler 1 s of 5 is exposed; by difference 0.9 s of 4, or 2 s."""
     print_table([record(exposed=1.0, silent=silent)], Console(width=150))
     assert ("1.0 s*" in (shown := capsys.readouterr().out)) == star
-    assert ("more than 10 points away" in shown) == star
+    assert ("by more than 10 points" in shown) == star
     print_communication([record(exposed=1.0, silent=silent)], Console())
     shown = " ".join(capsys.readouterr().out.split())
     assert "1.0 s (20%) by the profiler" in shown

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fsdp_bench.catalog.ladder import rung
+from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.train.models.transformer import build, initialize
@@ -52,7 +52,7 @@ def test_counts_equal_those_of_the_modules_on_the_meta_device(shape: ModelShape)
     ("family", "count"), [(Family.LLAMA, 7 * 10**9), (Family.GPT2, 1_500_000_000), (Family.LLAMA, 405 * 10**9)]
 )
 def test_large_rungs_are_what_they_say_too(family: Family, count: int) -> None:
-    shape = rung(family, count)
+    shape = nearest_size(family, count)
     assert sum(parameter.numel() for parameter in build(shape).parameters()) == shape.num_parameters
 
 
