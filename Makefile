@@ -36,7 +36,7 @@ hollow: .venv-hollow/installed
 	$(HOLLOW) -m pip install --quiet --editable '.[train,dev]'
 	touch $@
 
-# How long the verbs take, measured, beside what they may; a report, never a test.
+# How long the commands take, measured, beside what they may; a report, never a test.
 budgets: $(INSTALLED)
 	$(BIN)/python tests/budgets.py
 

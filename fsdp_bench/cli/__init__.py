@@ -1,1 +1,1 @@
-"""One file a verb: parses, calls, prints. No logic."""
+"""One file a command: parses, calls, prints. No logic."""

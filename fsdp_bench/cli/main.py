@@ -20,7 +20,7 @@ from fsdp_bench.cli.common.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
 from fsdp_bench.spec.text import shortened
 
-VERBS = {
+COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",
     "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
     "chart": "Draw charts of measured results.",
@@ -33,7 +33,7 @@ VERBS = {
     "models": "Print the catalogue's models, with sources.",
     "doctor": "Show this machine's hardware and what a sweep will use.",
 }
-"""Each verb has a file in cli/, which is imported only when the verb is used, so that --help stays fast."""
+"""Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
 
 MOST_CHARACTERS = 480
 """Length of an error message; the middle of a longer one is left out."""
@@ -46,16 +46,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):
-    """A group that imports a verb's file when the verb is used."""
+    """A group that imports a command's file when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of their use."""
-        return list(VERBS)
+        """Return the commands in the order of their use."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one verb."""
-        if cmd_name not in VERBS:
-            raise click.UsageError(f"no verb {shown(cmd_name)}; one of {', '.join(VERBS)}{nearest(cmd_name, VERBS)}")
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            raise click.UsageError(
+                f"no command {shown(cmd_name)}; one of {', '.join(COMMANDS)}{nearest(cmd_name, COMMANDS)}"
+            )
         command = importlib.import_module(f"fsdp_bench.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
@@ -63,16 +65,16 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, and refuse an option that is given twice."""
+        """Find the command, and refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             _refuse_repeated(command, rest, click.Context(command, info_name=name, parent=ctx))
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the verbs without importing them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        """Print the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def _refuse_repeated(command: click.Command, words: list[str], context: click.Context) -> None:

@@ -190,7 +190,7 @@ def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model
 
 
 def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: ModelShape | None = None) -> SetupFields:
-    """Return the fields with the defaults of all verbs, where there is no setup and a field is not given."""
+    """Return the fields with the defaults of all commands, where there is no setup and a field is not given."""
     if setup is not None:
         return fields
     length = DEFAULT_SEQUENCE_LENGTH if model is None else min(DEFAULT_SEQUENCE_LENGTH, model.max_position_embeddings)

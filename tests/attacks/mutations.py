@@ -32,7 +32,8 @@ from unittest import mock
 import click
 import msgspec
 
-from fsdp_bench.cli.main import TRACEBACK, VERBS, cli, main
+from fsdp_bench.cli.main import COMMANDS as NAMES
+from fsdp_bench.cli.main import TRACEBACK, cli, main
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import RunPlan
@@ -230,7 +231,7 @@ def _word(rng: random.Random) -> str:
 
 def _option(rng: random.Random, verb: str) -> list[str]:
     """Return an option of a verb with a value: one that is allowed where there is a choice, or anything."""
-    command = cli.get_command(click.Context(cli), verb) if verb in VERBS else None
+    command = cli.get_command(click.Context(cli), verb) if verb in NAMES else None
     options = [option for option in command.params if isinstance(option, click.Option)] if command else []
     if not options:
         return [f"--{_word(rng)}"]
@@ -320,7 +321,7 @@ CATALOG = GPU + SERVER + MODEL
 def workplace() -> Iterator[Path]:
     """Make the folder that calls run in, deep enough for paths that climb; and stand where work begins."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as root, contextlib.ExitStack() as stack:
-        for name in VERBS:
+        for name in NAMES:
             importlib.import_module(f"fsdp_bench.cli.{name.replace('-', '_')}")  # or a verb would keep a stand-in
         for name in WORK:
             _stand_in(name, stack)

@@ -1,4 +1,4 @@
-"""A sliding window is not modelled: every verb says so, once sequences are longer than it."""
+"""A sliding window is not modelled: every command says so, once sequences are longer than it."""
 
 from __future__ import annotations
 

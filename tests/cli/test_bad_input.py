@@ -188,7 +188,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept(
 
 
 def raise_in_models(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make the verb ``models`` raise an error."""
+    """Make the command ``models`` raise an error."""
     from fsdp_bench.cli import models
 
     def raise_error(*_: object) -> None:

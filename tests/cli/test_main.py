@@ -22,9 +22,9 @@ def test_help_and_import_load_no_torch_and_no_pandas() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("verb", ["sweep", "chart", "report", "predict", "doctor"])
-def test_every_verb_explains_itself_without_torch(verb: str) -> None:
-    done = run_command(verb, "--help")
+@pytest.mark.parametrize("command", ["sweep", "chart", "report", "predict", "doctor"])
+def test_every_verb_explains_itself_without_torch(command: str) -> None:
+    done = run_command(command, "--help")
     assert done.returncode == 0
     assert "Usage:" in done.stdout
 

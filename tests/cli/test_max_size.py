@@ -118,7 +118,7 @@ def test_what_is_needed_is_what_makes_it_fit() -> None:
 
 
 def test_the_largest_that_is_announced_fits_in_the_words_of_predict_too() -> None:
-    """Two g5.48xlarge: what NCCL takes over PCIe is not known, and 2 GiB of each GPU are kept free in both verbs."""
+    """Two g5.48xlarge: what NCCL takes over PCIe is not known, and 2 GiB of each GPU are kept free in both commands."""
     place = ("--server", "g5.48xlarge", "--nodes", 2, "--strategy", "FULL_SHARD", "--checkpointing", "full")
     text = run_command("max-size", *place, "--precision", "bf16-mixed", "--seq", 2048).stdout
     size = re.match(r"2 x g5\.48xlarge: largest model that fits \(predicted\): llama-([\d.]+[MB])", text)

@@ -1,4 +1,4 @@
-"""The verbs that print the catalogue: tables, single entries with sources, JSON, one-line errors."""
+"""The commands that print the catalogue: tables, single entries with sources, JSON, one-line errors."""
 
 from __future__ import annotations
 

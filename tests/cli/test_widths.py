@@ -1,4 +1,4 @@
-"""What a verb prints is as wide as the terminal, or 80 columns where there is none: no line is longer."""
+"""What a command prints is as wide as the terminal, or 80 columns where there is none: no line is longer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.cli.main import VERBS as NAMES
+from fsdp_bench.cli.main import COMMANDS as NAMES
 from tests import conftest
 from tests.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "xeon-2-cores"
 P5 = ("--server", "p5.48xlarge", "--nodes", 2)
-VERBS = {
+COMMANDS = {
     "one setup": ("predict", "--model", "Llama-3.1-70B", *P5),
     "setups": ("predict", "--model", "Llama-3.1-8B", *P5, "--strategy", "all", "--api", "all", "--precision", "all"),
     "offload": ("predict", "--model", "Llama-3.1-8B", *P5, "--offload", "all", "--checkpointing", "all"),
@@ -32,7 +32,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_no_line_is_longer_than_the_terminal(
     words: tuple[object, ...], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_no_line_is_longer_than_the_terminal(
 
 def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
     """A strategy, a server or a model that is cut cannot be typed again."""
-    predicted = run_command(*VERBS["setups"]).stdout
+    predicted = run_command(*COMMANDS["setups"]).stdout
     assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
     assert "bf16-mixed-bf16-reduce" in predicted
     assert "left out at 80 columns: " in predicted
@@ -61,8 +61,8 @@ def test_columns_that_are_equal_in_all_rows_stand_once_above_the_table() -> None
     assert "batch" not in table.split("\n\n")[0].splitlines()[0]
 
 
-@pytest.mark.parametrize("verb", NAMES)
-def test_help_fits_80_columns_and_has_an_example(verb: str) -> None:
-    shown = run_command(verb, "--help").stdout
-    assert f"\n  fsdp-bench {verb}" in shown
+@pytest.mark.parametrize("command", NAMES)
+def test_help_fits_80_columns_and_has_an_example(command: str) -> None:
+    shown = run_command(command, "--help").stdout
+    assert f"\n  fsdp-bench {command}" in shown
     assert [line for line in shown.splitlines() if len(line) > 80] == []

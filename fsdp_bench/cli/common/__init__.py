@@ -1,1 +1,1 @@
-"""What several verbs share: options that describe a setup, hardware, pictures, interrupts."""
+"""What several commands share: options that describe a setup, hardware, pictures, interrupts."""

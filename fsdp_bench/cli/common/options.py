@@ -63,7 +63,7 @@ class SetupCommand(click.Command):
     """A command whose help prints the setup's options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the options that describe the setup in one section a group, and then the verb's own."""
+        """Print the options that describe the setup in one section a group, and then the command's own."""
         sections: dict[str, list[tuple[str, str]]] = {}
         own: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -194,7 +194,7 @@ def setup_options(
         model: whether the command takes a model; else only the ladder's ``--family``.
         lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
             checkpointing and optimizer.
-        defaults: what an option is when it is not given, where the verb differs from the others.
+        defaults: what an option is when it is not given, where the command differs from the others.
         repeatable: the options that may be given several times; the command gets each as an argument of its own, a
             tuple, and ``words`` has None there.
     """
@@ -228,7 +228,7 @@ headroom_option = click.option(
     help="Memory of each GPU kept free for the CUDA context and NCCL. Default: their derived or measured sizes; 2GiB is"
     " assumed for what is unknown.",
 )
-"""Of the verbs that say whether a setup fits."""
+"""Of the commands that say whether a setup fits."""
 
 calibration_option = click.option(
     "--calibration",
@@ -236,7 +236,7 @@ calibration_option = click.option(
     metavar="FILE.toml",
     help="Rates that fsdp-bench calibrate measured, instead of the datasheet's; a measured CUDA context is kept free.",
 )
-"""Of the verbs that predict time."""
+"""Of the commands that predict time."""
 
 
 def _option(
@@ -265,7 +265,7 @@ def _option(
 
 
 def _common_default(name: str) -> str | None:
-    """Return the default that all verbs have in common, as it is written on the command line."""
+    """Return the default that all commands have in common, as it is written on the command line."""
     if name in _DEFAULTS:
         return _DEFAULTS[name]
     value = getattr(TrainSetup(), SETUP_FIELDS[name]) if name in SETUP_FIELDS else None

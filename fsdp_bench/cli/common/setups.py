@@ -91,7 +91,7 @@ def read_model(words: SetupWords) -> ModelShape:
 
 
 def _with_defaults(words: SetupWords, catalog: Catalog) -> SetupWords:
-    """Return the words with the precision and the sequence length that all verbs use where none is given.
+    """Return the words with the precision and the sequence length that all commands use where none is given.
 
     The sequence length is that of DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
     """

@@ -1,4 +1,4 @@
-"""What the verbs that run or read trials share at the terminal."""
+"""What the commands that run or read trials share at the terminal."""
 
 from __future__ import annotations
 

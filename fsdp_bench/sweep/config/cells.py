@@ -99,7 +99,7 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
 
 
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:
-    """Return a cell with the precision and the sequence length of all verbs, where it has none."""
+    """Return a cell with the precision and the sequence length of all commands, where it has none."""
     model = file.models.get(str(cell.get("model")))
     positions = DEFAULT_SEQUENCE_LENGTH if model is None else model.max_position_embeddings
     return {"precision": DEFAULT_PRECISION, "sequence_length": min(DEFAULT_SEQUENCE_LENGTH, positions), **cell}
