@@ -14,8 +14,8 @@ from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import (
-    FP32,
+from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,

@@ -11,7 +11,8 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, Node
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels, embedding_backward_workspace, sum_over_rows_workspace
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels
+from fsdp_bench.simulate.operators.workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Tape, Tensor
 
 Saved = Any
