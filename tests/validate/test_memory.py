@@ -176,7 +176,7 @@ def test_the_time_of_a_process_that_had_all_cores_is_not_compared_with_ranks_tha
     profile = Profile(
         machine="by hand", device="cpu", device_name="", measured_on="2026-11-21", versions={}, ranks=(of_two,)
     )
-    assert "ranks that share them" in (compare_time(record, profile).reason or "")
+    assert "ranks shared them" in (compare_time(record, profile).reason or "")
     alone = msgspec.structs.replace(profile, ranks=(msgspec.structs.replace(of_two, num_ranks=1), of_two))
     assert (compare_time(record, alone).reason or "").startswith("unknown: ")  # nothing was timed
 
