@@ -183,7 +183,7 @@ def test_a_trial_that_timed_out_runs_again_under_a_longer_limit_only(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     def run(limit: float) -> int:
-        file = write_sweep("world_size = 1", f"timeout_seconds = {limit}")
+        file = write_sweep("world_size = 1", f"timeout_seconds = {limit}\nsteps = 200")  # longer than one look
         return run_command("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts").returncode
 
     assert run(0.01) == 1
