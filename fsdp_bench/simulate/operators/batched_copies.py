@@ -14,7 +14,7 @@ from fsdp_bench.simulate.operators.kernels import INT64, Kernels
 
 _THREADS = 128
 _TILE_BYTES = 16 * _THREADS
-"""What one block of threads copies in one turn."""
+"""What one block of threads copies in one iteration."""
 
 
 def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> int:
@@ -23,12 +23,12 @@ def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> 
     Args:
         parts: Bytes of each parameter in one rank's chunk.
         num_chunks: Ranks that were gathered from.
-        kernels: The GPU's multiprocessors; large copies give each block of threads more than one turn.
+        kernels: The GPU's multiprocessors; large copies give each block of threads several iterations.
     """
     most_blocks = kernels.num_multiprocessors * kernels.threads_per_multiprocessor // _THREADS * 2
-    turns = -(-_tiles(parts, 1) * num_chunks // most_blocks)
-    chunks_per_block = min(math.ceil(math.sqrt(turns)), num_chunks)
-    blocks = _tiles(parts, -(-turns // chunks_per_block))
+    iterations = -(-_tiles(parts, 1) * num_chunks // most_blocks)
+    chunks_per_block = min(math.ceil(math.sqrt(iterations)), num_chunks)
+    blocks = _tiles(parts, -(-iterations // chunks_per_block))
     # Destinations, sources, sizes, each block's part, and the first block of each part and behind the last one.
     return INT64 * (3 * len(parts) + blocks + len(parts) + 1)
 
@@ -42,5 +42,5 @@ def chunk_cat_arguments(parts: Sequence[int]) -> int:
     return INT64 * (6 * len(parts) + 2 + _tiles(parts, 1))
 
 
-def _tiles(parts: Sequence[int], turns: int) -> int:
-    return sum(-(-part // (_TILE_BYTES * turns)) for part in parts)
+def _tiles(parts: Sequence[int], iterations: int) -> int:
+    return sum(-(-part // (_TILE_BYTES * iterations)) for part in parts)

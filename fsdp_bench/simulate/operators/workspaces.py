@@ -45,7 +45,7 @@ def flash_forward_workspace(batch: int, heads: int, length: int, head_dim: int, 
     leave the logarithm of their sum and their output in fp32 (set_params_splitkv in pytorch_flash, flash_api.cpp).
     """
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
-    # A multiprocessor has two blocks of threads.
+    # torch counts two blocks of threads on a multiprocessor.
     splits = _num_splits(batch * heads * -(-length // 64), 2 * num_multiprocessors, -(-length // block))
     sums = splits * batch * heads * length * FP32
     return [sums, sums * _rounded_head(head_dim)] if splits > 1 else []
