@@ -20,7 +20,6 @@ from fsdp_bench.replay.heap import UNLIMITED
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
 from fsdp_bench.replay.program import Program, program
-from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -200,16 +199,14 @@ def predict_memory(
 
 def _block_at(log: Log, peak: Peak) -> int | None:
     """Return the number in the whole model of the block in whose part an event lies."""
-    block, phase = -1, ""
-    for event in log.events[: peak.event + 1]:
-        if event.kind is Kind.MARK:
-            block, phase = event.number, event.label
+    part = next(part for part in log.parts if part.begin <= peak.event < part.end)
+    block = part.block
     if block < 0:
         return None
     if block != log.repeated_block:
         return block + (log.extra_blocks if block > log.repeated_block else 0)
     # Backward comes from the last block.
-    return block + (log.extra_blocks - peak.runs if phase == "backward" else peak.runs)
+    return block + (log.extra_blocks - peak.runs if part.phase == "backward" else peak.runs)
 
 
 def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:

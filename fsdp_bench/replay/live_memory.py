@@ -56,7 +56,11 @@ class LiveMemory:
 def live_memory(log: Log) -> LiveMemory:
     """Follow the live bytes of a log."""
     phases: dict[str, Peak] = {}
-    levels = list(accumulate(_changes(log), initial=0))
+    changes = [
+        event.num_bytes if event.kind is _ALLOCATE else -event.num_bytes if event.kind is _FREE else 0
+        for event in log.events
+    ]
+    levels = list(accumulate(changes, initial=0))
     repeated = 0
     for part in log.parts:
         within = levels[part.begin : part.end + 1]
@@ -85,24 +89,19 @@ def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[
 def breakdown(log: Log, peak: Peak) -> dict[str, int]:
     """Return what is alive at a peak by category; the values add up to it."""
     totals: dict[str, int] = dict.fromkeys(BREAKDOWN, 0)
-    changes = _changes(log)
 
     def add(begin: int, end: int, times: int) -> None:
-        for event, change in zip(log.events[begin:end], changes[begin:end], strict=True):
-            totals[event[3]] += times * change
+        for event in log.events[begin:end]:
+            if event.kind is _ALLOCATE:
+                totals[event.category] += times * event.num_bytes
+            elif event.kind is _FREE:
+                totals[event.category] -= times * event.num_bytes
 
     for part in log.parts:
-        is_reached = part.begin <= peak.event < part.end
-        if not is_reached:
-            add(part.begin, part.end, log.times(part))
-            continue
-        if log.times(part) > 1:
-            add(part.begin, part.end, peak.runs)
-        add(part.begin, peak.event + 1, 1)
-        break
+        if peak.event in range(part.begin, part.end):
+            if peak.runs:
+                add(part.begin, part.end, peak.runs)
+            add(part.begin, peak.event + 1, 1)
+            break
+        add(part.begin, part.end, log.times(part))
     return totals
-
-
-def _changes(log: Log) -> list[int]:
-    """Return what each event adds to the live bytes."""
-    return [event[2] if event[0] == _ALLOCATE else -event[2] if event[0] == _FREE else 0 for event in log.events]

@@ -130,11 +130,13 @@ class Program:
         """Return what the allocator runs; the time of each instruction's work is given."""
         runs = [self.runs(one.block)[:: -1 if one.goes_down else 1] for one in self.sections]
         return Code(
-            kind=array("q", [event[0] for event in self.events]),
+            kind=array("q", [event.kind for event in self.events]),
             number=self.number,
             stride=self.stride,
-            amount=array("q", [e[2] if e[6] is None else t for e, t in zip(self.events, nanoseconds, strict=True)]),
-            stream=array("q", [event[4] for event in self.events]),
+            amount=array(
+                "q", [e.num_bytes if e.work is None else t for e, t in zip(self.events, nanoseconds, strict=True)]
+            ),
+            stream=array("q", [event.stream for event in self.events]),
             begin=array("q", [section.begin for section in self.sections]),
             end=array("q", [section.end for section in self.sections]),
             first_run=array("q", [run.start for run in runs]),
@@ -164,7 +166,7 @@ class _Names:
         self.sections: list[Section] = []
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
-        has_time = any(event[0] == Kind.RECORD_STREAM for event in log.events)
+        has_time = any(event.kind is Kind.RECORD_STREAM for event in log.events)
         read = set(Kind).difference(_NEVER_READ) if has_time else {Kind.ALLOCATE, Kind.FREE}
         known: dict[int, int] = {}
         following: dict[int, int] = {}
@@ -174,15 +176,15 @@ class _Names:
             place = (part.block + 1) * BLOCK + part.pass_number * PASS if is_of_a_block else 0
             name, begin = following.get(place, place), len(self.events)
             for event in log.events[part.begin : part.end]:
-                kind = event[0]
+                kind = event.kind
                 if kind not in read:
                     continue
-                if kind == _ALLOCATE:
-                    known[event[1]] = name
+                if kind is _ALLOCATE:
+                    known[event.number] = name
                     self.names.append(name)
                     name += 1
                 else:
-                    self.names.append(known[event[1]] if kind in _OF_A_TENSOR else -1)
+                    self.names.append(known[event.number] if kind in _OF_A_TENSOR else -1)
                 self.events.append(event)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             following[place] = name
@@ -211,7 +213,7 @@ class _Names:
         """Return what a section does, with names as they would be in the repeated block."""
         shift, where = (section.block - self._log.repeated_block) * BLOCK, slice(section.begin, section.end)
         return [
-            (event[0], event[2], event[4], event[6], name if name < BLOCK else name - shift)
+            (event.kind, event.num_bytes, event.stream, event.work, name if name < BLOCK else name - shift)
             for event, name in zip(self.events[where], self.names[where], strict=True)
         ]
 
@@ -247,7 +249,7 @@ class _Names:
             log=self._log,
             events=self.events,
             sections=self.sections,
-            number=array("q", [numbers.get(n, e[1]) for n, e in zip(self.names, self.events, strict=True)]),
+            number=array("q", [numbers.get(n, e.number) for n, e in zip(self.names, self.events, strict=True)]),
             stride=array("q", strides),
             num_outside=outside,
             num_each=each,

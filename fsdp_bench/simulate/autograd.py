@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.tape import Tape, Tensor
 
@@ -52,59 +54,56 @@ class Packed:
         """Nothing to release: what was opened is held by nobody else."""
 
 
-class Node:
-    """One operator in the graph."""
+class Node(msgspec.Struct, eq=False):
+    """One operator in the graph, or the accumulator of a parameter's gradient."""
 
-    __slots__ = ("backward", "buffer", "edges", "pre_hooks", "saved", "sequence", "stream", "waiting", "waits_for")
-
-    def __init__(
-        self,
-        tape: Tape,
-        backward: Backward,
-        inputs: Sequence[Tensor | None],
-        saved: Sequence[Tensor],
-        num_outputs: int = 1,
-    ) -> None:
-        self.sequence = tape.next_sequence
-        tape.next_sequence += 1
-        self.stream = tape.stream
-        """The one on which the operator ran."""
-        self.waits_for: Stream | None = None
-        """Another stream, on which gradients for it were computed."""
-        self.backward: Backward | None = backward
-        self.edges = [(None, 0) if t is None else (t.node, t.output) for t in inputs]
-        if saved and tape.hooks:
-            self.saved: Any = Packed(tape.hooks[-1], saved)
-        else:
-            self.saved = list(saved)
-        self.buffer: list[Tensor | None] = [None] * num_outputs
-        self.waiting = 0
-        self.pre_hooks: list[Callable[[], None]] | None = None
-        """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
+    sequence: int
+    """Counts operators; of an accumulator LEAF."""
+    stream: Stream
+    """The one on which the operator ran."""
+    edges: Sequence[tuple[Node | None, int]]
+    """The nodes that made its inputs, with the number of their output; None where no gradient is needed."""
+    buffer: list[Tensor | None]
+    """Gradients of the outputs, as far as they are there."""
+    backward: Backward | None = None
+    saved: Any = None
+    """For ``backward``: a list of tensors, or Packed; gone when that ran."""
+    accumulate: Callable[[Tensor], None] | None = None
+    """AccumulateGrad alone: takes the gradient of a parameter."""
+    waiting: int = 0
+    """How many gradients are still to come."""
+    waits_for: Stream | None = None
+    """Another stream, on which gradients for it were computed."""
+    pre_hooks: list[Callable[[], None]] | None = None
+    """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
 
     def before(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` when the gradients of the outputs are known."""
         self.pre_hooks = [*(self.pre_hooks or ()), hook]
 
 
+def operator_node(
+    tape: Tape, backward: Backward, inputs: Sequence[Tensor], saved: list[Tensor], num_outputs: int = 1
+) -> Node:
+    """Return the node of an operator that runs now, on the current stream; saved tensors go through the hooks."""
+    tape.next_sequence += 1
+    return Node(
+        tape.next_sequence,
+        tape.stream,
+        [(tensor.node, tensor.output) for tensor in inputs],
+        [None] * num_outputs,
+        backward,
+        Packed(tape.hooks[-1], saved) if saved and tape.hooks else saved,
+    )
+
+
 LEAF = 1 << 62
 """The sequence number of accumulators (UINT64_MAX in torch), larger than any other."""
 
 
-class Leaf(Node):
-    """AccumulateGrad: where the gradient of a parameter ends."""
-
-    __slots__ = ("accumulate",)
-
-    def __init__(self, tape: Tape, accumulate: Callable[[Tensor], None], stream: Stream = _COMPUTE) -> None:
-        super().__init__(tape, self._never, (), ())
-        self.sequence = LEAF
-        self.stream = stream
-        self.accumulate = accumulate
-
-    @staticmethod
-    def _never(_saved: list[Tensor], _gradients: list[Tensor]) -> Gradients:
-        raise AssertionError("an accumulator is run by the engine itself")
+def accumulator(accumulate: Callable[[Tensor], None], stream: Stream = _COMPUTE) -> Node:
+    """Return AccumulateGrad: where the gradient of a parameter ends."""
+    return Node(LEAF, stream, (), [None], accumulate=accumulate)
 
 
 class Engine:
@@ -141,10 +140,10 @@ class Engine:
             if node.pre_hooks:
                 for hook in node.pre_hooks:
                     hook()
-            if node.sequence == LEAF:
+            if node.accumulate is not None:
                 self._leaf_stream = node.stream
                 gradients, node.buffer = node.buffer, [None]
-                node.accumulate(gradients.pop())  # type: ignore[attr-defined]
+                node.accumulate(gradients.pop())  # type: ignore[arg-type]
             else:
                 self._evaluate(node)
         if self._leaf_stream is not stream:  # exec_post_processing
@@ -174,13 +173,13 @@ class Engine:
 
     def _evaluate(self, node: Node) -> None:
         assert node.backward is not None, "the graph was freed"
-        gradients, node.buffer = node.buffer, []
-        backward, saved = node.backward, node.saved
-        node.backward = node.saved = None
+        gradients, backward, saved = node.buffer, node.backward, node.saved
+        node.buffer, node.backward, node.saved = [], None, None
         outputs = list(backward(saved, gradients))  # type: ignore[arg-type]
         gradients.clear()
         del saved, backward
-        for (target, slot), position in zip(node.edges, range(len(outputs)), strict=True):
+        assert len(outputs) == len(node.edges), "a gradient for each input"
+        for position, (target, slot) in enumerate(node.edges):
             if target is None:
                 continue
             gradient, outputs[position] = outputs[position], None

@@ -34,11 +34,14 @@ The readers of these events are in replay/. Sizes are bytes.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+
+import msgspec
 
 
 class Kind(IntEnum):
     """What happens."""
+
+    __hash__ = int.__hash__  # Enum's own is a function in Python
 
     ALLOCATE = 0
     FREE = 1
@@ -60,6 +63,8 @@ class Kind(IntEnum):
 
 class Category(StrEnum):
     """What a storage holds: the words of the breakdown in ``predict --json``."""
+
+    __hash__ = str.__hash__  # Enum's own is a function in Python
 
     PARAMETERS = "parameters"
     UNSHARDED_PARAMETERS = "unsharded_parameters"
@@ -95,7 +100,7 @@ class Queue(IntEnum):
     """fully_shard's ReduceScatterState.event."""
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """What an operator, a collective or a copy is about: enough to say how long it takes."""
 
     name: str
@@ -125,8 +130,8 @@ class Work(NamedTuple):
         return self.name.endswith("_backward")
 
 
-class Event(NamedTuple):
-    """One event."""
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event. Thousands are made for a question: a msgspec.Struct is made in half the time of a tuple with names."""
 
     kind: Kind
     number: int

@@ -32,15 +32,15 @@ def handed_on(events: Sequence[Event], begin: int) -> list[tuple[int, int]] | No
     for index, event in enumerate(events):
         if index == begin:
             alive, queued_before = labels[1], queued.copy()
-        kind, number = event[0], event[1]
-        if kind == _ALLOCATE:
-            alive[number] = event[5]
-        elif kind == _FREE:
+        kind, number = event.kind, event.number
+        if kind is _ALLOCATE:
+            alive[number] = event.label
+        elif kind is _FREE:
             if number in alive:
                 del alive[number]
             else:
                 used_up.add(number)
-        elif kind == _RECORD_EVENT:
+        elif kind is _RECORD_EVENT:
             queued[number] += 1
         elif kind in _WAITS:
             queued[number] -= 1

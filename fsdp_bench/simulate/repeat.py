@@ -82,12 +82,19 @@ class Log:
     @property
     def is_sound(self) -> bool:
         """Whether the repeated block may stand for others: the next one does the same."""
-        first, second = self.repeated_block, self.repeated_block + 1
-        done: dict[int, list[list[tuple[object, ...]]]] = {first: [], second: []}
-        for part in self.parts:
-            if part.block in done:
-                done[part.block].append([_without_names(event) for event in self.events[part.begin : part.end]])
-        return done[first] == done[second]
+        first, second = ([part for part in self.parts if part.block == self.repeated_block + i] for i in range(2))
+        return len(first) == len(second) and all(map(self._are_alike, first, second))
+
+    def _are_alike(self, one: Part, other: Part) -> bool:
+        """Whether two parts do the same, each to its own tensors."""
+        return one.end - one.begin == other.end - other.begin and all(
+            a.kind is b.kind
+            and a.num_bytes == b.num_bytes
+            and a.stream is b.stream
+            and (a.number == b.number or a.kind in _OF_A_TENSOR or a.kind is _MARK)
+            and a.work == b.work
+            for a, b in zip(self.events[one.begin : one.end], self.events[other.begin : other.end], strict=True)
+        )
 
     def last_step(self) -> Iterator[Event]:
         """Yield the events of the last step, with every block and every micro-batch.
@@ -96,10 +103,10 @@ class Log:
         """
         step, pending = self.steps[-1], Counter[int]()
         for event in self.events[: step.start]:
-            if event[0] == Kind.RECORD_EVENT:
-                pending[event[1]] += 1
-            elif event[0] in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
-                pending[event[1]] -= 1
+            if event.kind is Kind.RECORD_EVENT:
+                pending[event.number] += 1
+            elif event.kind in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
+                pending[event.number] -= 1
         yield from (Event(Kind.RECORD_EVENT, queue) for queue in pending.elements())
         micro_batch: list[Event] = []
         times = 1
@@ -119,27 +126,22 @@ def _runs(events: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:
     """Yield runs of events with how often they are repeated; 0 where that was said before."""
     begin, count = 0, 0
     for index, event in enumerate(events):
-        if event[0] == _REPEAT:
+        if event.kind is _REPEAT:
             yield count, list(events[begin:index])
-            begin, count = index + 1, event[1]
+            begin, count = index + 1, event.number
     yield count, list(events[begin:])
-
-
-def _without_names(event: Event) -> tuple[object, ...]:
-    kind = event[0]
-    return kind, -1 if kind in _OF_A_TENSOR or kind == _MARK else event[1], event[2], event[4], event[6]
 
 
 def _cut(events: Sequence[Event]) -> Iterator[Part]:
     """Cut at the marks; those that say where the step already is, as of several units in one block, cut nothing."""
     phase, block, direction, number, begin = "load", -1, 0, 0, 0
     for index, event in enumerate(events):
-        if event[0] != _MARK or (event[5] == phase and event[1] == block):
+        if event.kind is not _MARK or (event.label == phase and event.number == block):
             continue
         yield Part(phase, block, direction < 0, number, begin, index)
-        step = event[1] - block
-        goes_on = block >= 0 and event[1] >= 0 and event[5] == phase
+        step = event.number - block
+        goes_on = block >= 0 and event.number >= 0 and event.label == phase
         if not goes_on or step not in (-1, 1) or direction not in (0, step):
             number, step = number + 1, 0
-        phase, block, direction, begin = event[5], event[1], step, index
+        phase, block, direction, begin = event.label, event.number, step, index
     yield Part(phase, block, direction < 0, number, begin, len(events))

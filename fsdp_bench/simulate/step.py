@@ -65,7 +65,8 @@ def _load_and_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
 ) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
-        simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), setup, kernels)
+        one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # how many tokens there are decides nothing
+        simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
     elif isinstance(simulation.wrapper, Ddp):
         simulation.wrapper.arrivals = _arrivals(shape, setup, kernels)
     simulation.load()
@@ -92,7 +93,7 @@ def _as_small_as_units_allow(shape: ModelShape, setup: TrainSetup) -> ModelShape
         num_key_value_heads=1,
         intermediate_size=64,
         vocab_size=64,
-        max_position_embeddings=setup.sequence_length,
+        max_position_embeddings=1,
         tie_word_embeddings=shape.tie_word_embeddings,
     )
 

@@ -63,7 +63,7 @@ def _layouts(
     taken: set[int] = set()
     layouts = []
     for unit in [*units, model]:
-        weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if weights:
             layouts.append((flat_layout(weights, setup), weights))
@@ -95,7 +95,7 @@ class _Pieces:
     def of_ranks(self, model: SimulatedTransformer) -> list[list[tuple[Weight, int]]]:
         """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
         held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
-        for weight in model.all_weights():
+        for weight in model.all_weights:
             layout, index = self._place[id(weight)]
             offset, shard_numel = layout.offsets[index], layout.shard_numel
             first = bisect_left(self.ranks, offset // shard_numel)

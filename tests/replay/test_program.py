@@ -44,7 +44,7 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
                             tensors[number] = count
                         number = tensors[number]
                     block = section.block + blocks_left_out if section.block >= 0 else -1
-                    yield event._replace(number=number), section.phase, block
+                    yield replace(event, number=number), section.phase, block
 
 
 @simulating
@@ -84,7 +84,7 @@ def test_blocks_that_differ_are_not_repeated() -> None:
         events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512 * (1 + block // 3))]
     assert not log_of_blocks(events).is_sound
     assert program(log_of_blocks(events)) is None
-    same = [event._replace(num_bytes=512) if event.kind is Kind.ALLOCATE else event for event in events]
+    same = [replace(event, num_bytes=512) if event.kind is Kind.ALLOCATE else event for event in events]
     assert log_of_blocks(same).is_sound
     found = program(log_of_blocks(same))
     assert found is not None

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.setup import Checkpointing
@@ -20,19 +22,13 @@ class _StopRecomputation(Exception):
     """_StopRecomputationError: everything that was saved in forward is there again."""
 
 
-class _Handle:
-    """_Handle: the key of one recomputed tensor; when it goes, the tensor goes."""
+class _Holder(msgspec.Struct, eq=False, weakref=True):
+    """_Holder: what a node keeps instead of a tensor.
 
-    __slots__ = ("__weakref__",)
+    torch's holds the key of a weak dictionary of recomputed tensors; this one holds the tensor, for as long.
+    """
 
-
-class _Holder:
-    """_Holder: what a node keeps instead of a tensor."""
-
-    __slots__ = ("__weakref__", "handle")
-
-    def __init__(self) -> None:
-        self.handle: _Handle | None = None
+    recomputed: Tensor | None = None
 
 
 class _Kept:
@@ -77,7 +73,6 @@ class _CheckpointFrame:
         self.inputs = inputs
         self.kept = kept
         self.holders: list[weakref.ref[_Holder]] = []
-        self.recomputed: weakref.WeakKeyDictionary[_Handle, Tensor] = weakref.WeakKeyDictionary()
         self.is_recomputed = False
 
     def pack(self, _tensor: Tensor) -> _Holder:
@@ -91,9 +86,8 @@ class _CheckpointFrame:
         if not self.is_recomputed:
             self._recompute()
             self.is_recomputed = True
-        assert holder.handle is not None
-        tensor = self.recomputed[holder.handle]
-        holder.handle = None
+        tensor, holder.recomputed = holder.recomputed, None
+        assert tensor is not None
         return tensor
 
     def _recompute(self) -> None:
@@ -131,8 +125,7 @@ class _Recomputation:
         self._count += 1
         tensor = tensor.detach()
         if holder is not None:
-            holder.handle = _Handle()
-            frame.recomputed[holder.handle] = tensor
+            holder.recomputed = tensor
         if self._count == len(frame.holders):
             raise _StopRecomputation
         return tensor

@@ -6,6 +6,8 @@ A module's forward holds what its twin in train/ holds, and for as long: who rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 from fsdp_bench.simulate.events import Category
@@ -93,12 +95,12 @@ class Module:
         for child in self.children:
             yield from child.all_modules()
 
+    @cached_property
     def all_weights(self) -> list[Weight]:
-        """Return the weights of this module and of all below it, in the order of nn.Module.parameters."""
-        found = list(self.weights)
-        for child in self.children:
-            found += child.all_weights()
-        return found
+        """The weights of this module and of all below it, as nn.Module.parameters; read once it is built."""
+        if not self.children:
+            return self.weights
+        return [*self.weights, *chain.from_iterable([child.all_weights for child in self.children])]
 
 
 class Linear(Module):
@@ -281,13 +283,13 @@ class SimulatedTransformer(Module):
         self.block_list = self.child(ModuleList(op))
         self.blocks: list[Module] = [self.block_list.child(make(op, shape)) for _ in range(num_blocks)]
         for index, block in enumerate(self.blocks):
-            for weight in block.all_weights():
+            for weight in block.all_weights:
                 weight.block = index
         self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
 
     def numel_of(self, module: Module) -> int:
         """Return the parameters of a subtree, with all the blocks that the shape has."""
-        numel = sum(weight.numel for weight in module.all_weights())
+        numel = sum(weight.numel for weight in module.all_weights)
         if module is self.block_list:
             return numel // len(self.blocks) * self.shape.num_hidden_layers
         return numel

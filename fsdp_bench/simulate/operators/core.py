@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Backward, Gradients, Node
+from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.kernels import FP32, Kernels
 from fsdp_bench.simulate.operators.workspaces import embedding_backward_workspace, sum_over_rows_workspace
@@ -19,16 +19,12 @@ Saved = Any
 """What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
 
 
-class Parameter(Tensor):
+class Parameter(Tensor, eq=False):
     """A weight as the operators see it: whoever shards the model owns its bytes and its accumulator."""
 
-    __slots__ = ("block", "in_features", "name")
-
-    def __init__(self, name: str, numel: int, itemsize: int, in_features: int = 0, block: int = -1) -> None:
-        super().__init__(None, numel, itemsize)
-        self.name = name
-        self.block = block
-        self.in_features = in_features
+    name: str = ""
+    in_features: int = 0
+    block: int = -1
 
 
 class Operators:
@@ -63,8 +59,8 @@ class Operators:
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
-        if self.tape.grad_enabled and any(t.node is not None for t in inputs):
-            out.node = Node(self.tape, backward, inputs, saved)
+        if self.tape.grad_enabled and any([tensor.node for tensor in inputs]):  # noqa: C419 (a generator is slower)
+            out.node = operator_node(self.tape, backward, inputs, saved)
         return out
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -167,7 +163,7 @@ class Operators:
             self.run("aten::cat", whole, whole)
             return (whole,)
 
-        node = Node(self.tape, backward, [x], [], len(numels))
+        node = operator_node(self.tape, backward, [x], [], len(numels))
         return [Tensor(x.storage, part, itemsize, node, index, True) for index, part in enumerate(numels)]
 
     def to(self, x: Tensor, itemsize: int, gradient: Category = Category.TEMPORARY) -> Tensor:
@@ -249,7 +245,7 @@ class Operators:
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
         if self.tape.grad_enabled:
-            node = Node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
+            node = operator_node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
 
         def product() -> Tensor:
             self.tape.product("nt", rows, out_features, in_features, itemsize)

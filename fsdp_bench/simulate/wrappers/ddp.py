@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Engine, Leaf
+from fsdp_bench.simulate.autograd import Engine, accumulator
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
@@ -36,8 +36,10 @@ class _Gradient:
         self.value: Tensor | None = None
         self._weight = weight
         self._when_ready = when_ready
-        weight.seen = Parameter(weight.name, weight.numel, itemsize, weight.rest, weight.block)
-        weight.seen.node = Leaf(op.tape, self._accumulate)
+        weight.seen = Parameter(
+            None, weight.numel, itemsize, name=weight.name, in_features=weight.rest, block=weight.block
+        )
+        weight.seen.node = accumulator(self._accumulate)
 
     def _accumulate(self, gradient: Tensor) -> None:
         if self.value is None:
@@ -63,7 +65,7 @@ class Ddp(Wrapper):
         self.sizes = sizes
         self.world_size = setup.world_size
         self.shape = model.shape
-        self.weights = model.all_weights()
+        self.weights = model.all_weights
         self.num_parameters = sum(weight.numel for weight in self.weights)
         self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
         self._waiting_numel = 0
@@ -150,7 +152,7 @@ class Ddp(Wrapper):
         """
         tape, blocks = self.op.tape, self.model.blocks
         num_dims = sum(weight.ndim for weight in self.weights if weight.block < 0)
-        num_dims += self.shape.num_hidden_layers * sum(weight.ndim for weight in blocks[0].all_weights())
+        num_dims += self.shape.num_hidden_layers * sum(weight.ndim for weight in blocks[0].all_weights)
         each = max(INT64, tape.rounding)
         _counts = tape.storage((1 + self.world_size) * each, "verify_params_across_processes", Category.TEMPORARY)
         on_device = 1 if self.op.kernels.is_cuda else 2  # the copy to compare with is on the host

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fsdp_bench.simulate.autograd import Leaf, Node
+from fsdp_bench.simulate.autograd import accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
@@ -57,9 +57,9 @@ class FlatParamHandle:
         self.needs_pre_backward_unshard = False
         self.ran_pre_backward = False
         self.post_forward_index = -1
-        self.flat = Parameter("flat_param", self.layout.numel, self.sizes.compute)
-        self.flat.node = Leaf(self.tape, self._accumulate, Stream.ALL_GATHER)
-        self.seen = [Parameter(w.name, w.numel, self.sizes.compute, w.rest) for w in weights]
+        self.flat = Parameter(None, self.layout.numel, self.sizes.compute, name="flat_param")
+        self.flat.node = accumulator(self._accumulate, Stream.ALL_GATHER)
+        self.seen = [Parameter(None, w.numel, self.sizes.compute, name=w.name, in_features=w.rest) for w in weights]
         for weight, seen in zip(weights, self.seen, strict=True):
             weight.seen = seen
 
@@ -271,7 +271,7 @@ class FlatParamHandle:
             del zeros
             return [flat]
 
-        node = Node(tape, backward, [self.flat], [], len(self.seen))
+        node = operator_node(tape, backward, [self.flat], [], len(self.seen))
         node.stream = Stream.ALL_GATHER
         for index, seen in enumerate(self.seen):
             seen.node, seen.output = node, index

@@ -52,7 +52,7 @@ class Fsdp1(Wrapper):
         taken: set[int] = set()
         handles: dict[int, FlatParamHandle] = {}
         for unit in [*units, model]:
-            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            weights = [weight for weight in unit.all_weights if id(weight) not in taken]
             taken.update(map(id, weights))
             handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
             unit.put_around(handles[id(unit)].around)
@@ -80,7 +80,7 @@ class Fsdp1(Wrapper):
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }
-        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights()]
+        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Engine, Leaf, Node
+from fsdp_bench.simulate.autograd import Engine, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, fill
 from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
@@ -36,8 +36,8 @@ class FSDPParam:
         self.grad: Tensor | None = None
         self.accumulated_grad: Tensor | None = None
         self.all_gather_output: Storage | None = None
-        self.unsharded = Parameter(weight.name, weight.numel, sizes.compute, weight.rest)
-        self.unsharded.node = Leaf(tape, self._accumulate)
+        self.unsharded = Parameter(None, weight.numel, sizes.compute, name=weight.name, in_features=weight.rest)
+        self.unsharded.node = accumulator(self._accumulate)
         weight.seen = self.unsharded
 
     def _accumulate(self, gradient: Tensor) -> None:
@@ -216,7 +216,7 @@ class ParamGroup:
             self.post_backward()
             return list(gradients)
 
-        node = Node(self.tape, backward, tensors, [], len(tensors))
+        node = operator_node(self.tape, backward, tensors, [], len(tensors))
         outputs = {id(t): Tensor(t.storage, t.numel, t.itemsize, node, index, True) for index, t in enumerate(tensors)}
         return tuple(outputs.get(id(t), t) for t in inputs)
 
@@ -369,12 +369,12 @@ class Fsdp2(Wrapper):
         taken: set[int] = set()
         groups: dict[int, ParamGroup] = {}
         for unit in [*units, model]:
-            weights = [weight for weight in unit.all_weights() if id(weight) not in taken]
+            weights = [weight for weight in unit.all_weights if id(weight) not in taken]
             taken.update(map(id, weights))
             reshards = setup.strategy.reshards_after_forward and unit is not model
             groups[id(unit)] = ParamGroup(self, weights, reshards)
             unit.put_around(groups[id(unit)].around)
-        self.weights = model.all_weights()
+        self.weights = model.all_weights
         """In the order of nn.Module.parameters, in which they are filled."""
         self.root = groups[id(model)]
         self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
@@ -385,7 +385,7 @@ class Fsdp2(Wrapper):
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
         held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
-        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights() if held[id(w)]]
+        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights if held[id(w)]]
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""

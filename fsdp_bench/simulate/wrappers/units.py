@@ -59,8 +59,8 @@ def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: Tr
     """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere
-    inside = {id(weight) for unit in units for weight in unit.all_weights()}
-    return all(id(weight) in inside for block in model.blocks for weight in block.all_weights())
+    inside = {id(weight) for unit in units for weight in unit.all_weights}
+    return all(id(weight) in inside for block in model.blocks for weight in block.all_weights)
 
 
 def _units_by_size(model: SimulatedTransformer, min_num_params: int) -> list[Module]:

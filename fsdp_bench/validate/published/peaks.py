@@ -95,7 +95,10 @@ def without_reducer(log: Log) -> Log:
     """Return the log of DistributedDataParallel with nothing in what its Reducer allocates: the bare model."""
     its_own = {event.number for event in log.events if event.label in _REDUCER_LABELS}
     return replace(
-        log, events=[event._replace(num_bytes=0) if event.number in its_own else event for event in log.events]
+        log,
+        events=[
+            msgspec.structs.replace(event, num_bytes=0) if event.number in its_own else event for event in log.events
+        ],
     )
 
 
