@@ -12,10 +12,11 @@ from typing import Any
 
 from fsdp_bench.plan.document import ANSWERS, document, refusal
 from fsdp_bench.plan.estimate import Estimate
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.question import Prediction, Question, speed_of
 from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.plan.search.search import SearchResult, find_all
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -94,7 +95,7 @@ class SettingResult:
     @cached_property
     def at(self) -> Prediction | None:
         """The prediction of what fits."""
-        return self._prediction(self.found.at, None) if self.found else None
+        return self._prediction(self.found.at, None, self.found.speed) if self.found else None
 
     @cached_property
     def beyond(self) -> Prediction | None:
@@ -109,11 +110,13 @@ class SettingResult:
     def _value(self, index: int) -> int | None:
         return self.quantity.values[index] if index >= 0 else None
 
-    def _prediction(self, estimate: Estimate | None, needed_bytes: int | None) -> Prediction | None:
+    def _prediction(
+        self, estimate: Estimate | None, needed_bytes: int | None, speed: Speed | None = None
+    ) -> Prediction | None:
         if estimate is None:
             return None
         candidate = Candidate(estimate.model, estimate.setup, estimate.cluster or estimate.gpu)
-        return Prediction(self.assumptions.question(candidate), estimate, needed_bytes)
+        return Prediction(self.assumptions.question(candidate), estimate, needed_bytes, speed)
 
 
 @dataclass(frozen=True)
@@ -172,8 +175,12 @@ def max_sizes(
         expandable_segments=assumptions.expandable_segments,
         headroom_bytes=assumptions.headroom_bytes,
     )
-    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones))))
     with_time = len(open_ones) <= TIMED if assumptions.with_time is None else assumptions.with_time
+
+    def time(candidate: Candidate) -> Speed:
+        return speed_of(assumptions.question(candidate))
+
+    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), time if with_time else None))
 
     def answered(cell: SettingResult) -> SettingResult:
         return cell if cell.impossible or cell.unknown else SettingResult(cell.quantity, assumptions, next(found))

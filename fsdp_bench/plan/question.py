@@ -63,6 +63,8 @@ class Prediction:
     estimate: Estimate
     known_needed_bytes: int | None = None
     """``needed_bytes`` where it was predicted before."""
+    known_speed: Speed | None = None
+    """``speed`` where it was predicted before."""
 
     @cached_property
     def needed_bytes(self) -> int:
@@ -168,12 +170,16 @@ class Prediction:
     @cached_property
     def speed(self) -> Speed:
         """How fast it trains, for eager."""
-        asked = self.question
-        return speed(asked.model, asked.setup, asked.hardware, asked.kernels, asked.profile)
+        return self.known_speed or speed_of(self.question)
 
     @property
     def _on_gpu(self) -> bool:
         return self.question.kernels == "cuda"
+
+
+def speed_of(question: Question) -> Speed:
+    """Predict how fast a setup trains, for eager."""
+    return speed(question.model, question.setup, question.hardware, question.kernels, question.profile)
 
 
 def answer(question: Question) -> Prediction:

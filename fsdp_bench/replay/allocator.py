@@ -97,7 +97,7 @@ class Replay:
         self._program = program
         launch = round(1e9 * rates.launch_seconds)
         self._settings = gpu_bytes, expandable_segments, launch
-        self._code, self._handed_over = program.code(_nanoseconds(program, rates)), program.handed_over()
+        self._code, self._handed_over = program.code(Durations(rates).seconds), program.handed_over()
         self._begin(CAPACITY)
 
     def until(self, step: int | None = None) -> AllocatorReading:
@@ -143,15 +143,6 @@ class Replay:
             out_of_memory=_failed(program, at) if at[STATUS] == OUT_OF_MEMORY else None,
             full_in_phase=program.sections[full].phase if full >= 0 else None,
         )
-
-
-def _nanoseconds(program: Program, rates: Rates) -> list[int]:
-    """Return the time of each instruction's work; 0 where there is none."""
-    durations = Durations(rates)
-    return [
-        0 if event.work is None else round(1e9 * (durations.seconds(event.kind, event.work) or 0.0))
-        for event in program.events
-    ]
 
 
 def _failed(program: Program, at: array[int]) -> OutOfMemory:

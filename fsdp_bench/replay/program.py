@@ -12,12 +12,12 @@ blocks may name what those two make. Where it is not so there is no program, and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.repeat import Log
 
 FURTHEST_BLOCK = 2
@@ -82,8 +82,14 @@ class Program:
     events: list[Event]
     """The event that each instruction is from."""
     sections: list[Section]
-    number: Sequence[int]
-    stride: Sequence[int]
+    kind: array[int]
+    number: array[int]
+    stride: array[int]
+    num_bytes: array[int]
+    stream: array[int]
+    """Columns of the instructions, see Code."""
+    work: dict[tuple[Kind, Work], list[int]]
+    """The instructions of each piece of work."""
     num_outside: int
     """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
@@ -126,17 +132,20 @@ class Program:
             for run in self.runs(block)
         ]
 
-    def code(self, nanoseconds: Sequence[int]) -> Code:
-        """Return what the allocator runs; the time of each instruction's work is given."""
+    def code(self, seconds: Callable[[Kind, Work], float | None]) -> Code:
+        """Return what the allocator runs; ``seconds`` says how long a piece of work takes, None where nobody knows."""
+        amount = self.num_bytes[:]
+        for (kind, work), places in self.work.items():
+            nanoseconds = round(1e9 * (seconds(kind, work) or 0.0))
+            for place in places:
+                amount[place] = nanoseconds
         runs = [self.runs(one.block)[:: -1 if one.goes_down else 1] for one in self.sections]
         return Code(
-            kind=array("q", [event.kind for event in self.events]),
+            kind=self.kind,
             number=self.number,
             stride=self.stride,
-            amount=array(
-                "q", [e.num_bytes if e.work is None else t for e, t in zip(self.events, nanoseconds, strict=True)]
-            ),
-            stream=array("q", [event.stream for event in self.events]),
+            amount=amount,
+            stream=self.stream,
             begin=array("q", [section.begin for section in self.sections]),
             end=array("q", [section.end for section in self.sections]),
             first_run=array("q", [run.start for run in runs]),
@@ -234,23 +243,29 @@ class _Names:
         outside = 1 + max((name for name in made if name < BLOCK or not is_repeated), default=0)
         each = len(within)
 
-        def number(name: int) -> int:
-            if name < BLOCK or not is_repeated:
-                return name
-            return outside + (name // BLOCK - 1) * each + place[name % BLOCK]
-
-        numbers = {name: number(name) for name in made}
+        numbers = {
+            name: outside + (name // BLOCK - 1) * each + place[name % BLOCK] if is_repeated and name >= BLOCK else name
+            for name in made
+        }
         strides: list[int] = []
         for section in self.sections:
             first = BLOCK if section.block >= 0 else (self._log.repeated_block + 2) * BLOCK
             own = self.names[section.begin : section.end]
             strides += [each if is_repeated and name >= first else 0 for name in own]
+        work: dict[tuple[Kind, Work], list[int]] = {}
+        for index, event in enumerate(self.events):
+            if event.work is not None:
+                work.setdefault((event.kind, event.work), []).append(index)
         return Program(
             log=self._log,
             events=self.events,
             sections=self.sections,
+            kind=array("q", [event.kind for event in self.events]),
             number=array("q", [numbers.get(n, e.number) for n, e in zip(self.names, self.events, strict=True)]),
             stride=array("q", strides),
+            num_bytes=array("q", [event.num_bytes for event in self.events]),
+            stream=array("q", [event.stream for event in self.events]),
+            work=work,
             num_outside=outside,
             num_each=each,
             hands_over=[_Handover(block, numbers[found], numbers[left]) for block, found, left in self.hands_over],

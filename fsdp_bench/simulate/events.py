@@ -100,7 +100,7 @@ class Queue(IntEnum):
     """fully_shard's ReduceScatterState.event."""
 
 
-class Work(msgspec.Struct, frozen=True, gc=False):
+class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """What an operator, a collective or a copy is about: enough to say how long it takes."""
 
     name: str

@@ -29,7 +29,7 @@ CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.
 def instructions(found: Program) -> Iterator[tuple[object, ...]]:
     """What happens, with tensors numbered in the order in which they come to life."""
     tensors: dict[int, int] = {}
-    count, code = 0, found.code([0] * len(found.events))
+    count, code = 0, found.code(lambda _kind, _work: None)
     first_further = len(found.steps) - found.log.further_steps
     for step_number, sections in enumerate(found.steps):
         if step_number >= first_further:

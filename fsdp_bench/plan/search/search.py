@@ -24,7 +24,8 @@ from multiprocessing import get_all_start_methods, get_context
 
 from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.search.fit import FitCheck, Limit
-from fsdp_bench.plan.search.quantity import Quantity, size_ladder
+from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.allocator import AllocatorReading
 from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -49,6 +50,8 @@ class SearchResult:
     """The prediction of the next one."""
     beyond_bytes: int | None
     """What the next one would reserve on a GPU without limit; None where the GPU is not what is short."""
+    speed: Speed | None = None
+    """How fast the one that fits trains, where that was asked for."""
 
 
 def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
@@ -73,56 +76,62 @@ def largest_model(
 
 
 def find_all(
-    quantities: Sequence[Quantity], check: FitCheck, progress: Callable[[int], None] = lambda done: None
+    quantities: Sequence[Quantity],
+    check: FitCheck,
+    progress: Callable[[int], None] = lambda done: None,
+    time: Callable[[Candidate], Speed] | None = None,
 ) -> list[SearchResult]:
-    """Find the largest candidate of each quantity, on all processors; calls ``progress`` with the number found so far.
+    """Find the largest candidate of each quantity, on all processors.
+
+    ``progress`` is called with the number found so far; ``time``, where it is given, with what fits.
 
     Raises:
         SpecError: as ``find_largest``.
     """
     found: list[SearchResult] = []
-    for answer in _answers(quantities, check):
+    for answer in _answers(quantities, check, time):
         found.append(SearchResult(quantities[len(found)], *answer))
         progress(len(found))
     return found
 
 
-_Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None]
+_Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None, Speed | None]
+_Time = Callable[[Candidate], Speed] | None
 """The fields of a SearchResult behind the first, which holds functions that cannot be sent between processes."""
 
 
-def _answers(quantities: Sequence[Quantity], check: FitCheck) -> Iterator[_Answer]:
+def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> Iterator[_Answer]:
     """Yield answers in order. What this process has loaded and compiled, forked ones have too."""
     workers = min(len(quantities), os.cpu_count() or 1)
     alone = workers < 2 or "fork" not in get_all_start_methods()
     gc.freeze()  # what is there already need not be looked through after every simulation
     try:
         if alone:
-            yield from (_find(quantity, check) for quantity in quantities)
+            yield from (_find(quantity, check, time) for quantity in quantities)
             return
         if check.budget_bytes is None:
             compile_allocator()
-        with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check)) as pool:
+        with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check, time)) as pool:
             yield from pool.map(_find_shared, range(len(quantities)))
     finally:
         gc.unfreeze()
 
 
-_shared: tuple[Sequence[Quantity], FitCheck] | None = None
+_shared: tuple[Sequence[Quantity], FitCheck, _Time] | None = None
 
 
-def _share(quantities: Sequence[Quantity], check: FitCheck) -> None:
+def _share(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> None:
     global _shared
-    _shared = quantities, check
+    _shared = quantities, check, time
 
 
 def _find_shared(index: int) -> _Answer:
     assert _shared is not None
-    quantities, check = _shared
-    return _find(quantities[index], check)
+    quantities, check, time = _shared
+    return _find(quantities[index], check, time)
 
 
-def _find(quantity: Quantity, check: FitCheck) -> _Answer:
+def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
     if check.budget_bytes is None:
@@ -134,12 +143,13 @@ def _find(quantity: Quantity, check: FitCheck) -> _Answer:
     else:
         fits, runs = _largest(widths, candidates.fits), _largest(widths, candidates.runs)
     at = check.estimate(quantity[fits], candidates.readings.get(fits)) if fits >= 0 else None
+    speed = time(quantity[fits]) if time is not None and at is not None else None
     if fits + 1 == len(quantity):
-        return fits, runs, None, at, None, None
+        return fits, runs, None, at, None, None, speed
     beyond = check.estimate(quantity[fits + 1], candidates.readings.get(fits + 1))
     limit = check.limit(quantity[fits + 1], beyond)
     needed = None if limit.place == "host" else check.needed_bytes(quantity[fits + 1], beyond)
-    return fits, runs, limit, at, beyond, needed
+    return fits, runs, limit, at, beyond, needed, speed
 
 
 class _Candidates:
