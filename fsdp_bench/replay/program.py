@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fsdp_bench.simulate.events import Event, Kind, Work
@@ -178,12 +178,12 @@ class _Names:
         has_time = any(event.kind is Kind.RECORD_STREAM for event in log.events)
         read = set(Kind).difference(_NEVER_READ) if has_time else {Kind.ALLOCATE, Kind.FREE}
         known: dict[int, int] = {}
-        following: dict[int, int] = {}
-        """The next name at each place."""
+        self._end: dict[int, int] = {}
+        """The name that would be next at each place: in each block's passes, and 0 outside of blocks."""
         for part in log.parts:
             is_of_a_block = part.block >= 0 and log.extra_blocks
             place = (part.block + 1) * BLOCK + part.pass_number * PASS if is_of_a_block else 0
-            name, begin = following.get(place, place), len(self.events)
+            name, begin = self._end.get(place, place), len(self.events)
             for event in log.events[part.begin : part.end]:
                 kind = event.kind
                 if kind not in read:
@@ -196,7 +196,7 @@ class _Names:
                     self.names.append(known[event.number] if kind in _OF_A_TENSOR else -1)
                 self.events.append(event)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
-            following[place] = name
+            self._end[place] = name
             self.sections.append(Section(part.phase, part.block, part.goes_down, begin, len(self.events)))
         self.hands_over = [
             _Handover(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
@@ -236,22 +236,19 @@ class _Names:
 
     def program(self) -> Program:
         """Give each tensor a number. Outside of blocks only what was made after the repeated ones moves on."""
-        made = sorted(set(self.names) - {-1})
-        is_repeated = bool(self._log.extra_blocks)
-        within = sorted({name % BLOCK for name in made if name >= BLOCK}) if is_repeated else []
-        place = {name: index for index, name in enumerate(within)}
-        outside = 1 + max((name for name in made if name < BLOCK or not is_repeated), default=0)
-        each = len(within)
+        places, each = self._places()
+        num_outside = self._end.get(0, 0)
+        further = {place // PASS: num_outside + index - place for place, index in places.items()}
+        """What is added to a block's names at each place; the other ones are numbers as they are."""
 
-        numbers = {
-            name: outside + (name // BLOCK - 1) * each + place[name % BLOCK] if is_repeated and name >= BLOCK else name
-            for name in made
-        }
+        def number(name: int) -> int:
+            return name + further.get(name // PASS, 0)
+
         strides: list[int] = []
         for section in self.sections:
             first = BLOCK if section.block >= 0 else (self._log.repeated_block + 2) * BLOCK
             own = self.names[section.begin : section.end]
-            strides += [each if is_repeated and name >= first else 0 for name in own]
+            strides += [each if each and name >= first else 0 for name in own]
         work: dict[tuple[Kind, Work], list[int]] = {}
         for index, event in enumerate(self.events):
             if event.work is not None:
@@ -261,12 +258,27 @@ class _Names:
             events=self.events,
             sections=self.sections,
             kind=array("q", [event.kind for event in self.events]),
-            number=array("q", [numbers.get(n, e.number) for n, e in zip(self.names, self.events, strict=True)]),
+            number=array(
+                "q", [number(n) if n >= 0 else e.number for n, e in zip(self.names, self.events, strict=True)]
+            ),
             stride=array("q", strides),
             num_bytes=array("q", [event.num_bytes for event in self.events]),
             stream=array("q", [event.stream for event in self.events]),
             work=work,
-            num_outside=outside,
+            num_outside=num_outside,
             num_each=each,
-            hands_over=[_Handover(block, numbers[found], numbers[left]) for block, found, left in self.hands_over],
+            hands_over=[_Handover(block, number(found), number(left)) for block, found, left in self.hands_over],
         )
+
+    def _places(self) -> tuple[dict[int, int], int]:
+        """Return the number, from 0, of the first tensor of each place in blocks, and how many numbers a block has.
+
+        Each pass has as many numbers as the block that makes the most tensors in it.
+        """
+        inside = [(place, end - place) for place, end in self._end.items() if place]
+        counts: dict[int, int] = {}
+        for place, count in inside:
+            counts[place % BLOCK] = max(count, counts.get(place % BLOCK, 0))
+        first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
+        each = sum(counts.values())
+        return {place: (place // BLOCK - 1) * each + first[place % BLOCK] for place, _ in inside}, each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless
 from fsdp_bench.plan.search.quantity import Candidate
@@ -78,12 +79,17 @@ class FitCheck:
         communicators = communicators_of(candidate.setup, _cluster(candidate))
         return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
-    def may_fit(self, candidate: Candidate) -> bool:
-        """Return whether live bytes and host memory are within their limits: necessary, and quickly known."""
-        if self.host_share(candidate) > 1:
-            return False
+    def fullness(self, candidate: Candidate) -> float:
+        """Return live bytes or host memory, whichever is more, as a part of its limit; quickly known.
+
+        Only where it is at most 1 a candidate may fit.
+        """
+        share = self.host_share(candidate)
+        if share > 1:
+            return share
         _, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
-        return live.peak_bytes <= self.memory_limit_bytes(candidate)
+        limit = self.memory_limit_bytes(candidate)
+        return max(share, live.peak_bytes / limit) if limit else inf
 
     def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
         """Return what the caching allocator shows on this GPU, or on one without limit."""

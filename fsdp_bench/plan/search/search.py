@@ -137,7 +137,7 @@ def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
     if check.budget_bytes is None:
         compile_allocator()
     candidates = _Candidates(quantity, check)
-    widths = _up_to_ceiling(quantity, candidates.may_fit)
+    widths = _up_to_ceiling(quantity, lambda index: check.fullness(quantity[index]))
     if check.budget_bytes is not None:
         fits = runs = widths[-1][-1] if widths else -1
     else:
@@ -159,10 +159,6 @@ class _Candidates:
         self._quantity, self._check = quantity, check
         self.readings: dict[int, AllocatorReading] = {}
 
-    def may_fit(self, index: int) -> bool:
-        """Whether live bytes and host memory are within their limits."""
-        return self._check.may_fit(self._quantity[index])
-
     def runs(self, index: int) -> bool:
         """Whether one below the ceiling ends without running out of memory, allocation retries allowed."""
         if index not in self.readings:
@@ -176,14 +172,34 @@ class _Candidates:
         return self.runs(index) and not self.readings[index].num_alloc_retries
 
 
-def _up_to_ceiling(quantity: Quantity, may_fit: Callable[[int], bool]) -> list[range]:
-    """Return the candidates of each width up to the largest that may fit: for bisection, see the module."""
+def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list[range]:
+    """Return the candidates of each width up to the largest that may fit, see the module."""
     widths = quantity.widths
-    count = bisect_left(widths, True, key=lambda width: not may_fit(width[0]))
+    count = _num_within(quantity.values, [width[0] for width in widths], fullness)
     if count == 0:
         return []
     *smaller, last = widths[:count]
-    return [*smaller, last[: bisect_left(last, True, key=lambda index: not may_fit(index))]]
+    return [*smaller, last[: _num_within(quantity.values, last, fullness)]]
+
+
+_INTERPOLATIONS = 6
+"""After so many the interval is halved: for what is not as straight as a line."""
+
+
+def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callable[[int], float]) -> int:
+    """Return how many, from the first on, are at most full; the next one is asked where a straight line reaches 1."""
+    low, high = -1, len(indices)
+    known = {low: 0.0}
+    while high - low > 1:
+        guess = (low + high) // 2
+        if high in known and len(known) <= _INTERPOLATIONS:
+            first = values[indices[low]] if low >= 0 else 0
+            part = (1 - known[low]) / (known[high] - known[low])
+            wanted = first + part * (values[indices[high]] - first)
+            guess = bisect_left(indices, wanted, low + 1, high - 1, key=lambda index: values[index])
+        known[guess] = fullness(indices[guess])
+        low, high = (guess, high) if known[guess] <= 1 else (low, guess)
+    return high
 
 
 def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:

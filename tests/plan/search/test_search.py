@@ -77,7 +77,7 @@ def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
 ) -> None:
     """The definition, model by model: the last width whose shallowest model fits, then the most layers that fit."""
     quantity = size_ladder(Family.LLAMA, setup_of(cell), card(mib), vocab_size=2000)
-    widths = itertools.takewhile(lambda width: CARD.may_fit(quantity[width[0]]), quantity.widths)
+    widths = itertools.takewhile(lambda width: CARD.fullness(quantity[width[0]]) <= 1, quantity.widths)
     *_, last = [width for width in widths if fits(quantity, width[0])]
     found = find_largest(quantity, CARD)
     assert found.fits == max(index for index in last if fits(quantity, index))
@@ -218,9 +218,9 @@ class Curve:
         )
         return Candidate(shape, TrainSetup(), None)
 
-    def may_fit(self, candidate: Candidate) -> bool:
+    def fullness(self, candidate: Candidate) -> float:
         """Live bytes never fall."""
-        return min(self.reserved[candidate.model.num_hidden_layers - 1 :]) * 3 // 4 <= self.size
+        return min(self.reserved[candidate.model.num_hidden_layers - 1 :]) * 3 // 4 / self.size
 
     def host_share(self, candidate: Candidate) -> float:
         """The host has enough for any of them."""
