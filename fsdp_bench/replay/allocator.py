@@ -1,4 +1,4 @@
-"""The CUDA caching allocator, replayed on the events of a step: peak reserved, and retries on a card of a given size.
+"""The CUDA caching allocator, replayed on the events of a step: peak reserved, and retries on a GPU of a given size.
 
 Follows torch's DeviceCachingAllocator (c10/cuda/CUDACachingAllocator.cpp; versions and settings in segments.py). Not
 covered: CUDA graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that
@@ -31,11 +31,11 @@ from fsdp_bench.replay.malloc import (
     ENDED,
     FIRST_FULL_PART,
     INSTRUCTION,
+    LAYERS_SKIPPED,
     OUT_OF_MEMORY,
     PART,
     STATUS,
     TOO_MANY_BLOCKS,
-    TURN,
 )
 from fsdp_bench.replay.program import Program
 from fsdp_bench.replay.schedule import Durations
@@ -46,7 +46,7 @@ CAPACITY = 2048
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where a replay ended because the card was full."""
+    """Where a replay ended because the GPU was full."""
 
     phase: str
     """Label of the last MARK before it."""
@@ -71,7 +71,7 @@ class AllocatorReading:
     peak_reserved_bytes: int
     """reserved_bytes.all.peak: the segments."""
     num_alloc_retries: int
-    """Failed allocations on the card that flushed the cache; each one stalls the step."""
+    """Failed allocations on the GPU that flushed the cache; each one stalls the step."""
     out_of_memory: OutOfMemory | None
     full_in_phase: str | None
     """Label of the MARK before the first retry."""
@@ -97,14 +97,14 @@ class Replay:
         self._program = program
         launch = round(1e9 * rates.launch_seconds)
         self._settings = gpu_bytes, expandable_segments, launch
-        self._code, self._handed_over = program.code(Durations(rates).seconds), program.handed_over()
+        self._code, self._replaced_tensors = program.code(Durations(rates).seconds), program.replaced_tensors()
         self._begin(CAPACITY)
 
     def until(self, step: int | None = None) -> AllocatorReading:
-        """Go on to the end of a step, counted from 1, or of the last one; to where the card is full at most."""
+        """Go on to the end of a step, counted from 1, or of the last one; to where the GPU is full at most."""
         end = len(self._program.steps) if step is None else step
         self._go_on(end)
-        while self._at[STATUS] == TOO_MANY_BLOCKS:
+        while self._progress[STATUS] == TOO_MANY_BLOCKS:
             self._begin(2 * self._capacity)
             self._go_on(end)
         return self._reading()
@@ -114,25 +114,25 @@ class Replay:
         fresh = fresh_heap(*self._settings, capacity, program.num_tensors)
         is_python = isinstance(malloc.run, FunctionType)  # else compiled.py replaced it
         self._heap: Heap = fresh.tolist() if is_python else fresh  # Python reads a list faster
-        self._at = array("q", [0] * (malloc.PLACES + len(program.sections)))
-        self._at[FIRST_FULL_PART], self._at[STATUS] = -1, ENDED
+        self._progress = array("q", [0] * (malloc.NUM_FIELDS + len(program.sections)))
+        self._progress[FIRST_FULL_PART], self._progress[STATUS] = -1, ENDED
         self._capacity, self._done = capacity, 0
 
     def _go_on(self, end: int) -> None:
         steps = self._program.steps[:end]
         first_further = len(self._program.steps) - self._program.log.further_steps
-        while self._done < len(steps) and self._at[STATUS] == ENDED:
+        while self._done < len(steps) and self._progress[STATUS] == ENDED:
             if self._done >= first_further:
-                malloc.hand_over(self._heap, self._handed_over)
+                malloc.rename_tensors(self._heap, self._replaced_tensors)
             parts = steps[self._done]
-            malloc.run(self._heap, self._code, parts.start, parts.stop, self._at)
+            malloc.run(self._heap, self._code, parts.start, parts.stop, self._progress)
             self._done += 1
 
     def _reading(self) -> AllocatorReading:
-        program, heap, at = self._program, self._heap, self._at
-        full = at[FIRST_FULL_PART]
+        program, heap, progress = self._program, self._heap, self._progress
+        full = progress[FIRST_FULL_PART]
         phases: dict[str, int] = {}
-        for part, peak in zip(program.sections, at[malloc.PLACES :], strict=True):
+        for part, peak in zip(program.sections, progress[malloc.NUM_FIELDS :], strict=True):
             phases[part.phase] = max(peak, phases.get(part.phase, 0))
         return AllocatorReading(
             peak_allocated_bytes=max(phases.values()),
@@ -140,12 +140,12 @@ class Replay:
             peak_active_bytes=heap[PEAK_ACTIVE],
             peak_reserved_bytes=heap[PEAK_RESERVED],
             num_alloc_retries=heap[NUM_RETRIES],
-            out_of_memory=_failed(program, at) if at[STATUS] == OUT_OF_MEMORY else None,
+            out_of_memory=_failed(program, progress) if progress[STATUS] == OUT_OF_MEMORY else None,
             full_in_phase=program.sections[full].phase if full >= 0 else None,
         )
 
 
-def _failed(program: Program, at: array[int]) -> OutOfMemory:
-    section, index = program.sections[at[PART]], at[INSTRUCTION]
-    unit = section.block + at[TURN] if section.block >= 0 else -1
+def _failed(program: Program, progress: array[int]) -> OutOfMemory:
+    section, index = program.sections[progress[PART]], progress[INSTRUCTION]
+    unit = section.block + progress[LAYERS_SKIPPED] if section.block >= 0 else -1
     return OutOfMemory(section.phase, unit, program.events[index].label, program.events[index].num_bytes)

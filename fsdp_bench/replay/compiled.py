@@ -16,7 +16,7 @@ from fsdp_bench.replay import heap, malloc, segments
 from fsdp_bench.simulate import events
 
 _MODULES = (heap, segments, malloc)
-_IN_PYTHON = (heap.fresh_heap, malloc.hand_over)
+_IN_PYTHON = (heap.fresh_heap, malloc.rename_tensors)
 
 
 @cache

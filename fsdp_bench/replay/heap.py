@@ -19,15 +19,15 @@ NUM_STREAMS = 5
 """events.Stream."""
 NUM_QUEUES = 4
 """events.Queue."""
-EVENT_ROOM = 4096
+MAX_EVENTS = 4096
 """CUDA events of one queue that nobody has waited for."""
 NUM_POOLS = 2 * NUM_STREAMS
 """A stream has two: ``2 * stream`` for large blocks, and the next one for small ones."""
 
 UNLIMITED = 1 << 58
-"""CARD_BYTES of a card without limit; an expandable segment of each of the pools has as many addresses."""
+"""GPU_BYTES of a GPU without limit; an expandable segment of each of the pools has as many addresses."""
 
-CARD_BYTES = 0
+GPU_BYTES = 0
 """What cudaMalloc and cuMemCreate may hand out to this process."""
 IS_EXPANDABLE = 1
 LAUNCH = 2
@@ -62,10 +62,10 @@ FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
 """[stream]: where its queue of deferred frees begins; queues are rings."""
 NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
 FIRST_EVENT = NUM_QUEUED + NUM_STREAMS
-"""[queue]: where its recorded events begin; rings of EVENT_ROOM."""
+"""[queue]: where its recorded events begin; rings of MAX_EVENTS."""
 NUM_WAITING = FIRST_EVENT + NUM_QUEUES
 EVENT_TIMES = NUM_WAITING + NUM_QUEUES
-ROWS = EVENT_TIMES + NUM_QUEUES * EVENT_ROOM
+ROWS = EVENT_TIMES + NUM_QUEUES * MAX_EVENTS
 
 FREE_ROW = 0
 """[pool]: its free blocks by size, of equal ones by address."""
@@ -103,17 +103,17 @@ _ZEROS = array("q", bytes(8 * 1024))
 
 
 def fresh_heap(
-    card_bytes: int | None,
+    gpu_bytes: int | None,
     is_expandable: bool,
     launch_nanoseconds: int,
     capacity: int,
     num_tensors: int,
 ) -> array[int]:
-    """Return a heap with room for so many blocks and tensors; no ``card_bytes`` is a GPU without limit."""
+    """Return a heap with room for so many blocks and tensors; no ``gpu_bytes`` is a GPU without limit."""
     records = ROWS + NUM_ROWS * capacity
     tensors = records + BLOCK_FIELDS * capacity
     heap = _ZEROS * ((tensors + num_tensors) // len(_ZEROS) + 1)
-    heap[CARD_BYTES] = UNLIMITED if card_bytes is None else card_bytes
+    heap[GPU_BYTES] = UNLIMITED if gpu_bytes is None else gpu_bytes
     heap[IS_EXPANDABLE] = is_expandable
     heap[LAUNCH] = launch_nanoseconds
     heap[CAPACITY] = capacity
@@ -199,9 +199,9 @@ def absorb_after(heap: Heap, block: int, after: int) -> None:
 
 
 def reserve(heap: Heap, num_bytes: int) -> bool:
-    """Take physical memory; False where the card has no more (cudaErrorMemoryAllocation)."""
+    """Take physical memory; False where the GPU has no more (cudaErrorMemoryAllocation)."""
     reserved = heap[RESERVED] + num_bytes
-    if reserved > heap[CARD_BYTES]:
+    if reserved > heap[GPU_BYTES]:
         return False
     heap[RESERVED] = reserved
     if reserved > heap[PEAK_RESERVED]:

@@ -14,12 +14,12 @@ from fsdp_bench.replay.heap import (
     BLOCKS_OF,
     CAPACITY,
     DEVICE,
-    EVENT_ROOM,
     EVENT_TIMES,
     FIRST_EVENT,
     FIRST_QUEUED,
     HOST,
     LAUNCH,
+    MAX_EVENTS,
     MOST_BLOCKS,
     NEVER,
     NEXT_READY,
@@ -42,7 +42,14 @@ from fsdp_bench.replay.heap import (
     row,
 )
 from fsdp_bench.replay.program import Code
-from fsdp_bench.replay.segments import MIN_BLOCK_BYTES, SMALL_BYTES, grow, put, take, trim
+from fsdp_bench.replay.segments import (
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    alloc_block,
+    free_block,
+    get_free_block,
+    release_blocks,
+)
 from fsdp_bench.simulate.events import Kind
 
 
@@ -52,12 +59,12 @@ def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:
         heap[heap[BLOCKS_OF] + tensor] = NO_MEMORY
         return True
     if heap[NEXT_READY] <= heap[HOST]:
-        free_finished(heap)
+        process_events(heap)
     size = -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     pool = 2 * stream + (1 if size <= SMALL_BYTES else 0)
-    block = take(heap, pool, size)
+    block = get_free_block(heap, pool, size)
     if block == 0:
-        block = grow_or_flush(heap, pool, size)
+        block = alloc_block_or_flush(heap, pool, size)
         if block == 0:
             return False
     heap[heap[BLOCKS_OF] + tensor] = block
@@ -71,31 +78,31 @@ def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:
     return True
 
 
-def grow_or_flush(heap: Heap, pool: int, size: int) -> int:
+def alloc_block_or_flush(heap: Heap, pool: int, size: int) -> int:
     """Return new memory, after a flush if need be: malloc's chain of alloc_block, release_cached_blocks, alloc_block.
 
     release_available_cached_blocks, between the two, does nothing while max_split_size is unlimited. The retry is
     counted also when it fails, and does not search the pool again.
     """
-    block = grow(heap, pool, size)
+    block = alloc_block(heap, pool, size)
     if block == 0:
-        empty_cache(heap)
+        release_cached_blocks(heap)
         heap[NUM_RETRIES] += 1
-        block = grow(heap, pool, size)
+        block = alloc_block(heap, pool, size)
         if block == 0:
             heap[NUM_OOMS] += 1
     return block
 
 
-def empty_cache(heap: Heap) -> None:
-    """Wait for outstanding events and return what is free to the card; release_cached_blocks."""
+def release_cached_blocks(heap: Heap) -> None:
+    """Wait for outstanding events and return what is free to the GPU; release_cached_blocks."""
     for stream in range(NUM_STREAMS):  # synchronize_and_free_events
         if heap[NUM_QUEUED + stream] > 0:
             last = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream] - 1) % heap[CAPACITY]
             heap[HOST] = max(heap[HOST], heap[row(heap, READY_ROW + stream) + last])
-    free_finished(heap)
+    process_events(heap)
     for pool in range(NUM_POOLS):
-        trim(heap, pool)
+        release_blocks(heap, pool)
 
 
 def free(heap: Heap, tensor: int) -> None:
@@ -108,10 +115,10 @@ def free(heap: Heap, tensor: int) -> None:
         return
     heap[ALLOCATED] -= heap[block + SIZE]
     if heap[block + USES]:
-        defer(heap, block)
+        insert_events(heap, block)
     else:
         heap[ACTIVE] -= heap[block + SIZE]
-        put(heap, block)
+        free_block(heap, block)
 
 
 def record_stream(heap: Heap, tensor: int, stream: int) -> None:
@@ -121,11 +128,11 @@ def record_stream(heap: Heap, tensor: int, stream: int) -> None:
         heap[block + USES] |= 1 << stream
 
 
-def defer(heap: Heap, block: int) -> None:
+def insert_events(heap: Heap, block: int) -> None:
     """Record one event on every stream that uses a freed block; insert_events."""
     for stream in range(NUM_STREAMS):
         if heap[block + USES] >> stream & 1:
-            ready = recorded(heap)
+            ready = record_event(heap)
             at = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream]) % heap[CAPACITY]
             heap[row(heap, READY_ROW + stream) + at] = ready
             heap[row(heap, BLOCK_ROW + stream) + at] = block
@@ -135,13 +142,13 @@ def defer(heap: Heap, block: int) -> None:
     heap[block + USES] = 0
 
 
-def recorded(heap: Heap) -> int:
+def record_event(heap: Heap) -> int:
     """Return when an event that is recorded now happens. It takes a nanosecond, so that events have an order."""
     heap[DEVICE] += 1
     return heap[DEVICE]
 
 
-def free_finished(heap: Heap) -> None:
+def process_events(heap: Heap) -> None:
     """Free blocks whose events have all happened; process_events: each stream's queue up to the first that has not."""
     heap[NEXT_READY] = NEVER
     for stream in range(NUM_STREAMS):
@@ -157,16 +164,16 @@ def free_finished(heap: Heap) -> None:
             heap[block + NUM_EVENTS] -= 1
             if heap[block + NUM_EVENTS] == 0:
                 heap[ACTIVE] -= heap[block + SIZE]
-                put(heap, block)
+                free_block(heap, block)
 
 
 KIND, NUMBER, STRIDE, AMOUNT, STREAM, BEGIN, END, FIRST_RUN, RUN_STEP, NUM_RUNS = range(10)
 """The columns of program.Code."""
 
-PART, TURN, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
-PLACES = 5
-"""Where a program ends, what it ends with, and the part in which the first retry came, or -1. Behind them for each part
-the most that was allocated in it, in any of its runs."""
+PART, LAYERS_SKIPPED, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
+NUM_FIELDS = 5
+"""The fields of ``progress``: how far a program ran, its status, and the part in which the first retry came, or -1.
+Behind them for each part the most that was allocated in it, in any of its runs."""
 
 RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
@@ -177,33 +184,33 @@ _RECORD_EVENT, _WAIT_EVENT, _HOST_WAIT = int(Kind.RECORD_EVENT), int(Kind.WAIT_E
 _SYNCHRONIZE, _HOST_WORK = int(Kind.SYNCHRONIZE), int(Kind.HOST_WORK)
 
 
-def hand_over(heap: Heap, pairs: Iterable[tuple[int, int]]) -> None:
+def rename_tensors(heap: Heap, pairs: Iterable[tuple[int, int]]) -> None:
     """Rename each tensor that a step left to the one that it replaces, so that the step can run again."""
     blocks_of = heap[BLOCKS_OF]
     for found, left in pairs:
         heap[blocks_of + found], heap[blocks_of + left] = heap[blocks_of + left], 0
 
 
-def run(heap: Heap, code: Code, first_part: int, last_part: int, at: MutableSequence[int]) -> None:
+def run(heap: Heap, code: Code, first_part: int, last_part: int, progress: MutableSequence[int]) -> None:
     """Run a program from a part up to another: until the GPU is full, or the heap has no room for more blocks."""
-    at[STATUS] = RUNNING
+    progress[STATUS] = RUNNING
     for part in range(first_part, last_part):
-        at[PART] = part
+        progress[PART] = part
         heap[PEAK_ALLOCATED] = heap[ALLOCATED]
         for count in range(code[NUM_RUNS][part]):
-            at[TURN] = code[FIRST_RUN][part] + code[RUN_STEP][part] * count
-            run_part(heap, code, at)
-            at[PLACES + part] = max(heap[PEAK_ALLOCATED], at[PLACES + part])
-            if heap[NUM_RETRIES] > 0 and at[FIRST_FULL_PART] < 0:
-                at[FIRST_FULL_PART] = part
-            if at[STATUS] != RUNNING:
+            progress[LAYERS_SKIPPED] = code[FIRST_RUN][part] + code[RUN_STEP][part] * count
+            run_part(heap, code, progress)
+            progress[NUM_FIELDS + part] = max(heap[PEAK_ALLOCATED], progress[NUM_FIELDS + part])
+            if heap[NUM_RETRIES] > 0 and progress[FIRST_FULL_PART] < 0:
+                progress[FIRST_FULL_PART] = part
+            if progress[STATUS] != RUNNING:
                 return
-    at[STATUS] = ENDED
+    progress[STATUS] = ENDED
 
 
-def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
+def run_part(heap: Heap, code: Code, progress: MutableSequence[int]) -> None:
     """Run a part once, for one of the layers that its block stands for."""
-    layers_skipped, part = at[TURN], at[PART]
+    layers_skipped, part = progress[LAYERS_SKIPPED], progress[PART]
     kinds, numbers, strides = code[KIND], code[NUMBER], code[STRIDE]
     amounts, streams = code[AMOUNT], code[STREAM]
     for index in range(code[BEGIN][part], code[END][part]):
@@ -211,10 +218,10 @@ def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
         number = numbers[index] + layers_skipped * strides[index]
         if kind == _ALLOCATE:
             if num_blocks(heap) > heap[MOST_BLOCKS]:
-                at[STATUS] = TOO_MANY_BLOCKS
+                progress[STATUS] = TOO_MANY_BLOCKS
                 return
             if not allocate(heap, number, amounts[index], stream):
-                at[STATUS], at[INSTRUCTION] = OUT_OF_MEMORY, index
+                progress[STATUS], progress[INSTRUCTION] = OUT_OF_MEMORY, index
                 return
         elif kind == _FREE:
             free(heap, number)
@@ -230,14 +237,14 @@ def run_part(heap: Heap, code: Code, at: MutableSequence[int]) -> None:
 def wait(heap: Heap, kind: int, queue: int, nanoseconds: int) -> None:
     """Record an event, let the host wait for one or for the device, or let the host work."""
     if kind == _RECORD_EVENT:
-        at = (heap[FIRST_EVENT + queue] + heap[NUM_WAITING + queue]) % EVENT_ROOM
-        heap[EVENT_TIMES + queue * EVENT_ROOM + at] = recorded(heap)
+        at = (heap[FIRST_EVENT + queue] + heap[NUM_WAITING + queue]) % MAX_EVENTS
+        heap[EVENT_TIMES + queue * MAX_EVENTS + at] = record_event(heap)
         heap[NUM_WAITING + queue] += 1
     elif kind in (_WAIT_EVENT, _HOST_WAIT):
         at = heap[FIRST_EVENT + queue]
         if kind == _HOST_WAIT:
-            heap[HOST] = max(heap[HOST], heap[EVENT_TIMES + queue * EVENT_ROOM + at])
-        heap[FIRST_EVENT + queue] = (at + 1) % EVENT_ROOM
+            heap[HOST] = max(heap[HOST], heap[EVENT_TIMES + queue * MAX_EVENTS + at])
+        heap[FIRST_EVENT + queue] = (at + 1) % MAX_EVENTS
         heap[NUM_WAITING + queue] -= 1
     elif kind == _SYNCHRONIZE:
         heap[HOST] = max(heap[HOST], heap[DEVICE])

@@ -65,7 +65,7 @@ class Section(NamedTuple):
     end: int
 
 
-class _Handover(NamedTuple):
+class _Replaced(NamedTuple):
     """A tensor that a step uses up, and the one that it leaves in its place."""
 
     block: int
@@ -94,7 +94,7 @@ class Program:
     """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
     """Numbers for those of each block."""
-    hands_over: list[_Handover]
+    replaces: list[_Replaced]
 
     @property
     def num_tensors(self) -> int:
@@ -124,11 +124,11 @@ class Program:
             return range(extra + 1)
         return range(1) if 0 <= block < repeated else range(extra, extra + 1)
 
-    def handed_over(self) -> list[tuple[int, int]]:
+    def replaced_tensors(self) -> list[tuple[int, int]]:
         """Return the numbers of what the last step uses up, each with that of what it leaves, in all blocks."""
         return [
             (found + run * self.num_each, left + run * self.num_each) if block >= 0 else (found, left)
-            for block, found, left in self.hands_over
+            for block, found, left in self.replaces
             for run in self.runs(block)
         ]
 
@@ -198,9 +198,9 @@ class _Names:
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             self._end[place] = name
             self.sections.append(Section(part.phase, part.block, part.goes_down, begin, len(self.events)))
-        self.hands_over = [
-            _Handover(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
-            for found, left in log.hands_over
+        self.replaces = [
+            _Replaced(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
+            for found, left in log.replaces
         ]
 
     def repeat(self) -> bool:
@@ -216,7 +216,7 @@ class _Names:
                 return False
             if section.block in done:
                 done[section.block].append(self._relative(section))
-        return done[first] == done[first + 1] and self._hand_over_alike()
+        return done[first] == done[first + 1] and self._replace_alike()
 
     def _relative(self, section: Section) -> list[tuple[object, ...]]:
         """Return what a section does, with names as they would be in the repeated block."""
@@ -226,13 +226,13 @@ class _Names:
             for event, name in zip(self.events[where], self.names[where], strict=True)
         ]
 
-    def _hand_over_alike(self) -> bool:
+    def _replace_alike(self) -> bool:
         """Whether each block leaves as much as it finds, and the repeated one and the next one the same."""
         first = self._log.repeated_block
-        relative = [_Handover(block, found % BLOCK, left % BLOCK) for block, found, left in self.hands_over]
+        relative = [_Replaced(block, found % BLOCK, left % BLOCK) for block, found, left in self.replaces]
         ours = [each._replace(block=first + 1) for each in relative if each.block == first]
         next_ones = [each for each in relative if each.block == first + 1]
-        return ours == next_ones and all(found // BLOCK == left // BLOCK for _, found, left in self.hands_over)
+        return ours == next_ones and all(found // BLOCK == left // BLOCK for _, found, left in self.replaces)
 
     def program(self) -> Program:
         """Give each tensor a number. Outside of blocks only what was made after the repeated ones moves on."""
@@ -267,7 +267,7 @@ class _Names:
             work=work,
             num_outside=num_outside,
             num_each=each,
-            hands_over=[_Handover(block, number(found), number(left)) for block, found, left in self.hands_over],
+            replaces=[_Replaced(block, number(found), number(left)) for block, found, left in self.replaces],
         )
 
     def _places(self) -> tuple[dict[int, int], int]:

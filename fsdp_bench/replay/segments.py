@@ -16,9 +16,9 @@ from fsdp_bench.replay.heap import (
     ADDRESS,
     AFTER,
     BEFORE,
-    CARD_BYTES,
     FREE,
     FREE_ROW,
+    GPU_BYTES,
     IN_USE,
     IS_EXPANDABLE,
     NUM_FREE,
@@ -66,7 +66,7 @@ def segment_bytes(size: int) -> int:
     return -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
 
 
-def place(heap: Heap, pool: int, size: int, address: int, low: int, high: int) -> int:
+def lower_bound(heap: Heap, pool: int, size: int, address: int, low: int, high: int) -> int:
     """Return where between two places of the set a block of this size and address belongs.
 
     lower_bound under BlockComparatorSize.
@@ -83,21 +83,21 @@ def place(heap: Heap, pool: int, size: int, address: int, low: int, high: int) -
     return low
 
 
-def place_of(heap: Heap, block: int) -> int:
+def position(heap: Heap, block: int) -> int:
     """Return where a free block is in its pool's set."""
     pool = heap[block + POOL]
-    return place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, heap[NUM_FREE + pool])
+    return lower_bound(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, heap[NUM_FREE + pool])
 
 
-def add(heap: Heap, block: int) -> None:
+def insert_free(heap: Heap, block: int) -> None:
     """Put a block into its pool's set."""
     pool = heap[block + POOL]
-    insert(heap, row(heap, FREE_ROW + pool), heap[NUM_FREE + pool], place_of(heap, block), block)
+    insert(heap, row(heap, FREE_ROW + pool), heap[NUM_FREE + pool], position(heap, block), block)
     heap[NUM_FREE + pool] += 1
     heap[block + STATE] = FREE
 
 
-def remove_at(heap: Heap, pool: int, at: int) -> int:
+def remove_free_at(heap: Heap, pool: int, at: int) -> int:
     """Take the block at a place out of a pool's set."""
     begin = row(heap, FREE_ROW + pool)
     block = heap[begin + at]
@@ -107,93 +107,93 @@ def remove_at(heap: Heap, pool: int, at: int) -> int:
     return block
 
 
-def remove(heap: Heap, block: int) -> None:
+def remove_free(heap: Heap, block: int) -> None:
     """Take a block out of its pool's set."""
-    remove_at(heap, heap[block + POOL], place_of(heap, block))
+    remove_free_at(heap, heap[block + POOL], position(heap, block))
 
 
-def settle_below(heap: Heap, pool: int, at: int) -> None:
+def reorder_smaller(heap: Heap, pool: int, at: int) -> None:
     """Move the block at a place of the set, which became smaller, to where it belongs."""
     begin = row(heap, FREE_ROW + pool)
     block = heap[begin + at]
-    new = place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, at)
+    new = lower_bound(heap, pool, heap[block + SIZE], heap[block + ADDRESS], 0, at)
     insert(heap, begin, at, new, block)
 
 
-def settle_above(heap: Heap, pool: int, at: int) -> None:
+def reorder_larger(heap: Heap, pool: int, at: int) -> None:
     """Move the block at a place of the set, which became larger, to where it belongs."""
     begin = row(heap, FREE_ROW + pool)
     block = heap[begin + at]
-    new = place(heap, pool, heap[block + SIZE], heap[block + ADDRESS], at + 1, heap[NUM_FREE + pool])
+    new = lower_bound(heap, pool, heap[block + SIZE], heap[block + ADDRESS], at + 1, heap[NUM_FREE + pool])
     delete(heap, begin, new, at)
     heap[begin + new - 1] = block
 
 
-def take(heap: Heap, pool: int, size: int) -> int:
+def get_free_block(heap: Heap, pool: int, size: int) -> int:
     """Return a free block for ``size`` bytes, the rest split off, or 0; get_free_block, alloc_found_block.
 
     Best fit: the smallest that holds them, of equal ones the lowest. In expandable segments what a block can expand to
     decides, in get_free_block's walk behind the lower bound.
     """
     count = heap[NUM_FREE + pool]
-    at = place(heap, pool, size, 0, 0, count)
+    at = lower_bound(heap, pool, size, 0, 0, count)
     if at == count:
         return 0
     if heap[IS_EXPANDABLE]:
-        at = least_room(heap, pool, at)
-    return split(heap, pool, at, size)
+        at = least_expandable(heap, pool, at)
+    return split_block(heap, pool, at, size)
 
 
-def split(heap: Heap, pool: int, at: int, size: int) -> int:
+def split_block(heap: Heap, pool: int, at: int, size: int) -> int:
     """Return the front of the free block at a place of the set; the rest stays free; should_split."""
     block = heap[row(heap, FREE_ROW + pool) + at]
     rest = heap[block + SIZE] - size
     if rest < (MIN_BLOCK_BYTES if pool % 2 == 1 or heap[IS_EXPANDABLE] else SMALL_BYTES + 1):
-        return remove_at(heap, pool, at)
+        return remove_free_at(heap, pool, at)
     front = new_block(heap, heap[block + ADDRESS], size, pool)
     link(heap, front, heap[block + BEFORE], block)
     heap[block + ADDRESS] += size
     heap[block + SIZE] = rest
-    settle_below(heap, pool, at)
+    reorder_smaller(heap, pool, at)
     return front
 
 
-def put(heap: Heap, block: int) -> int:
+def free_block(heap: Heap, block: int) -> int:
     """Take a block back and return what it is with its free neighbours; free_block, try_merge_blocks."""
     pool = heap[block + POOL]
     before, after = heap[block + BEFORE], heap[block + AFTER]
     is_free_before = before != 0 and heap[before + STATE] == FREE
     if after and heap[after + STATE] == FREE:
         if is_free_before:
-            remove(heap, before)
+            remove_free(heap, before)
             absorb_before(heap, block, before)
-        at = place_of(heap, after)
+        at = position(heap, after)
         absorb_before(heap, after, block)
-        settle_above(heap, pool, at)
+        reorder_larger(heap, pool, at)
         return after
     if is_free_before:
-        at = place_of(heap, before)
+        at = position(heap, before)
         absorb_after(heap, before, block)
-        settle_above(heap, pool, at)
+        reorder_larger(heap, pool, at)
         return before
-    add(heap, block)
+    insert_free(heap, block)
     return block
 
 
-def grow(heap: Heap, pool: int, size: int) -> int:
-    """Return a block of new memory from cudaMalloc, or 0 where the card has none; the last branch of alloc_block."""
+def alloc_block(heap: Heap, pool: int, size: int) -> int:
+    """Return a block of new memory from cudaMalloc, or 0 where the GPU has none; the last branch of alloc_block."""
     if heap[IS_EXPANDABLE]:
-        return expand(heap, pool, size)
+        return try_allocate_expandable_block(heap, pool, size)
     num_bytes = segment_bytes(size)
     if not reserve(heap, num_bytes):
         return 0
     block = new_block(heap, fresh_addresses(heap, num_bytes, SMALL_SEGMENT_BYTES), num_bytes, pool)
-    add(heap, block)
-    return split(heap, pool, place_of(heap, block), size)
+    insert_free(heap, block)
+    return split_block(heap, pool, position(heap, block), size)
 
 
-def trim(heap: Heap, pool: int) -> None:
-    """Return what is free to the card; release_blocks.
+def release_blocks(heap: Heap, pool: int) -> None:
+    """Return what is free to the GPU; release_blocks.
 
     Segments that are one free block (release_block); of expandable ones every page that lies wholly in one.
     """
@@ -205,12 +205,12 @@ def trim(heap: Heap, pool: int) -> None:
     for at in range(heap[NUM_FREE + pool] - 1, -1, -1):
         block = heap[begin + at]
         if heap[block + BEFORE] == 0 and heap[block + AFTER] == 0:
-            remove_at(heap, pool, at)
+            remove_free_at(heap, pool, at)
             heap[RESERVED] -= heap[block + SIZE]
             drop_block(heap, block)
 
 
-# -- expandable segments: addresses for the whole card, and pages mapped behind them (Note [Expandable Segments]) ----
+# -- expandable segments: addresses for the whole GPU, and pages mapped behind them (Note [Expandable Segments]) ----
 
 
 def page_bytes(pool: int) -> int:
@@ -226,7 +226,7 @@ def expandable_bytes(heap: Heap, block: int) -> int:
     return heap[block + SIZE] + heap[after + SIZE]
 
 
-def least_room(heap: Heap, pool: int, at: int) -> int:
+def least_expandable(heap: Heap, pool: int, at: int) -> int:
     """Return the place behind ``at`` up to which what blocks can expand to becomes less."""
     begin, count = row(heap, FREE_ROW + pool), heap[NUM_FREE + pool]
     room = expandable_bytes(heap, heap[begin + at])
@@ -238,26 +238,26 @@ def least_room(heap: Heap, pool: int, at: int) -> int:
     return at
 
 
-def expand(heap: Heap, pool: int, size: int) -> int:
+def try_allocate_expandable_block(heap: Heap, pool: int, size: int) -> int:
     """Map pages until a run of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
 
-    Pages that were mapped before the card ran out stay mapped, as in torch.
+    Pages that were mapped before the GPU ran out stay mapped, as in torch.
     """
-    block = find_room(heap, pool, size)
+    block = find_expandable_block(heap, pool, size)
     if heap[block + STATE] == UNMAPPED:
-        block = map_pages(heap, block, min(heap[block + SIZE], size))
+        block = map_block(heap, block, min(heap[block + SIZE], size))
     while block and heap[block + SIZE] < size:
         rest = heap[block + AFTER]
-        block = map_pages(heap, rest, min(size - heap[block + SIZE], heap[rest + SIZE]))
+        block = map_block(heap, rest, min(size - heap[block + SIZE], heap[rest + SIZE]))
     if block == 0:
         return 0
-    return split(heap, pool, place_of(heap, block), size)
+    return split_block(heap, pool, position(heap, block), size)
 
 
-def find_room(heap: Heap, pool: int, size: int) -> int:
+def find_expandable_block(heap: Heap, pool: int, size: int) -> int:
     """Return the lowest block from which free and unmapped ones hold ``size``, or a new segment; find_expandable_block.
 
-    A segment has addresses for 1 1/8 of the card (ExpandableSegment's constructor).
+    A segment has addresses for 1 1/8 of the GPU (ExpandableSegment's constructor).
     """
     begin = row(heap, UNMAPPED_ROW + pool)
     for index in range(heap[NUM_UNMAPPED + pool]):
@@ -271,18 +271,18 @@ def find_room(heap: Heap, pool: int, size: int) -> int:
             block = heap[block + AFTER]
         if room >= size:
             return first
-    page, card = page_bytes(pool), heap[CARD_BYTES]
-    wanted = card if card == UNLIMITED else card + card // 8
+    page, gpu = page_bytes(pool), heap[GPU_BYTES]
+    wanted = gpu if gpu == UNLIMITED else gpu + gpu // 8
     num_bytes = -(-wanted // page) * page
     segment = new_block(heap, fresh_addresses(heap, num_bytes, page), num_bytes, pool)
     add_unmapped(heap, segment)
     return segment
 
 
-def map_pages(heap: Heap, block: int, size: int) -> int:
+def map_block(heap: Heap, block: int, size: int) -> int:
     """Put pages behind the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map.
 
-    Returns the free block that they are in, or 0 where the card has no more.
+    Returns the free block that they are in, or 0 where the GPU has no more.
     """
     pool = heap[block + POOL]
     page = page_bytes(pool)
@@ -296,7 +296,7 @@ def map_pages(heap: Heap, block: int, size: int) -> int:
         link(heap, rest, block, heap[block + AFTER])
         add_unmapped(heap, rest)
         heap[block + SIZE] = num_bytes
-    return put(heap, block)
+    return free_block(heap, block)
 
 
 def unmap_first(heap: Heap, pool: int) -> bool:
@@ -307,24 +307,24 @@ def unmap_first(heap: Heap, pool: int) -> bool:
         low = -(-heap[block + ADDRESS] // page) * page
         high = (heap[block + ADDRESS] + heap[block + SIZE]) // page * page
         if low < high:
-            unmap(heap, block, low, high)
+            unmap_block(heap, block, low, high)
             return True
     return False
 
 
-def unmap(heap: Heap, block: int, low: int, high: int) -> None:
+def unmap_block(heap: Heap, block: int, low: int, high: int) -> None:
     """Take the pages between two addresses out of a free block; what is left on either side stays free."""
-    remove(heap, block)
+    remove_free(heap, block)
     pool, address = heap[block + POOL], heap[block + ADDRESS]
     tail_bytes = address + heap[block + SIZE] - high
     if address < low:
         front = new_block(heap, address, low - address, pool)
         link(heap, front, heap[block + BEFORE], block)
-        add(heap, front)
+        insert_free(heap, front)
     if tail_bytes > 0:
         tail = new_block(heap, high, tail_bytes, pool)
         link(heap, tail, block, heap[block + AFTER])
-        add(heap, tail)
+        insert_free(heap, tail)
     heap[block + ADDRESS] = low
     heap[block + SIZE] = high - low
     heap[RESERVED] -= high - low

@@ -19,7 +19,7 @@ _ALLOCATE, _FREE, _RECORD_EVENT = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_EVENT
 _WAITS = Kind.HOST_WAIT, Kind.WAIT_EVENT
 
 
-def handed_on(events: Sequence[Event], begin: int) -> list[tuple[int, int]] | None:
+def replaced_tensors(events: Sequence[Event], begin: int) -> list[tuple[int, int]] | None:
     """Return the tensors that the step ``events[begin:]`` uses up, each with the one that it leaves in its place.
 
     None where it does not leave as much as it found: tensors with the same labels, made in the same order, and as many

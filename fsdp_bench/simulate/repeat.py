@@ -56,7 +56,7 @@ class Log:
     rank: int = 0
     further_steps: int = 0
     """Steps that follow the last one and are like it."""
-    hands_over: Sequence[tuple[int, int]] = ()
+    replaces: Sequence[tuple[int, int]] = ()
     """Tensors that the last step uses up, each with the one that it leaves in its place (further_steps.py)."""
 
     @property

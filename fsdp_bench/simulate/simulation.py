@@ -239,7 +239,7 @@ class Simulation:
                 self.tape.collective("all_reduce", "shard", count * self.sizes.store)
             clip_gradients(self.tape, count, self.sizes.store, is_distributed)
 
-    def log(self, extra_blocks: int, further_steps: int = 0, hands_over: list[tuple[int, int]] | None = None) -> Log:
+    def log(self, extra_blocks: int, further_steps: int = 0, replaces: list[tuple[int, int]] | None = None) -> Log:
         """Return what was recorded; what ends with the simulation is no part of it, and goes on being written."""
         events, self.tape.events = self.tape.events, []
-        return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, hands_over or ())
+        return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, replaces or ())

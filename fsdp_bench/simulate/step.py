@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
-from fsdp_bench.simulate.further_steps import handed_on
+from fsdp_bench.simulate.further_steps import replaced_tensors
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
 from fsdp_bench.simulate.simulation import Simulation
@@ -134,7 +134,7 @@ def first_steps(
         while pairs is None and len(simulation.steps) < STEPS:
             simulation.step()
             last = simulation.steps[-1]
-            pairs = handed_on(simulation.tape.events[: last.stop], last.start)
+            pairs = replaced_tensors(simulation.tape.events[: last.stop], last.start)
         del simulation.tape.events[simulation.steps[-1].stop :]
         return simulation.log(extra_blocks, STEPS - len(simulation.steps), pairs)
 

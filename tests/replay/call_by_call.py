@@ -28,11 +28,11 @@ class CachingAllocator:
 
     def __init__(
         self,
-        card_bytes: int | None = None,
+        gpu_bytes: int | None = None,
         *,
         expandable_segments: bool = False,
     ) -> None:
-        fresh = fresh_heap(card_bytes, expandable_segments, 0, CAPACITY, CAPACITY)
+        fresh = fresh_heap(gpu_bytes, expandable_segments, 0, CAPACITY, CAPACITY)
         is_python = isinstance(malloc.run, FunctionType)  # else another test of this process compiled it
         self.heap = fresh.tolist() if is_python else fresh
         self.live: set[int] = set()
@@ -69,7 +69,7 @@ class CachingAllocator:
         malloc.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
     def empty_cache(self) -> None:
-        malloc.empty_cache(self.heap)
+        malloc.release_cached_blocks(self.heap)
 
     def block_of(self, tensor: int) -> Block | None:
         """None for a tensor without bytes."""

@@ -568,8 +568,8 @@ class Plain:
     A segment is [pool, address, sizes and owners of its blocks]; an owner is a tensor, None where free.
     """
 
-    def __init__(self, card_bytes: int | None) -> None:
-        self.card_bytes = card_bytes
+    def __init__(self, gpu_bytes: int | None) -> None:
+        self.gpu_bytes = gpu_bytes
         self.segments: list[tuple[tuple[bool, int], int, list[tuple[int, int | None]]]] = []
         self.next_address = 0
         self.retries = 0
@@ -600,10 +600,10 @@ class Plain:
             new = (
                 2 * MIB if size <= MIB else 20 * MIB if size < 10 * MIB else (size + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
             )
-            if self.card_bytes is not None and self.reserved + new > self.card_bytes:
+            if self.gpu_bytes is not None and self.reserved + new > self.gpu_bytes:
                 self.retries += 1
                 self.segments = [s for s in self.segments if len(s[2]) > 1 or s[2][0][1] is not None]
-                if self.reserved + new > self.card_bytes:
+                if self.reserved + new > self.gpu_bytes:
                     return False
             self.segments.append((pool, self.next_address, [(new, None)]))
             self.next_address += new
@@ -631,8 +631,8 @@ class Plain:
 @settings(max_examples=200)
 @given(STEPS, st.one_of(st.none(), st.integers(0, 200)))
 def test_it_agrees_with_a_plain_search_at_every_event(steps: list[tuple[int, int, int]], card_mib: int | None) -> None:
-    card_bytes = None if card_mib is None else card_mib * MIB
-    allocator, plain = CachingAllocator(card_bytes), Plain(card_bytes)
+    gpu_bytes = None if card_mib is None else card_mib * MIB
+    allocator, plain = CachingAllocator(gpu_bytes), Plain(gpu_bytes)
     for event in events_from(steps):
         if event.kind is Kind.ALLOCATE:
             fitted = allocator.allocate(event.number, event.num_bytes, event.stream)

@@ -33,7 +33,7 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
     first_further = len(found.steps) - found.log.further_steps
     for step_number, sections in enumerate(found.steps):
         if step_number >= first_further:
-            tensors |= {used: tensors[left] for used, left in found.handed_over()}
+            tensors |= {used: tensors[left] for used, left in found.replaced_tensors()}
         for section, index in ((found.sections[number], number) for number in sections):
             for blocks_left_out in found.runs(section.block)[:: -1 if section.goes_down else 1]:
                 for at in range(code.begin[index], code.end[index]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.simulate.events import Event, Kind, Queue
-from fsdp_bench.simulate.further_steps import handed_on
+from fsdp_bench.simulate.further_steps import replaced_tensors
 
 BEFORE = [Event(Kind.ALLOCATE, 0), Event(Kind.RECORD_EVENT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)]
 
@@ -14,7 +14,7 @@ def test_a_step_hands_on_one_tensor_for_each_that_it_uses_up() -> None:
     """It frees the last one's tensor, and waits for the event before the last."""
     waits, records = Event(Kind.HOST_WAIT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)
     last = [waits, Event(Kind.ALLOCATE, 3), Event(Kind.FREE, 0), records]
-    assert handed_on([*BEFORE, *last], len(BEFORE)) == [(0, 3)]
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) == [(0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_step_hands_on_one_tensor_for_each_that_it_uses_up() -> None:
     ids=["more", "less", "something else", "fewer events"],
 )
 def test_a_step_that_leaves_something_else_than_it_found_is_not_repeated(last: list[Event]) -> None:
-    assert handed_on([*BEFORE, *last], len(BEFORE)) is None
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) is None
