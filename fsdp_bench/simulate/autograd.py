@@ -44,11 +44,12 @@ class Packed:
 
     def __init__(self, hooks: Any, saved: Sequence[Tensor]) -> None:
         self.hooks = hooks
-        self.packed = [hooks.pack(tensor) for tensor in saved]
+        self.packed = hooks.pack(saved)
 
     def copy(self) -> list[Tensor]:
         """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
-        return [self.hooks.unpack(tensor) for tensor in self.packed]
+        found: list[Tensor] = self.hooks.unpack(self.packed)
+        return found
 
     def pop(self) -> None:
         """Nothing to release: what was opened is held by nobody else."""

@@ -72,7 +72,12 @@ class Tape:
 
     def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
         """Allocate a tensor that needs no gradient."""
-        return Tensor(self.storage(numel * itemsize, label, category), numel, itemsize)
+        num_bytes = numel * itemsize
+        num_bytes += -num_bytes % self.rounding
+        category, stream = category or self.category, self.stream
+        self.next_number = number = self.next_number + 1
+        self.events.append(Event(_ALLOCATE, number, num_bytes, category, stream, label))
+        return Tensor(Storage(self, number, num_bytes, category, stream), numel, itemsize)
 
     def record_stream(self, storage: Storage, stream: Stream) -> None:
         """Tensor.record_stream: nothing where it is the storage's own stream."""

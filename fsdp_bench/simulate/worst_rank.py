@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import count
+
+from msgspec.structs import replace
 
 from fsdp_bench.simulate.models.transformer import SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
@@ -30,6 +33,12 @@ def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> l
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
+    one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # how many tokens there are decides nothing
+    return _candidate_ranks(shape, one_token, kernels)
+
+
+@lru_cache(maxsize=64)
+def _candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[int]:
     model, layouts = _layouts(shape, setup)
     if not setup.use_orig_params:
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})

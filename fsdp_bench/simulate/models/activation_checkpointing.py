@@ -75,20 +75,23 @@ class _CheckpointFrame:
         self.holders: list[weakref.ref[_Holder]] = []
         self.is_recomputed = False
 
-    def pack(self, _tensor: Tensor) -> _Holder:
-        """Keep a holder instead of the tensor."""
-        holder = _Holder()
-        self.holders.append(weakref.ref(holder))
-        return holder
+    def pack(self, saved: list[Tensor]) -> list[_Holder]:
+        """Keep a holder instead of each tensor that a node saves."""
+        holders = [_Holder() for _ in saved]
+        self.holders += map(weakref.ref, holders)
+        return holders
 
-    def unpack(self, holder: _Holder) -> Tensor:
-        """Recompute the block the first time; return the tensor, for the only time."""
+    def unpack(self, holders: list[_Holder]) -> list[Tensor]:
+        """Recompute the block the first time; return the tensors, for the only time."""
         if not self.is_recomputed:
             self._recompute()
             self.is_recomputed = True
-        tensor, holder.recomputed = holder.recomputed, None
-        assert tensor is not None
-        return tensor
+        tensors = []
+        for holder in holders:
+            tensor, holder.recomputed = holder.recomputed, None
+            assert tensor is not None
+            tensors.append(tensor)
+        return tensors
 
     def _recompute(self) -> None:
         op, tape = self.op, self.op.tape
@@ -111,28 +114,27 @@ class _CheckpointFrame:
 
 
 class _Recomputation:
-    """_recomputation_hook: put each tensor that is saved again where its holder finds it."""
+    """_recomputation_hook: give each tensor that is saved again to its holder."""
 
     def __init__(self, frame: _CheckpointFrame) -> None:
-        self._frame = weakref.ref(frame)
+        self._holders = frame.holders
         self._count = 0
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Hand the tensor to its holder; stop after the last."""
-        frame = self._frame()
-        assert frame is not None
-        holder = frame.holders[self._count]()
-        self._count += 1
-        tensor = tensor.detach()
-        if holder is not None:
-            holder.recomputed = tensor
-        if self._count == len(frame.holders):
-            raise _StopRecomputation
-        return tensor
+    def pack(self, saved: list[Tensor]) -> list[Tensor]:
+        """Hand the tensors to their holders; stop after the last."""
+        tensors = [tensor.detach() for tensor in saved]
+        for tensor in tensors:
+            holder = self._holders[self._count]()
+            self._count += 1
+            if holder is not None:
+                holder.recomputed = tensor
+            if self._count == len(self._holders):
+                raise _StopRecomputation
+        return tensors
 
-    def unpack(self, tensor: Tensor) -> Tensor:
+    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
         """Never called: the second forward's graph is thrown away."""
-        return tensor
+        return tensors
 
 
 def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
