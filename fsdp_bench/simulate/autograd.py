@@ -189,19 +189,20 @@ class Engine:
                     target.waits_for = node.stream
                     if gradient.storage is not None:
                         self.tape.record_stream(gradient.storage, target.stream)
-                self._add(target, slot, gradient)
+                if target.buffer[slot] is None:
+                    target.buffer[slot] = gradient
+                else:
+                    self._add(target, slot)
                 del gradient
             target.waiting -= 1
             if not target.waiting:
                 self._push(target)
 
-    def _add(self, target: Node, slot: int, gradient: Tensor) -> None:
-        """InputBuffer::add: keep a first gradient; add a second one to it, in place where nobody else can see it."""
+    def _add(self, target: Node, slot: int) -> None:
+        """InputBuffer::add: add a second gradient to the first one, in place where nobody else can see that."""
         buffer, tape = target.buffer, self.tape
         first = buffer[slot]
-        if first is None:
-            buffer[slot] = gradient
-            return
+        assert first is not None
         tape.kernel("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
         if self.accumulates_in_place and is_last_reference(first):
             return

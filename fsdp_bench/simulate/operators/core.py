@@ -54,13 +54,18 @@ class Operators:
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Issue an operator that reads or writes each of these once, and is bound by that."""
-        num_bytes = sum([tensor.numel * tensor.itemsize for tensor in tensors])
+        num_bytes = 0
+        for tensor in tensors:
+            num_bytes += tensor.numel * tensor.itemsize
         self.tape.kernel(name, num_bytes, tensors[0].itemsize)
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
-        if self.tape.grad_enabled and any([tensor.node for tensor in inputs]):  # noqa: C419 (a generator is slower)
-            out.node = operator_node(self.tape, backward, inputs, saved)
+        if self.tape.grad_enabled:
+            for tensor in inputs:
+                if tensor.node is not None:
+                    out.node = operator_node(self.tape, backward, inputs, saved)
+                    break
         return out
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
