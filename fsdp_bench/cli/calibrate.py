@@ -11,6 +11,7 @@ import click
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, write_profile
 
 
@@ -59,7 +60,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
         sys.stdout.write(to_json(profile).decode())
     else:
         print_lines(_summary(profile, path))
-    return 0
+    return ExitCode.DONE
 
 
 def _check_writable(path: Path) -> None:

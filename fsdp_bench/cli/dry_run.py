@@ -24,6 +24,7 @@ from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, reading_of
 from fsdp_bench.sweep.module_names import check_names
@@ -102,8 +103,8 @@ def command(
     for error in errors:
         print_line(f"fsdp-bench: the dry run failed: {error}", error=True)
     if errors:
-        return 1
-    return 3 if all(run.fits is False for run in runs) else 0
+        return ExitCode.CRASHED
+    return ExitCode.DOES_NOT_FIT if all(run.fits is False for run in runs) else ExitCode.DONE
 
 
 def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as_json: bool) -> None:

@@ -18,6 +18,7 @@ import click
 from fsdp_bench import __version__
 from fsdp_bench.cli.common.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.text import shortened
 
 COMMANDS = {
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if message is not None:
         _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), words)
     if (reason := _flush(sys.stdout)) is not None and message is None:
-        code = 2
+        code = ExitCode.BAD_INPUT
         _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
     _flush(sys.stderr)
     sys.exit(code)
@@ -126,24 +127,24 @@ def _run(words: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
         with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
-            return cli.invoke(context) or 0, None  # not cli.main, which hides broken pipes
+            return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None
     except click.UsageError as error:
         if words:
-            return 2, error.format_message()
+            return ExitCode.BAD_INPUT, error.format_message()
         print(error.format_message())  # which is the help, where there are no words
-        return 0, None
+        return ExitCode.DONE, None
     except (KeyboardInterrupt, click.Abort):
-        return 130, "interrupted; the same command resumes"
+        return ExitCode.INTERRUPTED, "interrupted; the same command resumes"
     except BrokenPipeError:
-        return 0, None
+        return ExitCode.DONE, None
     except FsdpBenchError as error:
         return error.exit_code, str(error)
     except Exception as error:
         if (message := _explain(error)) is not None:
-            return 2, message
-        return 1, _unexpected(error)
+            return ExitCode.BAD_INPUT, message
+        return ExitCode.CRASHED, _unexpected(error)
 
 
 def _explain(error: Exception) -> str | None:

@@ -30,6 +30,7 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile
@@ -177,7 +178,7 @@ def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
         first, *rest = report(sizes, failure).split("\n")
         print_answer(first, "red" if failure else None)
         print_lines("\n".join(rest))
-    return 3 if failure else 0
+    return ExitCode.DOES_NOT_FIT if failure else ExitCode.DONE
 
 
 def _targets(
@@ -251,4 +252,4 @@ def _published(chart: Path | None, as_json: bool) -> int:
         sys.stdout.write(to_json(published_document(found)).decode())
     else:
         print_lines(published_text(found))
-    return 0
+    return ExitCode.DONE

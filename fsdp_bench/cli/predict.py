@@ -19,6 +19,7 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import read_profile
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def command(
     for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
         save_figure(figure, path)
     _print(predictions, questions, as_json)
-    return 3 if all(prediction.fits is False for prediction in predictions) else 0
+    nothing_fits = all(prediction.fits is False for prediction in predictions)
+    return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
 def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_json: bool) -> None:

@@ -14,6 +14,7 @@ from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
@@ -36,13 +37,13 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
     catalog = load_user_catalog(file)
     if name is None:
         _list(catalog, as_json)
-        return 0
+        return ExitCode.DONE
     entry = _find(catalog, name)
     if as_json:
         sys.stdout.write(to_json(entry).decode())
     else:
         print_facts(_server_facts(entry, catalog) if isinstance(entry, Server) else _gpu_facts(entry))
-    return 0
+    return ExitCode.DONE
 
 
 def _find(catalog: Catalog, name: str) -> Server | Gpu:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.text import printable
 
 LONGEST_VALUE = 80
@@ -23,7 +24,7 @@ LONGEST_VALUE = 80
 class FsdpBenchError(Exception):
     """The root of this package's errors."""
 
-    exit_code = 2
+    exit_code = ExitCode.BAD_INPUT
     """Of the command line that it ends."""
 
 

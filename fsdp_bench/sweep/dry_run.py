@@ -19,6 +19,7 @@ from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
@@ -30,7 +31,7 @@ from fsdp_bench.sweep.run.outcome import signal_name
 class DryRunError(FsdpBenchError):
     """A dry run failed in PyTorch or in this tool, not by its input; the message is one line."""
 
-    exit_code = 1
+    exit_code = ExitCode.CRASHED
 
 
 def dry_run(

@@ -11,6 +11,7 @@ from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -35,7 +36,7 @@ def list_searches(session: SearchSession) -> int:
     )
     if plan.needing_gpu:
         print_lines(needing_gpu_line(plan.needing_gpu))
-    return 0
+    return ExitCode.DONE
 
 
 class SearchProgress(Watcher):
@@ -80,13 +81,13 @@ def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
-        return 130
+        return ExitCode.INTERRUPTED
     assert results.frontier is not None
     assert results.whole_frontier is not None
     print_frontier(results.frontier, new_console())
     if not no_charts:
         _draw(results.whole_frontier, results.folder)
-    return 1 if results.failed else 0
+    return ExitCode.CRASHED if results.failed else ExitCode.DONE
 
 
 def _draw(record: FrontierRecord, folder: Path) -> None:
