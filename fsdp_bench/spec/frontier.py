@@ -84,7 +84,8 @@ class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     setup: TrainSetup
     """The field that is raised has no meaning here."""
-    dial: QuantityRange
+    quantity: QuantityRange = msgspec.field(name="dial")
+    """What is searched, and its range; ``dial`` in the file."""
     family: Family
     vocab_size: int
     model: ModelShape | None
@@ -121,14 +122,14 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[FrontierCell, ...]
 
 
-def cell_label(setup: TrainSetup, name: str, quantity: str) -> str:
+def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
     """Return a cell in one line: its model or family, and the setup without what is raised."""
     words = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
     words.append(f"checkpointing {setup.checkpointing.value}")
     if setup.offload is Offload.PARAMS:
         words.append("offload")
-    batch = "" if quantity == "micro_batch_size" else f" {setup.micro_batch_size}"
-    tokens = "" if quantity == "sequence_length" else f" x {setup.sequence_length}"
+    batch = "" if quantity_name == "micro_batch_size" else f" {setup.micro_batch_size}"
+    tokens = "" if quantity_name == "sequence_length" else f" x {setup.sequence_length}"
     return " ".join([*words, f"batch{batch}{tokens}"])
 
 

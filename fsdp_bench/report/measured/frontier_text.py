@@ -46,8 +46,8 @@ def _row(cell: FrontierCell) -> list[str]:
 def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
     if reached is None:
         return "unknown"
-    text = cell.dial.print(reached.fits)
-    return text if reached.runs == reached.fits else f"{text} (with retries {cell.dial.print(reached.runs)})"
+    text = cell.quantity.print(reached.fits)
+    return text if reached.runs == reached.fits else f"{text} (with retries {cell.quantity.print(reached.runs)})"
 
 
 def _why(cell: FrontierCell) -> str:
@@ -66,7 +66,7 @@ def _reasons(record: FrontierRecord) -> list[str]:
 
 def at_an_end(cell: FrontierCell) -> bool:
     """Whether nothing fits, or everything: then the limit is outside of what was searched."""
-    return cell.measured is not None and (cell.measured.fits in (0, cell.dial.largest))
+    return cell.measured is not None and (cell.measured.fits in (0, cell.quantity.largest))
 
 
 def summary(record: FrontierRecord) -> str:

@@ -26,7 +26,7 @@ def search_status(finding: Finding, lacks_gpu: bool) -> str:
     if finding.status == "found":
         text = f"found: {finding.print(finding.fits)}"
     else:
-        values = finding.dial_range
+        values = finding.quantity_range
         ends = f"{values.print(values.smallest)} to {values.print(values.largest)}"
         start = "where it begins depends on the GPU" if lacks_gpu else finding.start
         text = f"searches {values.num_steps} steps, {ends}, {start}"

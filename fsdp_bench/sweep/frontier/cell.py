@@ -124,14 +124,14 @@ class Finding:
         """Return a candidate's value as people read it; ``none`` for -1."""
         if self.search.quantity.is_model_size and index >= 0:
             return self.search.quantity[index].model.name
-        return self.dial_range.print(self.value(index))
+        return self.quantity_range.print(self.value(index))
 
     def value(self, index: int) -> int:
         """Return the value at an index; 0 for none."""
         return self.search.quantity.values[index] if index >= 0 else 0
 
     @property
-    def dial_range(self) -> QuantityRange:
+    def quantity_range(self) -> QuantityRange:
         """The range of values, as a record has it."""
         values = self.search.quantity.values
         return QuantityRange(
@@ -140,7 +140,7 @@ class Finding:
 
     @property
     def start(self) -> str:
-        """Where the search begins, in words."""
+        """Where the search begins, as text: ``from the middle``."""
         if self.predicted.fits is None:
             return f"from the middle ({self.predicted.why_not})"
         if self.predicted.fits < 0:
@@ -154,7 +154,7 @@ class Finding:
         return FrontierCell(
             label=search.label,
             setup=search.setup,
-            dial=self.dial_range,
+            quantity=self.quantity_range,
             family=search.model.family,
             vocab_size=search.model.vocab_size,
             model=None if search.quantity.is_model_size else search.model,

@@ -110,7 +110,7 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
     predicted, measured = cell.predicted, cell.measured
     failure = measured.limited_by if measured else None
     setup = to_builtins(cell.setup)
-    setup.pop(cell.dial.name, None)
+    setup.pop(cell.quantity.name, None)
     return {
         "cell": cell.label,
         "sweep": record.sweep,
@@ -123,8 +123,8 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
         "family": cell.family.value,
         "vocab_size": cell.vocab_size,
         **setup,
-        "dial": cell.dial.name,
-        "num_steps": cell.dial.num_steps,
+        "dial": cell.quantity.name,
+        "num_steps": cell.quantity.num_steps,
         "status": cell.status,
         "reason": cell.reason,
         "predicted_fits": predicted.fits if predicted else None,

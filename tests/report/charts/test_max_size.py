@@ -135,7 +135,7 @@ def test_it_is_written_in_the_size_of_a_slide(tmp_path: Path) -> None:
         assert_is_a_slide(tmp_path / name, *words)
 
 
-def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
+def ladders(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
     names = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed")[:precisions]
     gpu = loader.gpu("A10G")
     return [
@@ -151,12 +151,12 @@ def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg
 
 
 def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_rows() -> None:
-    assert arrange([("one", dials())]).levels == ("checkpointing",)
-    assert arrange([("one", dials()), ("other", dials())]).levels == ("server", "checkpointing")
-    split = arrange([("one", dials(precisions=2)), ("other", dials(precisions=2))])
+    assert arrange([("one", ladders())]).levels == ("checkpointing",)
+    assert arrange([("one", ladders()), ("other", ladders())]).levels == ("server", "checkpointing")
+    split = arrange([("one", ladders(precisions=2)), ("other", ladders(precisions=2))])
     assert (split.rows, split.levels) == ("server", ("precision", "checkpointing"))
 
 
 def test_a_picture_that_nobody_could_read_is_refused() -> None:
     with pytest.raises(SpecError, match="too many for one picture; at most 30"):
-        arrange([("one", dials(precisions=4, modes=3)), ("other", dials(precisions=4, modes=3))])
+        arrange([("one", ladders(precisions=4, modes=3)), ("other", ladders(precisions=4, modes=3))])

@@ -32,12 +32,12 @@ STEPS = 32
 def a_search(device: Device = "cuda", skip_reason: str | None = None) -> Search:
     """Return a search of 1 to 32 layers."""
     setup = TrainSetup(sequence_length=16)
-    dial = Quantity(
+    layers = Quantity(
         "num_hidden_layers",
         range(1, STEPS + 1),
-        lambda layers: Candidate(replace(SHAPE, num_hidden_layers=layers), setup, None),
+        lambda count: Candidate(replace(SHAPE, num_hidden_layers=count), setup, None),
     )
-    return Search("a cell", dial, SHAPE, setup, RunPlan(), device, skip_reason)
+    return Search("a cell", layers, SHAPE, setup, RunPlan(), device, skip_reason)
 
 
 def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, limit: str = "device") -> TrialRecord:
