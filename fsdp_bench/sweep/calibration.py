@@ -88,11 +88,11 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
         "DEVICE": device,
         "RENDEZVOUS": str(folder),
         "THREADS": str(max((os.cpu_count() or 1) // count, 1)),
-        "PARENT": str(os.getpid()),
     }
+    arguments = [str(os.getpid()), str(folder / "measured.json")]
     with open(folder / f"rank-{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", str(folder / "measured.json")],
+            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else log,

@@ -1,7 +1,7 @@
-"""`python -m fsdp_bench.train.calibrating.calibrator OUT`: one rank that measures this machine together with its peers.
+"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT``: one rank that measures this machine with its peers.
 
-RANK, WORLD_SIZE, LOCAL_RANK and RENDEZVOUS come from the environment. Rank 0 prints a line of JSON before each part,
-and writes what was measured to OUT.
+PARENT is the process number of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, THREADS and RENDEZVOUS come from the
+environment. Rank 0 prints a line of JSON before each part, and writes what was measured to OUT.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Calla
 
 def main() -> None:
     """Join the peers, measure, report."""
-    die_with_parent(int(os.environ["PARENT"]))
+    die_with_parent(int(sys.argv[1]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cuda = os.environ["DEVICE"] == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -159,7 +159,7 @@ def main() -> None:
 
     measured = measure(device, say)
     if rank == 0:
-        write_atomically(Path(sys.argv[1]), to_json(measured))
+        write_atomically(Path(sys.argv[2]), to_json(measured))
     sys.stdout.flush()
     os._exit(0)  # no destructors: a fake process group has taken the place of the real one
 
