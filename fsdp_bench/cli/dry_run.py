@@ -26,7 +26,7 @@ from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, reading_of
+from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
 
 ANNOUNCED_AFTER_SECONDS = 2.0
@@ -167,7 +167,7 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
     runs, errors = [], []
     for index, spec in enumerate(specs):
         try:
-            runs.append(DryRun(spec, reading_of(answers[index]), hardware, kept))
+            runs.append(DryRun(spec, result_of(answers[index]), hardware, kept))
         except DryRunError as error:
             errors.append(error)
     return runs, errors

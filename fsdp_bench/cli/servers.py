@@ -19,7 +19,7 @@ from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
 _SERVER_HEADER = ("server", "provider", "GPUs", "GPU to GPU", "between nodes", "host\nmemory", "CPUs")
-_SERVER_LEAVING = ("CPUs", "provider", "host\nmemory")
+_SERVER_DROPPABLE = ("CPUs", "provider", "host\nmemory")
 _GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth", "native\nbf16")
 
 
@@ -62,7 +62,7 @@ def _list(catalog: Catalog, as_json: bool) -> None:
         return
     from fsdp_bench.report.table import table_columns, table_lines
 
-    servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_LEAVING)
+    servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_DROPPABLE)
     gpus = table_columns(_GPU_HEADER, map(_gpu_row, catalog.gpus()), _GPU_HEADER[1:4], _GPU_HEADER[4:])
     print_lines("\n".join([*table_lines(servers), "", *table_lines(gpus)]))
 

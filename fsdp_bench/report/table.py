@@ -29,7 +29,7 @@ class TableColumn:
     cells: tuple[str, ...]
     is_number: bool = False
     """Whether it is aligned on the right."""
-    leaves: int = 0
+    drop_priority: int = 0
     """Where the table is too wide, the column with the highest number is left out first; 0 stays and is wrapped."""
 
     @property
@@ -48,7 +48,7 @@ def table_columns(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     numbers: Iterable[str] = (),
-    leaving: Sequence[str] = (),
+    droppable: Sequence[str] = (),
 ) -> list[TableColumn]:
     """Return the columns of rows.
 
@@ -56,9 +56,9 @@ def table_columns(
         headers: one a column.
         rows: each with one cell a column.
         numbers: headers of the columns that are aligned on the right.
-        leaving: headers of the columns that may be left out, the first to leave first.
+        droppable: headers of the columns that may be left out where the table is too wide, in this order.
     """
-    places = {header: len(leaving) - index for index, header in enumerate(leaving)}
+    places = {header: len(droppable) - index for index, header in enumerate(droppable)}
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
     right = set(numbers)
     return [
@@ -75,22 +75,25 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         width: by default the terminal's.
         indent: blanks before every line.
     """
-    room = (width or terminal_width()) - indent
+    width = width or terminal_width()
+    inner = width - indent
     first, *others = columns
     shared = [column for column in others if column.is_shared]
     shown = [first, *(column for column in others if column not in shared and any(column.cells))]
     left_out: list[TableColumn] = []
-    while _needed(shown).maximum > room and (next_out := max(shown, key=lambda column: column.leaves)).leaves:
-        shown.remove(next_out)
-        left_out.append(next_out)
-    while _needed(shown).minimum > room and len(shown) > 1:  # wrapping does not suffice
+    while (
+        _needed(shown).maximum > inner and (least := max(shown, key=lambda column: column.drop_priority)).drop_priority
+    ):
+        shown.remove(least)
+        left_out.append(least)
+    while _needed(shown).minimum > inner and len(shown) > 1:  # wrapping does not suffice
         left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
     common = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
-    lines = wrapped(f"in all rows: {'; '.join(common)}", room) if common else []
-    lines += _rendered(shown, room)
+    lines = wrapped(f"in all rows: {'; '.join(common)}", inner) if common else []
+    lines += _rendered(shown, inner)
     if left_out:
         names = ", ".join(column.name for column in left_out)
-        lines += wrapped(f"left out at {room + indent} columns: {names} (a wider terminal or COLUMNS=200)", room)
+        lines += wrapped(f"left out at {width} columns: {names} (a wider terminal or COLUMNS=200)", inner)
     return [" " * indent + line for line in lines]
 
 

@@ -10,7 +10,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import label_of
-from fsdp_bench.validate.calibration_match import why_not_of
+from fsdp_bench.validate.calibration_match import calibration_mismatch
 
 
 class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[Matri
     Raises:
         SpecError: when the calibration says nothing about any of the trials.
     """
-    reasons = {record.id: why_not_of(profile, record) for record in records}
+    reasons = {record.id: calibration_mismatch(profile, record) for record in records}
     measured = [record for record in records if record.model_flops_per_second]
     trained = [record for record in measured if reasons[record.id] is None]
     if measured and not trained:

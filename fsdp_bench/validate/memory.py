@@ -115,7 +115,7 @@ def compare_with_dry_run(
     cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
 ) -> MemoryComparison:
     """Compare a prediction with a dry run, and with one on real tensors where there is one; loading is a phase."""
-    failed = next((one for one in (answer, real) if one is not None and one.reading is None), None)
+    failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
@@ -127,8 +127,8 @@ def compare_with_dry_run(
 
 
 def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[str, Bytes]:
-    assert answer.reading is not None
-    return _phases(predicted, {"load": answer.reading.load_bytes, **answer.reading.phases})
+    assert answer.result is not None
+    return _phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
 
 
 def compare_with_record(record: TrialRecord) -> MemoryComparison:

@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.calibration_match import why_not_of
+from fsdp_bench.validate.calibration_match import calibration_mismatch
 from fsdp_bench.validate.random_setups import Cell
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
@@ -131,7 +131,7 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "one measured step, which has no spread"
     if profile is None and record.hardware == "cpu":
         return "no datasheet has a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
-    return None if profile is None else why_not_of(profile, record)
+    return None if profile is None else calibration_mismatch(profile, record)
 
 
 def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison:

@@ -31,7 +31,7 @@ from fsdp_bench.spec.units import GIB, format_gib
 NONE = "none"
 COLUMN = "fits,\npredicted"
 SPEEDS = tuple(header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS)
-LEAVING = (
+DROPPABLE = (
     "exposed",
     "MFU",
     "step",
@@ -41,7 +41,7 @@ LEAVING = (
     "tokens/s\nper GPU",
     "reserved",
 )
-"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
+"""Headers of the columns that a narrow terminal leaves out, in this order."""
 
 
 def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
@@ -82,7 +82,7 @@ def _table(sizes: HardwareResult) -> list[str]:
         header, numbers = _header(sizes, varying, has_host)
         fitting_first = sorted(sizes.answered, key=lambda cell: cell.fits is None)
         rows = [_row(cell, varying, has_host, sizes.with_time) for cell in fitting_first]
-        lines += ["", *table_lines(table_columns(header, rows, numbers, LEAVING))]
+        lines += ["", *table_lines(table_columns(header, rows, numbers, DROPPABLE))]
     notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(sizes)]

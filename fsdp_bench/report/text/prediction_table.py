@@ -24,8 +24,8 @@ from fsdp_bench.report.text.verdict import fits_word, verdict
 from fsdp_bench.report.text.words import UNKNOWN, fact
 from fsdp_bench.spec.units import format_gib
 
-LEAVING = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
-"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
+DROPPABLE = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
+"""Headers of the columns that a narrow terminal leaves out, in this order."""
 
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
@@ -53,7 +53,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
         *required_facts(predictions),
         "",
-        *table_lines(table_columns(headers, rows, numbers, LEAVING)),
+        *table_lines(table_columns(headers, rows, numbers, DROPPABLE)),
     ]
     if refused:
         lines.append("")
