@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.lookup import Hardware
-from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
+from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
@@ -58,7 +58,7 @@ NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @setup_options(lists=LISTS)
 def command(
-    words: SetupWords,
+    options: SetupOptions,
     kernels: KernelSet,
     module: str | None,
     block: str | None,
@@ -78,18 +78,18 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
     """
-    setups, hardware = read_setups(words)
+    setups, hardware = read_setups(options)
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, None)
     kept = stated_headroom(headroom, hardware)
-    model = None if module else read_model(words)
+    model = None if module else read_model(options)
     reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
     can_run = [setup for setup, reason in zip(setups, reasons, strict=True) if reason is None]
     if not can_run:
         raise SpecError(reasons[0])
     if model is not None:
-        warn_of_sliding_window(words, can_run[0].sequence_length)
-    subject = {"module": _module(words, module, block)} if module else {"model": model}
+        warn_of_sliding_window(options, can_run[0].sequence_length)
+    subject = {"module": _module(options, module, block)} if module else {"model": model}
     specs = _specs(can_run, kernels, subject, block, trace)
     runs, errors = _run(specs, hardware, kept)
     refused = [
@@ -140,14 +140,14 @@ def _specs(
     return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
 
 
-def _module(words: SetupWords, function: str, block: str | None) -> UserModule:
+def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
     """Read what --module says, and refuse what it would ignore."""
-    given = [name for name in NOT_OF_A_MODULE if getattr(words, name) is not None]
+    given = [name for name in NOT_OF_A_MODULE if getattr(options, name) is not None]
     if given == ["loss"]:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
     if given:
         raise SpecError(f"--module and --{given[0].replace('_', '-')} each name a model; keep one")
-    by_field = {SETUP_FIELDS[option]: getattr(words, option) for option in SIZES.values()}
+    by_field = {SETUP_FIELDS[option]: getattr(options, option) for option in SIZES.values()}
     arguments = {field: value for field, value in by_field.items() if value is not None}
     user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
     check_names(user)

@@ -78,9 +78,9 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _refuse_repeated(command: click.Command, words: list[str], context: click.Context) -> None:
+def _refuse_repeated(command: click.Command, arguments: list[str], context: click.Context) -> None:
     """Refuse an option of one value that is given twice, of which click would keep the last."""
-    _, _, given = command.make_parser(context).parse_args(list(words))
+    _, _, given = command.make_parser(context).parse_args(list(arguments))
     for option, times in Counter(given).items():
         if not isinstance(option, click.Option) or times == 1 or option.multiple:
             continue
@@ -108,14 +108,14 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; ``argv`` is what follows the program's name, by default this process's."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
         # What the terminal's encoding lacks is printed as an escape.
         if callable(reconfigure := getattr(stream, "reconfigure", None)):
             reconfigure(errors="backslashreplace")
-    code, message = _run(words)
+    code, message = _run(arguments)
     if message is not None:
-        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), words)
+        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), arguments)
     if (reason := _flush(sys.stdout)) is not None and message is None:
         code = ExitCode.BAD_INPUT
         _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
@@ -123,17 +123,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _run(words: Sequence[str]) -> tuple[int, str | None]:
+def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
+        with raised_once(), cli.make_context("fsdp-bench", list(arguments)) as context:
             return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None
     except click.UsageError as error:
-        if words:
+        if arguments:
             return ExitCode.BAD_INPUT, error.format_message()
-        print(error.format_message())  # which is the help, where there are no words
+        print(error.format_message())  # which is the help, where there are no arguments
         return ExitCode.DONE, None
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED, "interrupted; the same command resumes"
@@ -192,9 +192,9 @@ def _unexpected(error: Exception) -> str:
     return f"unexpected {what}; this is a bug of fsdp-bench: please report it with its traceback ({where})"
 
 
-def _print_error(line: str, words: Sequence[str]) -> None:
+def _print_error(line: str, arguments: Sequence[str]) -> None:
     """Print what went wrong: on standard error, or as the JSON document that ``--json`` asked for."""
-    if "--json" in words:
+    if "--json" in arguments:
         from fsdp_bench.spec.codec import to_json
 
         with suppress(OSError):

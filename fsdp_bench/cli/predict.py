@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.common.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
+from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.pictures import check_picture, save_figure
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.plan.document import document, refusal
@@ -59,7 +59,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
-    words: SetupWords,
+    options: SetupOptions,
     kernels: str,
     load: str,
     gpu_memory: str | None,
@@ -83,8 +83,8 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
-    setups, hardware = read_setups(words)
-    model, window = read_model(words), sliding_window_of(words)
+    setups, hardware = read_setups(options)
+    model, window = read_model(options), sliding_window_of(options)
     profile = read_profile(calibration) if calibration else None
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, profile)

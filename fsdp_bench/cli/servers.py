@@ -11,7 +11,7 @@ from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.exit_codes import ExitCode

@@ -109,7 +109,7 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
 
 def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
     from fsdp_bench.report.validation.memory import agreement_line, format_validation
-    from fsdp_bench.report.validation.page import rates_words, validation_page
+    from fsdp_bench.report.validation.page import rates_text, validation_page
     from fsdp_bench.report.validation.step_time import format_time
     from fsdp_bench.validate.results import validate_results
 
@@ -122,7 +122,7 @@ def _against_results(folder: Path, profile: Profile | None, page: Path | None, a
         sys.stdout.write(to_json({**document, "time": time, "agreements": to_builtins(found.agreements)}).decode())
         return ExitCode.DONE
     print_lines(format_validation(found.comparisons, found.summary))
-    print_lines("\n" + format_time(found.times, found.time_summary, rates_words(found)))
+    print_lines("\n" + format_time(found.times, found.time_summary, rates_text(found)))
     if (line := agreement_line(found.agreements)) is not None:
         print_lines(f"\n{line}")
     return ExitCode.DONE

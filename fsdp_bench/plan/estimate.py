@@ -57,7 +57,7 @@ class Verdict(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """As a sentence says it."""
         return self.value.replace("_", " ")
 

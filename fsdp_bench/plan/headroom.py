@@ -27,7 +27,7 @@ class Headroom:
 
     num_bytes: int
     source: str
-    """What it is for and how it is known, in words."""
+    """What it is for and how it is known, as text."""
     is_assumed: bool
     """Whether some of it is an assumption."""
 

@@ -188,7 +188,7 @@ def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
     return SettingResult(quantity, assumptions, None, question.impossible, None if question.impossible else unknown)
 
 
-def limit_words(limit: Limit) -> str:
+def limit_text(limit: Limit) -> str:
     """Return what the next candidate is short of: ``activations in backward on the GPU``."""
     category = limit.category.replace("_", " ")
     if limit.place == "card":
@@ -243,7 +243,7 @@ def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
         "notes": found["notes"],
         **{key: found[key] for key in ANSWERS},
         "limited_by": limit
-        and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_words(limit)},
+        and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_text(limit)},
         "next": _next(cell),
     }
 

@@ -34,7 +34,7 @@ class TableColumn:
 
     @property
     def name(self) -> str:
-        """The header as words in a sentence."""
+        """The header on one line."""
         return self.header.replace("-\n", "").replace("\n", " ")
 
     @property

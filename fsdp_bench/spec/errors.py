@@ -61,9 +61,9 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
     """Build the error for a value outside a closed vocabulary: the field, the value, what is allowed."""
-    words = list(allowed)
-    close = nearest(value, words) if isinstance(value, str) else ""
-    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(words)}{close}")
+    names = list(allowed)
+    close = nearest(value, names) if isinstance(value, str) else ""
+    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(names)}{close}")
 
 
 def shown(value: object) -> str:

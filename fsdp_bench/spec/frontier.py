@@ -124,13 +124,13 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
     """Return a cell in one line: its model or family, and the setup without what is raised."""
-    words = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
-    words.append(f"checkpointing {setup.checkpointing.value}")
+    parts = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
+    parts.append(f"checkpointing {setup.checkpointing.value}")
     if setup.offload is Offload.PARAMS:
-        words.append("offload")
+        parts.append("offload")
     batch = "" if quantity_name == "micro_batch_size" else f" {setup.micro_batch_size}"
     tokens = "" if quantity_name == "sequence_length" else f" x {setup.sequence_length}"
-    return " ".join([*words, f"batch{batch}{tokens}"])
+    return " ".join([*parts, f"batch{batch}{tokens}"])
 
 
 def read_frontier(data: bytes, name: str) -> FrontierRecord:

@@ -147,7 +147,7 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """Overheads of the host that were smaller than the noise, in words; predictions leave them out.
+        """Overheads of the host that were smaller than the noise, as text; predictions leave them out.
 
         The host's times are small differences of large sums: the time of CALIBRATION_MODEL's step less its operators'.
         """

@@ -54,7 +54,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     """Measure with each number of ranks.
 
     Raises:
-        SpecError: when a rank fails; its last words are in the message.
+        SpecError: when a rank fails; the last line of its log is in the message.
     """
     device: Hardware = "cuda" if machine.gpus else "cpu"
     found: list[RankMeasurements] = []

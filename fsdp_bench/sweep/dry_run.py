@@ -48,7 +48,7 @@ def dry_run(
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
         setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
         kernels: whose operators run, ``cpu`` or ``cuda``.
-        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
+        setup_fields: fields of TrainSetup by name, enums also as text in any case; they replace those of ``setup``.
 
     Raises:
         SpecError: for what is not allowed, naming field, value and what is.

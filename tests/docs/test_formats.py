@@ -71,10 +71,10 @@ def rows(text: str) -> list[list[str]]:
 def test_every_field_of_a_record_is_described(title: str) -> None:
     struct = STRUCTS[title]
     described = {row[0].strip("`"): row[1] for row in rows(section("results.md", title))}
-    assert list(described) == list(struct.__struct_fields__)
+    assert list(described) == list(struct.__struct_encode_fields__)
     hints = typing.get_type_hints(struct)
     for field in msgspec.structs.fields(struct):
-        words = described[field.name]
+        words = described[field.encode_name]
         hint = hints[field.name]
         arms = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         may_be_missing = not field.required or type(None) in arms

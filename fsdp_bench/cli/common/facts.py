@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.hardware import Source
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from fsdp_bench.report.charts.max_size import (
 from fsdp_bench.report.charts.max_size import draw as draw_picture
 from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
-from fsdp_bench.report.text.max_size_words import WORDS
 from fsdp_bench.report.text.prediction import common_line
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
@@ -101,9 +101,9 @@ def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePic
     )
     first = cells[0]
     return MaxSizePicture(
-        title=f"{WORDS[first.quantity.name].title} (measured, and predicted): {first.setup.world_size} ranks",
+        title=f"{QUANTITY_TEXTS[first.quantity.name].title} (measured, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
-        axes=WORDS[first.quantity.name].axes,
+        axes=QUANTITY_TEXTS[first.quantity.name].axes,
         levels=levels,
         rows=(BarRow("", tuple(_bar(cell, levels) for cell in ordered)),),
         conditions=tuple(_conditions(record, cells, levels)),

@@ -19,10 +19,10 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizePicture,
 )
 from fsdp_bench.report.charts.trial_facts import ORDER
+from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
-from fsdp_bench.report.text.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.text.prediction import common_line
-from fsdp_bench.report.text.words import hardware_words
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -73,7 +73,7 @@ def _word(field: str, name: str, setup: TrainSetup) -> str:
 def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizePicture:
     """Return the picture of predicted answers."""
     first = sizes[0].cells[0]
-    words = WORDS[first.quantity.name]
+    text = QUANTITY_TEXTS[first.quantity.name]
     cells = [(one.name, cell) for one in sizes for cell in one.cells]
     orders = {level: list(dict.fromkeys(_word(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
@@ -89,9 +89,9 @@ def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSiz
         title = word if field in (None, SERVER) else f"{field} {word}"
         rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
     return MaxSizePicture(
-        title=f"{words.title} (predicted): {_servers(sizes)}",
+        title=f"{text.title} (predicted): {_servers(sizes)}",
         subtitle=_subtitle(sizes),
-        axes=words.axes,
+        axes=text.axes,
         levels=arrangement.levels,
         rows=tuple(rows),
         conditions=tuple(_conditions(sizes)),
@@ -129,7 +129,7 @@ def _subtitle(sizes: Sequence[HardwareResult]) -> str:
 
 def _servers(sizes: Sequence[HardwareResult]) -> str:
     """Return what was sized for: ``2 x p5.48xlarge (16 x H100-SXM)``, several joined."""
-    names = [hardware_words(one.hardware, one.cells[0].setup.world_size) for one in sizes]
+    names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in sizes]
     if sizes[0].cells[0].quantity.name == "world_size":
         names = [one.name for one in sizes]
     *others, last = names

@@ -1,4 +1,4 @@
-"""A trial in the words of a chart: its settings in their order, the conditions, and why a bar is missing."""
+"""What a chart says of a trial: its settings in their order, the conditions, and why a bar is missing."""
 
 from __future__ import annotations
 

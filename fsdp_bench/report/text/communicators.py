@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.report.text.words import fact
+from fsdp_bench.report.text.common import fact
 from fsdp_bench.spec.units import format_gib
 
 _FOR = {

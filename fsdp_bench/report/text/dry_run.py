@@ -8,9 +8,9 @@ from fsdp_bench.plan.dry_run import DryRun
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.prediction import header_of, labels, title, varying_fields
-from fsdp_bench.report.text.verdict import fits_word, verdict
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
@@ -77,7 +77,7 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
             format_gib(run.result.peak_allocated_bytes),
             run.result.peak_phase,
             _reserved(run),
-            "NO" if run.exceeds else fits_word(run.prediction) if run.prediction else UNKNOWN,
+            "NO" if run.exceeds else fits_text(run.prediction) if run.prediction else UNKNOWN,
         ]
         for run, question in pairs
     ]

@@ -8,6 +8,7 @@ from math import inf
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.prediction import (
     common_line,
     hardware_facts,
@@ -20,8 +21,7 @@ from fsdp_bench.report.text.prediction import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, step_text
-from fsdp_bench.report.text.verdict import fits_word, verdict
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_gib
 
 DROPPABLE = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
@@ -102,7 +102,7 @@ def _cells(prediction: Prediction) -> list[str]:
         format_gib(memory.peak_allocated_bytes),
         memory.peak_phase,
         _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
-        fits_word(prediction),
+        fits_text(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
         f"{spaced(largest)} {share:.0%}",
         *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.units import format_seconds
 

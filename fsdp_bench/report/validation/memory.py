@@ -59,9 +59,9 @@ def cell_line(comparison: MemoryComparison) -> str:
 
 def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
     """Return a line for each cell that fits and should not, or should and does not."""
-    words = {True: "fits", False: "does not fit"}
+    texts = {True: "fits", False: "does not fit"}
     return [
-        f"predicted {words[one.fit.predicted]}, measured {words[one.fit.measured]}: {one.label}"
+        f"predicted {texts[one.fit.predicted]}, measured {texts[one.fit.measured]}: {one.label}"
         for one in comparisons
         if one.fit is not None and one.fit.predicted != one.fit.measured
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import measured_rates
-from fsdp_bench.report.text.words import UNKNOWN
 from fsdp_bench.report.validation.memory import agreement_line, cell_line, outside_line, share, terms, wrong_fits
 from fsdp_bench.report.validation.step_time import time_terms
 from fsdp_bench.spec.record import TrialRecord
@@ -16,7 +16,7 @@ from fsdp_bench.validate.results import ResultsValidation
 WORST = 20
 
 
-def rates_words(found: ResultsValidation) -> str:
+def rates_text(found: ResultsValidation) -> str:
     """Return where the rates of predicted times are from."""
     return "of datasheets" if found.profile is None else measured_rates(found.profile)
 
@@ -70,7 +70,7 @@ def _time(found: ResultsValidation) -> list[str]:
         reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
         return [f"Not compared: {'; '.join(map(str, reasons))}."]
     rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
-    return [f"Rates {rates_words(found)}.", "", "| term | |", "|---|---|", *rows]
+    return [f"Rates {rates_text(found)}.", "", "| term | |", "|---|---|", *rows]
 
 
 def _worst(found: ResultsValidation) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.validation.memory import share
 from fsdp_bench.spec.units import format_seconds
 from fsdp_bench.validate.step_time import Order, TimeComparison, TimeSummary
@@ -26,7 +26,7 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
 
 
 def time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
-    """Return what was compared and how near it is, as words."""
+    """Return what was compared and how near it is, as text."""
     within = f"{summary.num_within} of {summary.num_trials}"
     near_either = share(summary.num_exposed_near_either, summary.num_exposed)
     by_difference = _exposed(

@@ -53,10 +53,10 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
         yield from ((place, cell) for cell in _cross(merged, place))
 
 
-def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
-    check_keys(place, words, _GRID_KEYS)
+def _canonical(place: str, written: dict[str, Any]) -> dict[str, Any]:
+    check_keys(place, written, _GRID_KEYS)
     renamed: dict[str, Any] = {}
-    for key, value in words.items():
+    for key, value in written.items():
         target = FIELD_ALIASES.get(key, key)
         if target in renamed:
             raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
@@ -64,21 +64,21 @@ def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _cross(words: dict[str, Any], place: str) -> Iterator[Cell]:
-    for key, value in words.items():
+def _cross(written: dict[str, Any], place: str) -> Iterator[Cell]:
+    for key, value in written.items():
         if value == []:
             raise SpecError(f"{place} {key}: an empty list leaves no cell; give at least one value")
-    if not words:
+    if not written:
         return
-    axes = [value if isinstance(value, list) else [value] for value in words.values()]
+    axes = [value if isinstance(value, list) else [value] for value in written.values()]
     if (count := math.prod(map(len, axes))) > MOST_CELLS:
         raise SpecError(f"{place} crosses to {count} cells; up to {MOST_CELLS} are allowed")
     for values in itertools.product(*axes):
-        yield dict(zip(words, values, strict=True))
+        yield dict(zip(written, values, strict=True))
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known here, and in words what the others need; all where there is a GPU.
+    """Return the cells whose sizes are known here, and what the others need, as text; all where there is a GPU.
 
     Raises:
         SpecError: naming the place.
@@ -106,7 +106,7 @@ def with_defaults(cell: Cell, file: SweepFile) -> Cell:
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
-    """Turn a cell's words into a setup.
+    """Turn a cell, as it was written, into a setup.
 
     Raises:
         SpecError: naming the field.
@@ -138,14 +138,14 @@ def excludes(file: SweepFile) -> list[Exclude]:
         SpecError: naming the place.
     """
     found = []
-    for number, words in enumerate(tables(file.document, "exclude"), 1):
+    for number, written in enumerate(tables(file.document, "exclude"), 1):
         place = f"[[exclude]] {number}"
-        words = dict(words)
-        reason = words.pop("reason", None)
+        written = dict(written)
+        reason = written.pop("reason", None)
         if not isinstance(reason, str) or not reason.strip():
             raise SpecError(f"{place} needs a reason, which the skipped trials' records carry")
         matches: dict[str, list[Any]] = {}
-        for key, value in _canonical(f"{place} ", words).items():
+        for key, value in _canonical(f"{place} ", written).items():
             values = value if isinstance(value, list) else [value]
             matches[key] = [_parsed(place, key, word, file) for word in values if not _needs_gpu({key: word}, file)]
         found.append(Exclude(place, reason, matches))

@@ -44,7 +44,7 @@ _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
 
 @dataclass(frozen=True)
 class SweepFile:
-    """One file, its [run] resolved for a machine; its cells still in words."""
+    """One file, its [run] resolved for a machine; its cells still as they were written."""
 
     path: Path
     text: str

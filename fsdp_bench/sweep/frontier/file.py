@@ -162,7 +162,7 @@ def _search(searched: str, cell: Cell, frontier: dict[str, Any], file: SweepFile
 def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
     setup, gpu = setup_of(cell, file.machine), gpu_of(file)
     if searched == "params":
-        vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the words too
+        vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the cell's keys too
         return size_ladder(Family(cell.get("family", "llama")), setup, gpu, vocab_size), setup
     shape = shape_of(cell, file.models, file.machine)
     if searched != "sequence_length":

@@ -19,5 +19,5 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     os.environ[PARENT_PID] = str(os.getpid())  # its ranks end when it does; torchrun alone would let them run
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    words = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
-    main([*words, f"--rdzv-endpoint={plain_path(Path(sys.argv[2]))}/agent", *sys.argv[3:]])
+    options = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+    main([*options, f"--rdzv-endpoint={plain_path(Path(sys.argv[2]))}/agent", *sys.argv[3:]])

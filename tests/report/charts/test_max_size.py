@@ -30,7 +30,12 @@ from fsdp_bench.report.charts.max_size_bars import arrange
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, texts_of, words_of
+from tests.report.charts.pictures import (
+    assert_is_a_slide,
+    assert_texts_are_inside_and_apart,
+    text_of_quantity,
+    texts_of,
+)
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
@@ -71,7 +76,7 @@ def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
     both = replace(made, rows=(BarRow("p4d.24xlarge", made.rows[0].bars), BarRow("p5.48xlarge", made.rows[0].bars)))
     figure = max_size_figure(both)
     assert_texts_are_inside_and_apart(figure)
-    assert "p4d.24xlarge" in words_of(figure)
+    assert "p4d.24xlarge" in text_of_quantity(figure)
     assert len(figure.axes) == 2 * len(STRATEGIES)
 
 
@@ -92,7 +97,7 @@ def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -
     assert [line.get_ydata()[0] for line in marks] == [104]
     (bar,) = solid(made)
     assert bar.get_facecolor()[:3] == to_rgb(STYLES[MEASURED][0][0])
-    assert "measured" in words_of(made)
+    assert "measured" in text_of_quantity(made)
     assert_texts_are_inside_and_apart(made)
 
 
