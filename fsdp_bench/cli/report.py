@@ -58,7 +58,7 @@ def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) 
     if as_json:
         document: dict[str, object] = {"source": "measured", "trials": [flat_row(record) for record in records]}
         if profile is not None:
-            document["matrix_rates"] = [{**to_builtins(rate), "share": rate.share} for rate in rates]
+            document["matrix_rates"] = [{**to_builtins(rate), "share": rate.fraction} for rate in rates]
         sys.stdout.write(to_json(document).decode())
         return
     print_table(records, new_console())

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.rates.hardware import Complete, rates_of
+from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
 from fsdp_bench.replay.allocator import AllocatorReading, Replay
 from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
@@ -282,7 +282,7 @@ def replay(
     """Return what the caching allocator would show after some steps."""
     if steps.num_instructions > LONG:
         compile_allocator()
-    rates = Complete(rates_of(setup, hardware, "cuda", None), setup)
+    rates = RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
     return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 
 

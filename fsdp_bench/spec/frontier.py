@@ -117,7 +117,7 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One line that describes it."""
     run: RunPlan
     """How every trial was run; its memory_limit_bytes stood for the GPU's memory."""
-    card_is_limited: bool
+    gpu_is_limited: bool = msgspec.field(name="card_is_limited")
     """Whether --gpu-memory made a large GPU as small as another one."""
     cells: tuple[FrontierCell, ...]
 

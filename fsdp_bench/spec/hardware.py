@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.spec.checked import Checked, Count, Positive, Word
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
@@ -39,7 +39,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of the 16-bit peak that the best of large matrix products have, where somebody published it."""
     matmul_efficiency_source: Source | None = None
     sustained_clock: Positive | None = None
-    """The share of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
+    """The fraction of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
     sustained_clock_source: Source | None = None
     nvml_total_bytes: Count | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
@@ -72,7 +72,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.dense_flops_per_second.get(dtype)
 
 
-class LinkKind(Word):
+class LinkKind(CaseInsensitiveEnum):
     """What GPUs or nodes are joined with. The topology that a cost of collectives needs follows from it."""
 
     NVSWITCH = "nvswitch"

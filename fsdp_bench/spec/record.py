@@ -167,7 +167,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         return None if step is None or without is None else step - without
 
     @property
-    def exposed_shares(self) -> tuple[float, float] | None:
+    def exposed_fractions(self) -> tuple[float, float] | None:
         """The part of a step that is exposed communication, found in both ways: by the profiler, and by difference.
 
         Each is a part of its own steps: the profiler slows a step down, its communication as well as its compute.
@@ -184,9 +184,9 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_disagreement(self) -> float | None:
-        """How far the two shares are apart."""
-        shares = self.exposed_shares
-        return None if shares is None else abs(shares[0] - shares[1])
+        """How far the two fractions are apart."""
+        fractions = self.exposed_fractions
+        return None if fractions is None else abs(fractions[0] - fractions[1])
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:

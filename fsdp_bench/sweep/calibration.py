@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from fsdp_bench.rates.calibrated import Calibrated
-from fsdp_bench.rates.datasheet import Rates, Silent
+from fsdp_bench.rates.datasheet import Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Event, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
@@ -42,7 +42,7 @@ PARTS = 7
 HALVINGS = 50
 """Until the host's times are known to a part in 10^15 of a step."""
 Progress = Callable[[int, str], None]
-"""Told the number of ranks and the part that they begin to measure."""
+"""Called with the number of ranks and the part that they begin to measure."""
 
 
 def rank_counts(machine: Machine) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class _PredictedStep:
         return found
 
 
-class _Host(Silent):
+class _Host(RatesWithoutCommunication):
     """A calibration's rates with given times of the host; what the calibration did not time takes no time."""
 
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:

@@ -25,7 +25,7 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
     """Of that trial, over the datasheet's dense peak."""
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """The trial's model FLOPs over what matrix products reach."""
         return self.model_flops_per_second / self.matmul_flops_per_second
 

@@ -159,10 +159,10 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
 def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
     kernels = kernels_on(CUDA, gpu)
-    card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    reading = read_allocator(record.model, record.setup, kernels, card, rank=0)
+    gpu_bytes = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
+    reading = read_allocator(record.model, record.setup, kernels, gpu_bytes, rank=0)
     fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
-    fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
+    fit = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
     if memory is None or record.outcome is not Outcome.OK:
         return MemoryComparison(label=label, fit=fit)
     reserved = memory.peak_reserved_bytes

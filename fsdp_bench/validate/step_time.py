@@ -111,9 +111,9 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         return TimeComparison(label=label, reason=reason)
     kernels = "cpu" if record.hardware == "cpu" else "cuda"
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
-    is_silent = record.device == "emulated"
+    without_communication = record.device == "emulated"
     try:
-        found = speed(record.model, record.setup, gpu, kernels, profile, is_silent=is_silent)
+        found = speed(record.model, record.setup, gpu, kernels, profile, without_communication=without_communication)
     except SpecError as error:
         return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:
@@ -138,7 +138,7 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
     setup, seconds = record.setup, record.step_seconds
     assert seconds is not None
     steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]
-    shares = record.exposed_shares
+    fractions = record.exposed_fractions
     common = msgspec.structs.replace(setup, strategy="FULL_SHARD", api="fsdp1", shard_size=None)
     return TimeComparison(
         label=label,
@@ -151,7 +151,7 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
         slowest_seconds=max(steps),
         predicted_exposed_seconds=time.exposed_communication_seconds,
         exposed_by_difference_seconds=record.exposed_by_difference_seconds,
-        exposed_by_profiler_seconds=shares[0] * seconds if shares else None,
+        exposed_by_profiler_seconds=fractions[0] * seconds if fractions else None,
     )
 
 

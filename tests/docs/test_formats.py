@@ -25,7 +25,7 @@ from fsdp_bench.spec.rank_report import (
     Telemetry,
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
-from fsdp_bench.spec.setup import TrainSetup, Word
+from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
 from fsdp_bench.sweep.config import sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
@@ -113,7 +113,7 @@ def test_every_key_of_a_sweep_file_is_described() -> None:
 def test_every_word_and_alias_of_a_setup_is_described() -> None:
     text = section("sweeps.md", "[grid]: what is trained")
     for kind in typing.get_type_hints(TrainSetup).values():
-        if isinstance(kind, type) and issubclass(kind, Word):
+        if isinstance(kind, type) and issubclass(kind, CaseInsensitiveEnum):
             for word in [*(member.value for member in kind), *kind.aliases()]:
                 assert f"`{word}`" in text, word
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import Calibrated
-from fsdp_bench.rates.datasheet import Silent
+from fsdp_bench.rates.datasheet import RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
@@ -218,7 +218,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
         kernels = CUDA if device == "cuda" else CPU_GLOO if world > 1 else CPU
         step = steady_step(CALIBRATION_MODEL, setup, kernels).last_step()
         events = [event for event in step if event.work is None or event.work.name not in reducers]
-        found_time = run(events, Silent(Calibrated(known, setup, 2), setup))
+        found_time = run(events, RatesWithoutCommunication(Calibrated(known, setup, 2), setup))
         assert found_time.step_seconds is not None, found_time.unknown
         steps[name] = found_time.step_seconds
     measured = RankMeasurements(

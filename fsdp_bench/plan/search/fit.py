@@ -80,7 +80,7 @@ class FitCheck:
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Return whether live bytes and host memory are within their limits: necessary, and quickly known."""
-        if self.host_share(candidate) > 1:
+        if self.host_memory_fraction(candidate) > 1:
             return False
         _, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
         return live.peak_bytes <= self.memory_limit_bytes(candidate)
@@ -97,7 +97,7 @@ class FitCheck:
             hardware=candidate.hardware,
         )
 
-    def host_share(self, candidate: Candidate) -> float:
+    def host_memory_fraction(self, candidate: Candidate) -> float:
         """Return the part of a node's memory that its ranks need; 0 where a node's memory is not known."""
         cluster = _cluster(candidate)
         if cluster is None or cluster.server.host_memory_bytes is None:
@@ -128,7 +128,7 @@ class FitCheck:
 
     def limit(self, candidate: Candidate, found: Estimate) -> Limit:
         """Return what a candidate that does not fit is short of."""
-        if self.budget_bytes is None and self.host_share(candidate) > 1:
+        if self.budget_bytes is None and self.host_memory_fraction(candidate) > 1:
             return _host_limit(found.host, found.host_bytes or 0)
         first = None if self.budget_bytes is not None else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes

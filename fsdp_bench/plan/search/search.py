@@ -102,23 +102,23 @@ def _answers(quantities: Sequence[Quantity], check: FitCheck) -> Iterator[_Answe
             return
         if check.budget_bytes is None:
             compile_allocator()
-        with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check)) as pool:
-            yield from pool.map(_find_shared, range(len(quantities)))
+        with ProcessPoolExecutor(workers, get_context("fork"), _set_inputs, (quantities, check)) as pool:
+            yield from pool.map(_find_nth, range(len(quantities)))
     finally:
         gc.unfreeze()
 
 
-_shared: tuple[Sequence[Quantity], FitCheck] | None = None
+_inputs: tuple[Sequence[Quantity], FitCheck] | None = None
 
 
-def _share(quantities: Sequence[Quantity], check: FitCheck) -> None:
-    global _shared
-    _shared = quantities, check
+def _set_inputs(quantities: Sequence[Quantity], check: FitCheck) -> None:
+    global _inputs
+    _inputs = quantities, check
 
 
-def _find_shared(index: int) -> _Answer:
-    assert _shared is not None
-    quantities, check = _shared
+def _find_nth(index: int) -> _Answer:
+    assert _inputs is not None
+    quantities, check = _inputs
     return _find(quantities[index], check)
 
 
@@ -156,7 +156,7 @@ class _Candidates:
     def runs(self, index: int) -> bool:
         """Whether one below the ceiling ends without running out of memory, allocation retries allowed."""
         if index not in self.readings:
-            if self._check.host_share(self._quantity[index]) > 1:
+            if self._check.host_memory_fraction(self._quantity[index]) > 1:
                 return False
             self.readings[index] = self._check.read(self._quantity[index])
         return self.readings[index].out_of_memory is None

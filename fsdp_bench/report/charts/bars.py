@@ -104,8 +104,8 @@ def communication_bar(record: TrialRecord) -> Bar:
     total, exposed = record.communication_seconds, record.exposed_communication_seconds
     if total is None or exposed is None:
         return Bar(False, ("unknown",))
-    share = (f"{exposed / total:.0%}",) if total else ()
-    return Bar(True, (*share, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
+    percent = (f"{exposed / total:.0%}",) if total else ()
+    return Bar(True, (*percent, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
 
 
 def ended(record: TrialRecord) -> str:

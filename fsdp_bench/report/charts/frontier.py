@@ -90,13 +90,13 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
 
 def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePicture:
     """Return the picture of cells that share their conditions."""
-    levels = tuple(level for level in LEVELS if len({_word(level, cell) for cell in cells}) > 1)
-    orders = {level: list(dict.fromkeys(_word(level, cell) for cell in cells)) for level in levels}
+    levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
+    orders = {level: list(dict.fromkeys(_label(level, cell) for cell in cells)) for level in levels}
     ordered = sorted(
         cells,
         key=lambda cell: (
             ORDER.index(cell.setup.strategy),
-            *(words.index(_word(level, cell)) for level, words in orders.items()),
+            *(words.index(_label(level, cell)) for level, words in orders.items()),
         ),
     )
     first = cells[0]
@@ -112,7 +112,7 @@ def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePic
     )
 
 
-def _word(level: str, cell: FrontierCell) -> str:
+def _label(level: str, cell: FrontierCell) -> str:
     return str(getattr(cell.setup, level))
 
 
@@ -122,7 +122,7 @@ def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     runs = measured.runs if measured is not None and value is not None and measured.runs > value else None
     return MaxSizeBar(
         group=cell.setup.strategy.value,
-        labels=tuple(_word(level, cell) for level in levels),
+        labels=tuple(_label(level, cell) for level in levels),
         value=value,
         source=MEASURED,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PREDICTED, MEASURED, PUBLISHED = "predicted", "measured", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
-"""Words that stand where a bar would be."""
+"""Labels where a bar would be."""
 
 MOST_BARS = 30
 """Bars that one row of panels shows legibly."""
@@ -57,7 +57,7 @@ class MaxSizeBar:
     group: str
     """The strategy."""
     labels: tuple[str, ...]
-    """One word for each of the picture's levels, outermost first."""
+    """One label for each of the picture's levels, outermost first."""
     value: int | None
     """How large: parameters, layers, sequences, tokens. None where there is no bar."""
     source: str = PREDICTED
@@ -197,7 +197,7 @@ def _draw_bars(
     *,
     upright: bool,
 ) -> None:
-    """Draw the bars of one strategy; numbers stand on their bar, words where there is none."""
+    """Draw the bars of one strategy; a number above each bar, a label where there is none."""
     found = [styles[bar.source, bar.labels] for bar in bars]
     drawn = axes.bar(
         range(len(bars)),

@@ -52,12 +52,12 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
         SpecError: for more settings than a picture shows legibly.
     """
     settings = [(name, quantity[0].setup) for name, sizes in places for quantity in sizes]
-    values = {field: {_word(field, *setting) for setting in settings} for field in LEVELS}
+    values = {field: {_label(field, *setting) for setting in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:
         return Arrangement(levels, None)
     for field in levels:
-        most = max(sum(_word(field, *setting) == word for setting in settings) for word in values[field])
+        most = max(sum(_label(field, *setting) == word for setting in settings) for word in values[field])
         if len(values[field]) <= MOST_ROWS and most <= MOST_BARS:
             return Arrangement(tuple(level for level in levels if level != field), field)
     raise SpecError(
@@ -66,7 +66,7 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     )
 
 
-def _word(field: str, name: str, setup: TrainSetup) -> str:
+def _label(field: str, name: str, setup: TrainSetup) -> str:
     return name if field == SERVER else str(getattr(setup, field))
 
 
@@ -75,17 +75,17 @@ def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSiz
     first = sizes[0].cells[0]
     text = QUANTITY_TEXTS[first.quantity.name]
     cells = [(one.name, cell) for one in sizes for cell in one.cells]
-    orders = {level: list(dict.fromkeys(_word(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
+    orders = {level: list(dict.fromkeys(_label(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
     def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
         name, cell = pair
-        within = (words.index(_word(level, name, cell.setup)) for level, words in orders.items())
+        within = (words.index(_label(level, name, cell.setup)) for level, words in orders.items())
         return ORDER.index(cell.setup.strategy), *within
 
     cells.sort(key=place)
     field, rows = arrangement.rows, []
-    for word in dict.fromkeys(_word(field, name, cell.setup) if field else "" for name, cell in cells):
-        chosen = [(n, c) for n, c in cells if not field or _word(field, n, c.setup) == word]
+    for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
+        chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
         title = word if field in (None, SERVER) else f"{field} {word}"
         rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
     return MaxSizePicture(
@@ -109,7 +109,7 @@ def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
     fits, runs = cell.fits, cell.runs
     return MaxSizeBar(
         group=group,
-        labels=tuple(_word(level, name, setup) for level in levels),
+        labels=tuple(_label(level, name, setup) for level in levels),
         value=fits,
         with_retries=runs if runs is not None and fits is not None and runs > fits else None,
         note="" if fits is not None else note,

@@ -121,9 +121,9 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 
 def _limit(panels: Sequence[MemoryPanel]) -> float:
     """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
-    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
-    if card is not None and highest >= FAR_BELOW_LIMIT * card:
-        highest = max(highest, card)
+    highest, gpu_bytes = _highest(panels), panels[0].prediction.estimate.gpu_bytes
+    if gpu_bytes is not None and highest >= FAR_BELOW_LIMIT * gpu_bytes:
+        highest = max(highest, gpu_bytes)
     return 1.06 * highest
 
 
@@ -198,10 +198,10 @@ def _name_phases(
 
 def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
     """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
-    if card is None:
+    gpu_bytes, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
+    if gpu_bytes is None:
         return
-    for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
+    for num_bytes, style, order in ((gpu_bytes, USABLE, 5.0), (reserved, RESERVED, 4.0)):
         if num_bytes is not None and num_bytes <= limit:
             axes.axhline(num_bytes / scale, zorder=order, **style)
 
@@ -256,11 +256,11 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
-    if card is None or gpu is None:
+    gpu_bytes, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
+    if gpu_bytes is None or gpu is None:
         return []
-    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * card else ", far above"
-    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)
+    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * gpu_bytes else ", far above"
+    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(gpu_bytes)} usable{far}", **USABLE)
     is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
     return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
 

@@ -45,8 +45,8 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
 
 def _trial_text(record: TrialRecord) -> str:
     """Return a trial's times, and how much of its communication no compute hid, found in two ways."""
-    shares = record.exposed_shares
-    profiled, difference = (f" ({share:.0%})" for share in shares) if shares else ("", "")
+    fractions = record.exposed_fractions
+    profiled, difference = (f" ({fraction:.0%})" for fraction in fractions) if fractions else ("", "")
     mark = " !" if disagrees(record) else ""
     return (
         f"step {_seconds(record.step_seconds)}, without communication {_seconds(record.seconds_without_communication)};"

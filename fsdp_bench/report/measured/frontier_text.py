@@ -33,7 +33,7 @@ def _title(record: FrontierRecord) -> str:
     elif limit is None:
         memory = "the whole GPU"
     else:
-        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.card_is_limited else "")
+        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
     return f"largest that fits (measured) on {record.machine}: {memory}"
 
 
@@ -43,11 +43,11 @@ def _row(cell: FrontierCell) -> list[str]:
     return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
-def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
-    if reached is None:
+def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
+    if largest is None:
         return "unknown"
-    text = cell.quantity.print(reached.fits)
-    return text if reached.runs == reached.fits else f"{text} (with retries {cell.quantity.print(reached.runs)})"
+    text = cell.quantity.print(largest.fits)
+    return text if largest.runs == largest.fits else f"{text} (with retries {cell.quantity.print(largest.runs)})"
 
 
 def _why(cell: FrontierCell) -> str:

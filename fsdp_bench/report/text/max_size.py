@@ -166,7 +166,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
     row.append(NONE if cell.runs is None else value_text(name, cell.runs))
     if name == "num_parameters":
         row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
-    row.append(_share(at) if at else "")
+    row.append(_reserved_percent(at) if at else "")
     if has_host:
         row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
     if with_time:
@@ -174,7 +174,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
     return [*row, why(cell)]
 
 
-def _share(at: Prediction) -> str:
+def _reserved_percent(at: Prediction) -> str:
     """Return the peak reserved and what the GPU has."""
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
@@ -188,7 +188,7 @@ def why(cell: SettingResult) -> str:
         return "nothing: no larger one was tried"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
-        return limit_text(cell.limit).removesuffix(" on the card").removesuffix(" on the GPU")
+        return limit_text(cell.limit).removesuffix(" on the GPU")
     smallest = quantity_text(cell).smallest.format(
         model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}"
     )

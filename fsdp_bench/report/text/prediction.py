@@ -171,9 +171,9 @@ def _breakdown(prediction: Prediction) -> list[str]:
     return ["predicted breakdown at the peak", *lines]
 
 
-def _row(name: str, size: int, top: int, share: str) -> str:
+def _row(name: str, size: int, top: int, percent: str) -> str:
     bar = "#" * round(_BAR * size / top)
-    return f"  {name:<22}{format_gib(size):>11} {share:>7}  {bar}".rstrip()
+    return f"  {name:<22}{format_gib(size):>11} {percent:>7}  {bar}".rstrip()
 
 
 def _allocator(prediction: Prediction) -> str:

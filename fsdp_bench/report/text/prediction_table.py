@@ -97,14 +97,14 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
 def _cells(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
     largest = prediction.largest_category
-    share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
+    fraction = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
     return [
         format_gib(memory.peak_allocated_bytes),
         memory.peak_phase,
         _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
         fits_text(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
-        f"{spaced(largest)} {share:.0%}",
+        f"{spaced(largest)} {fraction:.0%}",
         *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
     ]
 

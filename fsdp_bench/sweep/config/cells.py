@@ -16,7 +16,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, convert
-from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_share_of_card, shape_of
+from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import SweepFile, table, tables
 from fsdp_bench.sweep.machine import Machine
 
@@ -92,10 +92,10 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
     """Return which sizes of a cell depend on the GPU that is not here, or None."""
     if not file.lacks_gpu:
         return None
-    is_share = is_share_of_card(cell.get("params")) and not file.card_is_limited
+    is_percent = is_percent_of_gpu(cell.get("params")) and not file.gpu_is_limited
     if cell.get("world_size") == "gpus":
-        return 'params in "% of card" and world_size = "gpus"' if is_share else 'world_size = "gpus"'
-    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_share else None
+        return 'params in "% of card" and world_size = "gpus"' if is_percent else 'world_size = "gpus"'
+    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_percent else None
 
 
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:

@@ -56,7 +56,7 @@ class SweepFile:
     device: Device
     run: RunPlan
     models: dict[str, ModelShape]
-    card_is_limited: bool
+    gpu_is_limited: bool
     """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
     """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
@@ -154,7 +154,7 @@ def _resolve(
         device=device,
         run=plan,
         models=read_models(table(document, "models")),
-        card_is_limited=gpu_memory_bytes is not None,
+        gpu_is_limited=gpu_memory_bytes is not None,
         lacks_gpu=lacks_gpu,
     )
 
@@ -164,8 +164,8 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
     if device != "cuda":
         raise MachineError("--gpu-memory: this sweep runs on a CPU, whose budget is [run] memory_limit")
     if not machine.gpus:
-        card = GpuDevice(index=0, name="a GPU that is not here", memory_bytes=gpu_memory_bytes)
-        return msgspec.structs.replace(machine, gpus=(card,))
+        gpu = GpuDevice(index=0, name="a GPU that is not here", memory_bytes=gpu_memory_bytes)
+        return msgspec.structs.replace(machine, gpus=(gpu,))
     smallest = min(gpu.memory_bytes for gpu in machine.gpus)
     if gpu_memory_bytes > smallest:
         raise MachineError(

@@ -15,8 +15,8 @@ from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.frontier.forecast import Forecast
 
 
-class Finding:
-    """The search in one cell."""
+class SearchedCell:
+    """One cell while it is searched: the question, the prediction, and the trials so far."""
 
     def __init__(self, search: Search, predicted: Forecast, records: dict[int, TrialRecord]) -> None:
         self.search = search
@@ -147,8 +147,8 @@ class Finding:
             return "from the smallest: not even that is predicted to fit"
         return f"from {self.print(self.predicted.fits)}, the largest that is predicted to fit"
 
-    def cell(self) -> FrontierCell:
-        """Return what is known as a record."""
+    def record(self) -> FrontierCell:
+        """Return what is known, as ``frontier.json`` has it."""
         search, status = self.search, self.status
         predicted = self.predicted
         return FrontierCell(
@@ -162,14 +162,14 @@ class Finding:
             reason=self.reason,
             predicted=None
             if predicted.fits is None or predicted.runs is None
-            else self._reached(predicted.fits, predicted.runs, predicted.limited_by),
-            measured=self._reached(self.fits, self.runs, self._first_failure()) if status == "found" else None,
+            else self._largest_values(predicted.fits, predicted.runs, predicted.limited_by),
+            measured=self._largest_values(self.fits, self.runs, self._first_failure()) if status == "found" else None,
             steps_apart=self.fits - predicted.fits if status == "found" and predicted.fits is not None else None,
             trials=tuple(self.records[index].id for index in sorted(self._fits_answers)),
             most_trials=self._fits_bracket.most_trials,
         )
 
-    def _reached(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
+    def _largest_values(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
         return LargestValues(
             fits=self.value(fits),
             runs=self.value(runs),

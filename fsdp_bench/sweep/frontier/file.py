@@ -80,7 +80,7 @@ class FrontierPlan:
     launcher: str
     device: Device
     run: RunPlan
-    card_is_limited: bool
+    gpu_is_limited: bool
     searches: tuple[Search, ...]
     source: str
     """The sweep file's text."""
@@ -126,7 +126,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         launcher=file.launcher,
         device=file.device,
         run=file.run,
-        card_is_limited=file.card_is_limited,
+        gpu_is_limited=file.gpu_is_limited,
         searches=tuple(found.values()),
         source=file.text,
         needing_gpu=tuple(needing_gpu),

@@ -118,7 +118,7 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
         "device": record.device,
         "machine": record.machine,
         "memory_limit_bytes": record.run.memory_limit_bytes,
-        "card_is_limited": record.card_is_limited,
+        "card_is_limited": record.gpu_is_limited,
         "model": cell.model.name if cell.model else None,
         "family": cell.family.value,
         "vocab_size": cell.vocab_size,
