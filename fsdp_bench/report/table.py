@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal: what all rows share is said once above, the least important columns are left out."""
+"""Tables that fit the terminal: what all rows have is printed once above, the least important columns are left out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WORD = 40
 """Characters of a name that is not broken over two lines of its cell."""
-_ROOMY = 1000
-"""Columns in which every table has its natural width."""
+_UNLIMITED = 1000
+"""Columns of a terminal on which no table is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TableColumn:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all rows have the same word; equal numbers stay, as they may be equal by chance."""
+        """Whether all rows have the same text; numbers do not count, as they may be equal by chance."""
         is_constant = len(self.cells) > 1 and len(set(self.cells)) == 1
         return is_constant and not (self.is_number and self.cells[0][:1].isdigit())
 
@@ -106,11 +106,11 @@ def _rendered(columns: Sequence[TableColumn], width: int) -> list[str]:
 
 
 def _needed(columns: Sequence[TableColumn]) -> Measurement:
-    """Return how wide a table is with its text columns wrapped, and without."""
+    """Return the width of a table with its text columns wrapped (minimum), and without (maximum)."""
     from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console(file=StringIO(), width=_ROOMY)
+    console = Console(file=StringIO(), width=_UNLIMITED)
     return Measurement.get(console, console.options, _table(columns))
 
 

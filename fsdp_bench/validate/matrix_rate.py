@@ -1,4 +1,4 @@
-"""Model FLOPs of trials over what the machine's matrix products reach: how near training comes to the possible."""
+"""Model FLOP/s of trials over the FLOP/s of the machine's fastest matrix product, which is an upper bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str
     matmul_flops_per_second: float
-    """Of all sizes that were calibrated with the nearest number of ranks."""
+    """The fastest size in the calibration, at the number of ranks nearest to the trial's."""
     model_flops_per_second: float
     trial: str
     mfu: float | None
@@ -26,12 +26,12 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fraction(self) -> float:
-        """The trial's model FLOPs over what matrix products reach."""
+        """The trial's model FLOP/s over those of the matrix product."""
         return self.model_flops_per_second / self.matmul_flops_per_second
 
 
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return a rate for each compute dtype that was trained in and calibrated, emulated trials apart.
+    """Return one rate for each compute dtype that trials and calibration have in common, emulated trials apart.
 
     Raises:
         SpecError: when the calibration says nothing about any of the trials.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless
+from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_too_slow
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.allocator import AllocatorReading
@@ -56,7 +56,7 @@ class FitCheck:
                 is not the cluster's, and for a GPU of which nobody documents the usable memory.
         """
         setup, gpu = candidate.setup, _gpu(candidate)
-        refuse_endless(candidate.model, setup)
+        refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":

@@ -9,7 +9,7 @@ from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.communicators import between
+from fsdp_bench.report.text.communicators import bounds_text
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib
 
@@ -54,7 +54,7 @@ def required_lines(estimates: Iterable[Estimate]) -> list[str]:
     for source, kept_each in by_source.items():
         sizes = [kept.num_bytes for kept in kept_each]
         reports = "; users report 1 to 3 GiB for the two together" if kept_each[0].is_assumed else ""
-        size = between(Bounds(min(sizes), max(sizes)))
+        size = bounds_text(Bounds(min(sizes), max(sizes)))
         lines.append(f"{size} of each GPU kept free, {source}{reports} (--headroom SIZE changes it)")
     return lines
 

@@ -112,8 +112,8 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     setup = spec.setup
     dtype = DTYPES[setup.precision.store]
     if spec.module is not None:
-        with torch.device(world.home_of(setup)):
-            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
+        with torch.device(world.build_device(setup)):
+            user = load_user_module(spec.module, setup, dtype, world.build_device(setup))
             step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
             return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
     assert spec.model is not None

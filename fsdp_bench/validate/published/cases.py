@@ -1,8 +1,8 @@
-"""Other people's measurements: the rows of catalog/published.csv, read.
+"""Reads other people's measurements: the rows of catalog/published.csv.
 
-Each row was copied from the source that it names. A blank means that the source does not say; ``from_defaults`` names
-what was read from the framework's code, ``derived`` what was computed from printed numbers.
-``CaseInputs`` is what was run and has no measured column: predictions are made from it alone.
+Each row was copied from the source that it names. An empty cell means that the source does not say. The column
+``from_defaults`` names what was read from the framework's code, ``derived`` what was computed from printed numbers.
+``CaseInputs`` is what was run, without what was measured: predictions are made from it alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """max_allocated, max_active, max_reserved, or unknown."""
     num_bytes: int | None
-    """None where the printed unit leaves it open."""
+    """None where the source does not say in which unit it prints."""
 
 
 class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
     hfu: float | None = None
     """As printed."""
     outcome: str | None = None
-    """``fits``: it ran; ``OOM``."""
+    """``fits`` where it ran, ``OOM`` where it ran out of memory."""
 
 
 def packaged_rows() -> list[dict[str, str]]:
