@@ -71,7 +71,7 @@ def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
 
 
 def explain(error: ValueError) -> str:
-    """Return the message of an error of msgspec, or of our own check that it wraps, in the words of the file."""
+    """Return the message of an error of msgspec, or of our own check that it wraps, for who wrote the file."""
     if isinstance(error.__cause__, SpecError):
         return str(error.__cause__)
     message = str(error).replace("Object missing required field", "has no", 1)

@@ -201,12 +201,12 @@ def _print_error(line: str, arguments: Sequence[str]) -> None:
             print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="", flush=True)
             return
         _flush(sys.stdout)
-    with suppress(OSError, ValueError):  # nobody reads it any more
+    with suppress(OSError, ValueError):  # the reader has closed the pipe
         click.echo(line, err=True)
 
 
 def _flush(stream: TextIO | Any) -> str | None:
-    """Write what is buffered; where that fails, drop it, and return why unless it is only that nobody reads."""
+    """Write what is buffered; where that fails, drop it, and return why, unless the reader has closed the pipe."""
     try:
         if stream is not None:
             stream.flush()

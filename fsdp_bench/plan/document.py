@@ -1,4 +1,4 @@
-"""The JSON form of a prediction; null for what nobody knows."""
+"""The JSON form of a prediction; null for what is not known."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class DryRun:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU; None where nobody named one, and for the kernels of a CPU."""
+        """The GPU; None where none is named, and for the kernels of a CPU."""
         if self.spec.kernels != "cuda":
             return None
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
@@ -59,7 +59,7 @@ class DryRun:
 
     @property
     def available_bytes(self) -> int | None:
-        """What torch's allocator can have of the GPU."""
+        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
         communicators = communicators_of(self.spec.setup, self.cluster)
         return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
 

@@ -99,12 +99,12 @@ class Estimate:
 
     @property
     def gpu_bytes(self) -> int | None:
-        """What a process can use of the GPU, or None when nobody documents it."""
+        """What a process can use of the GPU; None where that is not documented."""
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
     def available_bytes(self) -> int | None:
-        """What torch's allocator can have of the GPU beside the headroom; None when it is not known."""
+        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
         return available_bytes(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
@@ -199,7 +199,7 @@ def predict_memory(
 
 
 def _block_at(log: Log, peak: Peak) -> int | None:
-    """Return the number in the whole model of the block in whose part an event lies."""
+    """Return the block, by its number in the whole model, in which the peak is; None outside of blocks."""
     block, phase = -1, ""
     for event in log.events[: peak.event + 1]:
         if event.kind is Kind.MARK:
@@ -228,7 +228,7 @@ def refuse_too_slow(shape: ModelShape, setup: TrainSetup) -> None:
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
-    """Return what torch's allocator can have of a GPU beside the headroom; None where the GPU's memory is unknown."""
+    """Return what torch's allocator can reserve of a GPU: all but the headroom; None where its memory is unknown."""
     if gpu is None or gpu.usable_memory_bytes is None:
         return None
     return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)

@@ -18,7 +18,7 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     It is taken without the CUDA context, where a calibration measured that.
 
     Raises:
-        SpecError: where none is named, nobody documents the memory, or the GPU has less than is said.
+        SpecError: where no GPU is named, its memory is not documented, or it has less than ``gpu_memory``.
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")

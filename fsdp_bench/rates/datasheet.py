@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 
 class Rates(Protocol):
-    """How long one piece of work takes. None: nobody knows."""
+    """How long one piece of work takes. None where that is not known."""
 
     source: str
     """``datasheet`` or ``calibrated``: what the seconds rest on."""

@@ -52,7 +52,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
-        SpecError: when it names no model, or two, or a module to wrap by blocks of which nobody says what they are.
+        SpecError: when it names no model, or two, or a module to wrap by blocks without the blocks' class.
     """
 
     setup: TrainSetup
@@ -128,4 +128,4 @@ class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """One line."""
     users_mistake: bool = True
-    """Whether the error is one that the user can mend."""
+    """Whether the error is one that the user can correct."""

@@ -62,7 +62,7 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     GPU, with NCCL they cannot. Reduce-scatters then go through host memory, so that the GPU holds what it holds with
     NCCL."""
     attention: Literal["flash"] | None = None
-    """The kernel of 16-bit attention on GPUs: FlashAttention, which is what predictions are of; by default torch's own
+    """The kernel of 16-bit attention on GPUs: FlashAttention, which predictions assume; by default torch's own
     choice, which is cuDNN's on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
     in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     emulate: bool = False
@@ -116,7 +116,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """One line: why the outcome is not ``ok``; of an ``ok`` one, at which step its loss became NaN or infinite."""
     suspect: tuple[str, ...] = ()
-    """Why the measurement should not be trusted: a foreign process on the GPU, for example."""
+    """Why the measurement should not be trusted: another program's process on the GPU, for example."""
     ranks: tuple[RankReport, ...] = ()
     stderr_tail: str | None = None
     peak_flops_per_second: float | None = None

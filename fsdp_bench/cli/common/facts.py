@@ -1,4 +1,4 @@
-"""Facts of the catalogue: one a line, and ``unknown`` where nobody documents a value."""
+"""Facts of the catalogue: one a line, and ``unknown`` where a value is not documented."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
-from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import from_text
@@ -33,9 +33,6 @@ from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """What ``--precision all`` stands for."""
-
-USUAL_GPUS_PER_NODE = 8
-"""Of nodes that nobody describes: of the catalogue's servers most have as many."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,

@@ -53,7 +53,7 @@ class FitCheck:
 
         Raises:
             SpecError: for setups that cannot run, for 16 bits on a GPU without flash attention, for a world size that
-                is not the cluster's, and for a GPU of which nobody documents the usable memory.
+                is not the cluster's, and for a GPU whose usable memory is not documented.
         """
         setup, gpu = candidate.setup, _gpu(candidate)
         refuse_too_slow(candidate.model, setup)

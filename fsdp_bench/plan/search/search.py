@@ -167,7 +167,7 @@ class _Candidates:
 
 
 def _up_to_ceiling(quantity: Quantity, may_fit: Callable[[int], bool]) -> list[range]:
-    """Return the candidates of each width up to the largest that may fit: for bisection, see the module."""
+    """Return the candidates of each width up to the largest that may fit, by bisection (see the module's docstring)."""
     widths = quantity.widths
     count = bisect_left(widths, True, key=lambda width: not may_fit(width[0]))
     if count == 0:
@@ -177,7 +177,7 @@ def _up_to_ceiling(quantity: Quantity, may_fit: Callable[[int], bool]) -> list[r
 
 
 def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:
-    """Return the largest candidate for which a condition holds, see the module; -1 where there is none."""
+    """Return the largest candidate for which a condition holds (see the module's docstring); -1 where there is none."""
     width = next((width for width in reversed(widths) if holds(width[0])), None)
     if width is None:
         return -1

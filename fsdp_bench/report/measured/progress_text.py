@@ -1,4 +1,4 @@
-"""What is said of trials and searches while a sweep runs, and where it is listed."""
+"""Trials and searches as text: while a sweep runs, and in the list of a sweep."""
 
 from __future__ import annotations
 

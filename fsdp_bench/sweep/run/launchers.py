@@ -120,7 +120,7 @@ class Torchrun:
 
 
 def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a module of Python in a session of its own: an interrupt at the terminal is the manager's alone.
+    """Start a module of Python in a session of its own: an interrupt at the terminal then reaches only its parent.
 
     Args:
         command: the module and its arguments; this process's number is passed between them.
@@ -154,7 +154,7 @@ class TorchrunTrial:
         self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return torchrun's own end as that of no rank in particular."""
+        """Return torchrun's exit, which is that of no rank in particular."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:

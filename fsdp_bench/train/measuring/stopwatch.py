@@ -47,7 +47,7 @@ class Stopwatch:
         dist.barrier()
         rounds = [self._round(call, times) for _ in range(self.rounds)]
         mean = self._average(rounds)
-        if dist.get_backend() == "fake":  # nobody adds anything up there
+        if dist.get_backend() == "fake":  # its collectives add nothing up
             return mean
         return self._over_ranks(mean, dist.ReduceOp.SUM) / dist.get_world_size()
 
