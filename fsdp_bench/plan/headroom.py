@@ -23,7 +23,7 @@ communicator."""
 
 @dataclass(frozen=True)
 class Headroom:
-    """What is kept free of one GPU, of what torch's allocator could otherwise have."""
+    """Memory of one GPU that torch's allocator must leave free."""
 
     num_bytes: int
     source: str
@@ -33,7 +33,7 @@ class Headroom:
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
-    """Return what is kept free of a GPU.
+    """Return how much of a GPU is kept free.
 
     Args:
         gpu: the GPU; where a calibration measured its CUDA context, its usable memory is without that already.

@@ -78,7 +78,7 @@ class SettingResult:
 
     @property
     def shown(self) -> Question:
-        """The setting as it is described; where GPUs are counted, on those that fit, which decide its groups."""
+        """The question that describes the setting; where the fewest GPUs are searched, that on the number found."""
         return self.at.question if self.at and self.quantity.name == "world_size" else self.question
 
     @property
@@ -93,7 +93,7 @@ class SettingResult:
 
     @cached_property
     def at(self) -> Prediction | None:
-        """The prediction of what fits."""
+        """The prediction of the largest that fits; None where none does."""
         return self._prediction(self.found.at, None) if self.found else None
 
     @cached_property

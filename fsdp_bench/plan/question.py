@@ -1,4 +1,4 @@
-"""A prediction and its JSON form: what was asked, what is answered, and ``null`` for what is not known."""
+"""What a user asks (Question), and the answer (Prediction); document.py has its JSON form."""
 
 from __future__ import annotations
 

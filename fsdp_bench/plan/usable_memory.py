@@ -57,7 +57,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose GPU is without the CUDA context that a calibration of such a GPU measured.
+    """Return hardware whose GPU memory is less the CUDA context, where a calibration of the same GPU measured it.
 
     Raises:
         SpecError: where the context leaves nothing.

@@ -1,4 +1,4 @@
-"""What the work of a step takes on a machine that was calibrated: measured seconds, and what lies between them.
+"""How long the work of a step takes on a calibrated machine: measured seconds, interpolated between sizes.
 
 Between two measured sizes a time is on the line between them; of matrix products and attention it is the rate that is
 interpolated, over the logarithms of their sides. Beyond the largest size the last rate holds.
@@ -176,7 +176,7 @@ def _between(points: Points | None, size: float) -> float | None:
 
 
 def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float | None:
-    """Return the seconds of so many operations at the rate that is interpolated from the corners around the sides."""
+    """Return the seconds of ``flops`` at the rate that is interpolated between the measured sizes around ``sides``."""
     if not grid:
         return None
     brackets = []

@@ -1,4 +1,4 @@
-"""Types that check what they are made of: CaseInsensitiveEnum, and Checked, a struct of typed fields.
+"""Types that check their values: CaseInsensitiveEnum, and Checked, a struct of typed fields.
 
 A Checked struct reads its fields by their type hints however it is made: by its constructor, by replacing fields, from
 a file or from a pickle. What is unambiguous is coerced: a word in any case becomes its enumeration, 8.0 and NumPy's 8

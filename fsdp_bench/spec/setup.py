@@ -1,4 +1,4 @@
-"""TrainSetup: how a model is trained. The words are PyTorch's; the aliases that users arrive with are accepted."""
+"""TrainSetup: how a model is trained. Names are PyTorch's; common aliases are accepted too."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """The name when there is one, else the triple."""
+        """The name where there is one, else STORED/COMPUTE/REDUCE."""
         triple = (self.store, self.compute, self.reduce)
         for name, named in _NAMED_PRECISIONS.items():
             if named == triple:

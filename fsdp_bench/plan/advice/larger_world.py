@@ -26,7 +26,7 @@ def larger_worlds(question: Question) -> list[int]:
 
 
 def on_world(question: Question, world: int) -> tuple[str, str, Question] | None:
-    """Return the option, its value and the question with so many GPUs; None where the setup cannot have them."""
+    """Return the option, its value and the question on ``world`` GPUs; None where the setup cannot run on them."""
     option, count, hardware = _hardware(question.hardware, world)
     try:
         setup = msgspec.structs.replace(question.setup, world_size=world)

@@ -165,7 +165,7 @@ class _Advice:
         return _may_fit(change.question) and self.predicted(change).fits is True
 
     def on_the_same_gpus(self) -> list[Alternative]:
-        """Return single settings that fit; where there is none, as few together as do."""
+        """Return single changes that fit; where none does, the fewest changes that fit together."""
         single = (change for name in self.names if (change := self.asked.with_switch(name)) and self.fits(change))
         found = list(islice(single, MOST - 1))
         change = self.asked
@@ -176,7 +176,7 @@ class _Advice:
         return found
 
     def on_more_gpus(self) -> list[Alternative]:
-        """Return the fewest GPUs with all settings that save memory, the same under the api asked for, and as asked."""
+        """Return the fewest GPUs: with every change that saves memory, with all but the api, and with none."""
         kinds = (ON_MORE_GPUS, tuple(name for name in ON_MORE_GPUS if name != "api"), ())
         found = [change for names in kinds if (change := self._with_more_gpus(names))]
         if not found and (last := self._with_more_gpus((*ON_MORE_GPUS, "batch", "offload"))):

@@ -121,7 +121,7 @@ class FitCheck:
         )
 
     def needed_bytes(self, candidate: Candidate, found: Estimate) -> int:
-        """Return what a candidate would reserve on a GPU without limit; of a budget what it holds live."""
+        """Return what a candidate would reserve on a GPU without limit; with a budget, its peak of live bytes."""
         if self.budget_bytes is not None:
             return found.memory.peak_allocated_bytes
         return self.read(candidate, is_limited=False).peak_reserved_bytes

@@ -1,4 +1,4 @@
-"""What one trial shows in a chart: the pieces of its bar, or the word that stands where a bar would be.
+"""One trial in a chart: the pieces of its bar, or the label where a bar would be.
 
 Only a trial that ended ``ok`` has a bar of success. Nothing here draws, and nothing here knows other trials.
 """

@@ -67,7 +67,7 @@ class MaxSizeBar:
     with_retries: int | None = None
     """The largest that still ends, with allocation retries; a dashed outline reaches up to it."""
     note: str = ""
-    """What stands where there is no bar: ``none fits``, ``cannot run``, ``unknown``."""
+    """The text where there is no bar: ``none fits``, ``cannot run``, ``unknown``."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _styles(picture: MaxSizePicture) -> dict[tuple[str, tuple[str, ...]], tuple[
 
 
 def _lines(bar: MaxSizeBar, number: Callable[[int], str]) -> list[str]:
-    """Return what stands over a bar, or in its place."""
+    """Return the text over a bar, or where a bar would be."""
     if bar.value is None:
         return [bar.note or UNKNOWN]
     if bar.predicted is None:
@@ -221,7 +221,7 @@ def _draw_bars(
 
 
 def _handles(picture: MaxSizePicture) -> list[Artist]:
-    """Return what explains marks and kinds of bars, where there is something to explain."""
+    """Return the legend's entries for marks and kinds of bars."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

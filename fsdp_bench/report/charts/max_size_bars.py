@@ -1,4 +1,4 @@
-"""From answers to the picture of them: which bars stand where, and the conditions under them."""
+"""Makes a picture of ``max-size``'s answers: the order of the bars, their labels, and the conditions under them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent in a step, kind by kind, and how much of it compute did not hide, found in two ways."""
+"""Prints the communication of a step by kind of collective, and how much of it is exposed, measured in two ways."""
 
 from __future__ import annotations
 

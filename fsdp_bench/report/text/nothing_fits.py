@@ -1,4 +1,4 @@
-"""The text where nothing fits: how far off the nearest setting is, and what would help, with predicted numbers."""
+"""The text where nothing fits: what the nearest setting needs, and what would help, with predicted numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 
 
 def nothing_fits_sentence(found: NothingFits) -> str:
-    """Return what the smallest needs, of how much, in which phase, and what most of it is."""
+    """Return how much memory the smallest candidate needs, how much there is, the phase, and the largest category."""
     prediction = found.prediction
     text, model = quantity_text(found.cell), prediction.question.model.name
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")

@@ -46,7 +46,7 @@ def _verdict(prediction: Prediction) -> str:
 
 
 def required_lines(estimates: Iterable[Estimate]) -> list[str]:
-    """Return what is kept free of each GPU, for what, and how to say otherwise: a line for each way to know it."""
+    """Return how much of each GPU is kept free, for what, and which option changes it: one line for each source."""
     by_source: dict[str, list[Headroom]] = {}
     for kept in (estimate.required_headroom for estimate in estimates):
         by_source.setdefault(kept.source, []).append(kept)

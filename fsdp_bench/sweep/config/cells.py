@@ -78,7 +78,7 @@ def _cross(written: dict[str, Any], place: str) -> Iterator[Cell]:
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known here, and what the others need, as text; all where there is a GPU.
+    """Return the cells whose sizes are known on this machine, and as text what the others need.
 
     Raises:
         SpecError: naming the place.

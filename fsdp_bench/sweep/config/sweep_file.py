@@ -119,7 +119,7 @@ def read_file(
 
 
 def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
-    """Return a document whose trials are all rank 0 of so many ranks; what is about peers is left out."""
+    """Return a document whose trials are all emulated as rank 0 of ``world_size`` ranks, without what needs peers."""
     run = {**table(document, "run"), "emulate": True}
     run = {key: value for key, value in run.items() if key not in (*_WITH_PEERS, "backend")}
     run["name"] = f"{run.get('name', stem)}-world-{world_size}"

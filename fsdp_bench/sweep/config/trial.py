@@ -89,7 +89,7 @@ def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> lis
 
 
 def _field_texts(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
-    """Return those fields with their values: ``batch 4``, ``compile``; of what few change, only what was changed."""
+    """Return fields with their values: ``batch 4``, ``compile``; rarely changed ones only where they are changed."""
     default = TrainSetup()
     shown = [field for field in fields if field in _ALWAYS or getattr(setup, field) != getattr(default, field)]
     return [_field_text(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
@@ -111,7 +111,7 @@ def resolved_text(plan: SweepPlan, machine: Machine) -> str:
 
 
 def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
-    """Return a plan whose trials keep such files. Their IDs are the same: a file decides nothing."""
+    """Return the plan with trials that keep a trace or a memory snapshot. Their IDs stay the same."""
     specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
     trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
     return replace(plan, trials=tuple(trials))

@@ -199,7 +199,7 @@ def _is_answer(record: TrialRecord) -> bool:
 
 
 def _ran_out(record: TrialRecord) -> bool:
-    """Whether a trial ran out of what is being measured.
+    """Whether a trial ran out of the memory that is searched.
 
     On a CPU that is the budget alone: where the host's own memory ran out, the budget was not reached.
     """

@@ -1,4 +1,4 @@
-"""What was sent in a step of a trial, kind by kind, and how much of it compute did not hide."""
+"""The communication of a trial's step by kind of collective, and how much of it is exposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single operators take: matrix products, attention, what memory bounds, copies, optimizers."""
+"""Times single operators: matrix products, attention, memory-bound operators, copies, optimizers."""
 
 from __future__ import annotations
 

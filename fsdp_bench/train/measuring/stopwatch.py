@@ -1,4 +1,4 @@
-"""Times something on all ranks at once: repeated until it is long enough to be read.
+"""Times a function on all ranks at once, repeated until it takes long enough to be measured.
 
 The mean counts, not the median: ranks that share cores run by turns, and a round in which one had a core for itself is
 not what it will have in training.
