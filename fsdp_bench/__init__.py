@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.answers import TimedEstimate as TimedEstimate
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
-    from fsdp_bench.spec.dry_run import DryRunReading as DryRunReading
+    from fsdp_bench.spec.dry_run import DryRunResult as DryRunResult
     from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
     from fsdp_bench.spec.errors import MachineError as MachineError
     from fsdp_bench.spec.errors import ResultsError as ResultsError
@@ -70,7 +70,7 @@ _HOMES = {
     "catalog.lookup": ("gpu", "model", "server"),
     "plan.answers": ("LargestModel", "TimedEstimate"),
     "plan.ask": ("estimate", "largest_model"),
-    "spec.dry_run": ("DryRunReading",),
+    "spec.dry_run": ("DryRunResult",),
     "spec.errors": (
         "FsdpBenchError",
         "MachineError",

@@ -1,7 +1,7 @@
-"""The size ladder: models from 10M to 1T parameters, so that "7B" always means the same shape.
+"""The size ladder: a fixed list of models from 10M to 1T parameters, so that "7B" always means the same shape.
 
-A model of the ladder is given by its width in heads and its number of layers. Those of n heads begin with n layers
-(the shape of GPT-2 small, of Llama-2-7B and 13B). Layers are added one by one, as long as the model has fewer
+Each model is given by its number of heads, which is its width, and its number of layers. The smallest of n heads has n
+layers (as GPT-2 small, Llama-2-7B and 13B have). Layers are then added one by one, as long as the model has fewer
 parameters than the one of n + 1 heads and n + 1 layers. Heads are 128 wide for llama, 64 for gpt2.
 """
 
@@ -46,7 +46,7 @@ def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: i
 
 @lru_cache(maxsize=32)
 def all_sizes(family: Family, vocab_size: int | None = None, positions: int | None = None) -> tuple[ModelShape, ...]:
-    """Return every shape of a family's ladder, strictly increasing in parameters and up to 1T of them."""
+    """Return a family's ladder: its shapes in the order of their parameters, each with more than the one before."""
     vocab_size = vocab_size or _VOCAB_SIZE[family]
     positions = positions or _MAX_POSITIONS[family]
     shapes: list[ModelShape] = []

@@ -75,11 +75,11 @@ class Catalog:
             raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
         if meant:
             return meant[0]
-        words = _words(name)
-        if alike := [entry.name for entry in self.gpus() if words & _chip(entry)]:
+        parts = _name_parts(name)
+        if alike := [entry.name for entry in self.gpus() if parts & _chip(entry)]:
             close = nearest(name, alike, cutoff=0.8) or f"; of that kind there are {', '.join(alike)}"
             raise SpecError(f"gpu: {shown(name)} is not in the catalogue{close}")
-        return _named("gpu", name, self.gpus())
+        return _find_by_name("gpu", name, self.gpus())
 
     def server(self, name: str) -> Server:
         """Return the server of that name or alias, in any case.
@@ -87,7 +87,7 @@ class Catalog:
         Raises:
             SpecError: naming the nearest one.
         """
-        return _named("server", name, self.servers())
+        return _find_by_name("server", name, self.servers())
 
     def model(self, name: str) -> ModelEntry:
         """Return the model of that name or alias, in any case.
@@ -95,7 +95,7 @@ class Catalog:
         Raises:
             SpecError: naming the nearest one.
         """
-        return _named("model", name, self.models())
+        return _find_by_name("model", name, self.models())
 
 
 BUILT_IN = Catalog()
@@ -164,12 +164,12 @@ def _merged(built_in: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
-    """Return the GPUs that a name can mean: the one of that name, here or in the driver, or all that have its words."""
+    """Return the GPUs that a name can mean: the one of that name, here or in the driver, or all that have its parts."""
     folded = " ".join(name.lower().split())
     if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
         return exact[-1:]  # a user's own
-    words = _words(folded) - _MAKERS
-    return [entry for entry in entries if words and words <= _words_of(entry)]
+    parts = _name_parts(folded) - _MAKERS
+    return [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
 
 
 def _spellings(entry: Gpu) -> set[str]:
@@ -178,7 +178,7 @@ def _spellings(entry: Gpu) -> set[str]:
 
 _MAKERS = {"nvidia", "amd", "gpu"}
 _MEMORY = re.compile(r"(?<![0-9])([0-9]+)[ _-]?gi?b?\b")
-_FORM = re.compile(r"\b(sxm|hbm)[0-9]\b")
+_FORM_FACTOR = re.compile(r"\b(sxm|hbm)[0-9]\b")
 
 
 def _squashed(name: str) -> str:
@@ -186,30 +186,30 @@ def _squashed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
 
 
-def _words(name: str) -> set[str]:
-    """Return the words of a GPU's name: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
-    text = _FORM.sub(r"\1", _MEMORY.sub(r" \1gb ", name.lower()))
+def _name_parts(name: str) -> set[str]:
+    """Split a GPU's name: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
+    text = _FORM_FACTOR.sub(r"\1", _MEMORY.sub(r" \1gb ", name.lower()))
     return set(re.findall(r"[a-z0-9]+", text))
 
 
-def _words_of(entry: Gpu) -> set[str]:
-    """Return every word that may stand for a GPU: of its name and the driver's names, and its memory."""
+def _all_name_parts(entry: Gpu) -> set[str]:
+    """Return the parts of all names of a GPU, the catalogue's and the driver's, and its memory."""
     own = f"{entry.name} {entry.memory_gib:g}GB"
     products = [name for name in entry.product_names if _is_without_memory(name)]
-    return set().union(*map(_words, (own, *products)))
+    return set().union(*map(_name_parts, (own, *products)))
 
 
 def _chip(entry: Gpu) -> set[str]:
-    """Return the words of a GPU's name that have letters and digits and are no memory: ``h100``."""
-    return {word for word in _words(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", word)}
+    """Return the parts of a GPU's name with letters before digits: ``h100``, not ``80gb``."""
+    return {part for part in _name_parts(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", part)}
 
 
 def _is_without_memory(product_name: str) -> bool:
-    """Whether a driver's name says no memory; where it does, what it says is not always the GPU's (GH200 480GB)."""
+    """Whether a driver's name is without a memory size; GH200 480GB is not the GPU's own memory."""
     return _MEMORY.search(product_name.lower()) is None
 
 
-def _named(kind: str, name: str, entries: tuple[T, ...]) -> T:
+def _find_by_name(kind: str, name: str, entries: tuple[T, ...]) -> T:
     folded = name.strip().lower()
     # From the end: a user's alias wins over a built-in one.
     for entry in reversed(entries):

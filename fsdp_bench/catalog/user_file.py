@@ -71,7 +71,7 @@ def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
 
 
 def explain(error: ValueError) -> str:
-    """Return the message of an error of msgspec, or of our own check that it wraps, in the words of the file."""
+    """Return the message of an error of msgspec, or of our own check that it wraps, for who wrote the file."""
     if isinstance(error.__cause__, SpecError):
         return str(error.__cause__)
     message = str(error).replace("Object missing required field", "has no", 1)
@@ -82,13 +82,13 @@ def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
     if isinstance(entry.get("name"), str):
         where = f"{where.rsplit(' number', 1)[0]} {shown(entry['name'])}"
     try:
-        _check_words(entry, kind, "")
+        _check_keys(entry, kind, "")
         return from_builtins(entry, kind)
     except ValueError as error:  # SpecError and msgspec.ValidationError
         raise SpecError(f"{where}: {explain(error)}") from None
 
 
-def _check_words(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
+def _check_keys(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
     """Check keys and vocabularies before msgspec does: it knows neither the nearest word nor other spellings."""
     fields = kind.__struct_fields__
     for key, value in table.items():
@@ -96,6 +96,6 @@ def _check_words(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -
             allowed = f"one of {', '.join(fields)}{nearest(key, fields)}"
             raise SpecError(f"the key {shown(path + key)} is not allowed; {allowed}")
         if key in _NESTED and isinstance(value, dict):
-            _check_words(value, _NESTED[key], f"{path}{key}.")
+            _check_keys(value, _NESTED[key], f"{path}{key}.")
     if kind in (Interconnect, Network) and "kind" in table:
         table["kind"] = LinkKind(table["kind"]).value

@@ -11,6 +11,7 @@ import click
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, write_profile
 
 
@@ -59,7 +60,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
         sys.stdout.write(to_json(profile).decode())
     else:
         print_lines(_summary(profile, path))
-    return 0
+    return ExitCode.DONE
 
 
 def _check_writable(path: Path) -> None:
@@ -72,14 +73,14 @@ def _check_writable(path: Path) -> None:
         raise SpecError(f"out: {path} cannot be written: {error.strerror}; name a file in a folder of yours") from None
 
 
-def _counts(words: str, num_gpus: int) -> tuple[int, ...]:
+def _counts(text: str, num_gpus: int) -> tuple[int, ...]:
     allowed = f"numbers from 1 to {num_gpus or 64} with commas between them"
     try:
-        counts = tuple(int(word) for word in words.split(","))
+        counts = tuple(int(word) for word in text.split(","))
     except ValueError:
-        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}") from None
+        raise SpecError(f"ranks: {shown(text)} is not allowed; {allowed}") from None
     if any(not 1 <= count <= (num_gpus or 64) for count in counts):
-        raise SpecError(f"ranks: {shown(words)} is not allowed; {allowed}")
+        raise SpecError(f"ranks: {shown(text)} is not allowed; {allowed}")
     return counts
 
 

@@ -9,6 +9,7 @@ import click
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, sweep_folders
 
 
@@ -42,4 +43,4 @@ def command(results: Path, out: Path | None) -> int:
         print_line(path)
     if not paths:
         raise ResultsError(f"{results}: no trial here ended ok, so there is nothing to draw")
-    return 0
+    return ExitCode.DONE

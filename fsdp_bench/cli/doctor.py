@@ -8,6 +8,7 @@ import click
 
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose
 from fsdp_bench.sweep.machine import probe_machine
@@ -24,14 +25,14 @@ def command(as_json: bool) -> int:
     diagnosis = diagnose(probe_machine())
     if as_json:
         sys.stdout.write(to_json(diagnosis).decode())
-        return 0
+        return ExitCode.DONE
     for name, value in _facts(diagnosis):
         print_line(f"{name:<18}{value}")
     for line in diagnosis.will:
         print_line(f"{'a sweep will':<18}{line}")
     for line in diagnosis.warnings:
         print_line(f"{'warning':<18}{line}")
-    return 0
+    return ExitCode.DONE
 
 
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:

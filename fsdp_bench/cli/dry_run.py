@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.lookup import Hardware
-from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupWords, headroom_option, setup_options
+from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
@@ -24,8 +24,9 @@ from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, reading_of
+from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
 
 ANNOUNCED_AFTER_SECONDS = 2.0
@@ -57,7 +58,7 @@ NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @setup_options(lists=LISTS)
 def command(
-    words: SetupWords,
+    options: SetupOptions,
     kernels: KernelSet,
     module: str | None,
     block: str | None,
@@ -77,18 +78,18 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
     """
-    setups, hardware = read_setups(words)
+    setups, hardware = read_setups(options)
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, None)
     kept = stated_headroom(headroom, hardware)
-    model = None if module else read_model(words)
+    model = None if module else read_model(options)
     reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
     can_run = [setup for setup, reason in zip(setups, reasons, strict=True) if reason is None]
     if not can_run:
         raise SpecError(reasons[0])
     if model is not None:
-        warn_of_sliding_window(words, can_run[0].sequence_length)
-    subject = {"module": _module(words, module, block)} if module else {"model": model}
+        warn_of_sliding_window(options, can_run[0].sequence_length)
+    subject = {"module": _module(options, module, block)} if module else {"model": model}
     specs = _specs(can_run, kernels, subject, block, trace)
     runs, errors = _run(specs, hardware, kept)
     refused = [
@@ -102,8 +103,8 @@ def command(
     for error in errors:
         print_line(f"fsdp-bench: the dry run failed: {error}", error=True)
     if errors:
-        return 1
-    return 3 if all(run.fits is False for run in runs) else 0
+        return ExitCode.CRASHED
+    return ExitCode.DOES_NOT_FIT if all(run.fits is False for run in runs) else ExitCode.DONE
 
 
 def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as_json: bool) -> None:
@@ -139,14 +140,14 @@ def _specs(
     return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
 
 
-def _module(words: SetupWords, function: str, block: str | None) -> UserModule:
+def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
     """Read what --module says, and refuse what it would ignore."""
-    given = [name for name in NOT_OF_A_MODULE if getattr(words, name) is not None]
+    given = [name for name in NOT_OF_A_MODULE if getattr(options, name) is not None]
     if given == ["loss"]:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
     if given:
         raise SpecError(f"--module and --{given[0].replace('_', '-')} each name a model; keep one")
-    by_field = {SETUP_FIELDS[option]: getattr(words, option) for option in SIZES.values()}
+    by_field = {SETUP_FIELDS[option]: getattr(options, option) for option in SIZES.values()}
     arguments = {field: value for field, value in by_field.items() if value is not None}
     user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
     check_names(user)
@@ -166,7 +167,7 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
     runs, errors = [], []
     for index, spec in enumerate(specs):
         try:
-            runs.append(DryRun(spec, reading_of(answers[index]), hardware, kept))
+            runs.append(DryRun(spec, result_of(answers[index]), hardware, kept))
         except DryRunError as error:
             errors.append(error)
     return runs, errors

@@ -18,6 +18,7 @@ import click
 from fsdp_bench import __version__
 from fsdp_bench.cli.common.interrupts import raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.text import shortened
 
 COMMANDS = {
@@ -77,9 +78,9 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _refuse_repeated(command: click.Command, words: list[str], context: click.Context) -> None:
+def _refuse_repeated(command: click.Command, arguments: list[str], context: click.Context) -> None:
     """Refuse an option of one value that is given twice, of which click would keep the last."""
-    _, _, given = command.make_parser(context).parse_args(list(words))
+    _, _, given = command.make_parser(context).parse_args(list(arguments))
     for option, times in Counter(given).items():
         if not isinstance(option, click.Option) or times == 1 or option.multiple:
             continue
@@ -107,43 +108,43 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; ``argv`` is what follows the program's name, by default this process's."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
         # What the terminal's encoding lacks is printed as an escape.
         if callable(reconfigure := getattr(stream, "reconfigure", None)):
             reconfigure(errors="backslashreplace")
-    code, message = _run(words)
+    code, message = _run(arguments)
     if message is not None:
-        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), words)
+        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), arguments)
     if (reason := _flush(sys.stdout)) is not None and message is None:
-        code = 2
+        code = ExitCode.BAD_INPUT
         _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
     _flush(sys.stderr)
     sys.exit(code)
 
 
-def _run(words: Sequence[str]) -> tuple[int, str | None]:
+def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and what went wrong."""
     try:
-        with raised_once(), cli.make_context("fsdp-bench", list(words)) as context:
-            return cli.invoke(context) or 0, None  # not cli.main, which hides broken pipes
+        with raised_once(), cli.make_context("fsdp-bench", list(arguments)) as context:
+            return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None
     except click.UsageError as error:
-        if words:
-            return 2, error.format_message()
-        print(error.format_message())  # which is the help, where there are no words
-        return 0, None
+        if arguments:
+            return ExitCode.BAD_INPUT, error.format_message()
+        print(error.format_message())  # which is the help, where there are no arguments
+        return ExitCode.DONE, None
     except (KeyboardInterrupt, click.Abort):
-        return 130, "interrupted; the same command resumes"
+        return ExitCode.INTERRUPTED, "interrupted; the same command resumes"
     except BrokenPipeError:
-        return 0, None
+        return ExitCode.DONE, None
     except FsdpBenchError as error:
         return error.exit_code, str(error)
     except Exception as error:
         if (message := _explain(error)) is not None:
-            return 2, message
-        return 1, _unexpected(error)
+            return ExitCode.BAD_INPUT, message
+        return ExitCode.CRASHED, _unexpected(error)
 
 
 def _explain(error: Exception) -> str | None:
@@ -191,21 +192,21 @@ def _unexpected(error: Exception) -> str:
     return f"unexpected {what}; this is a bug of fsdp-bench: please report it with its traceback ({where})"
 
 
-def _print_error(line: str, words: Sequence[str]) -> None:
+def _print_error(line: str, arguments: Sequence[str]) -> None:
     """Print what went wrong: on standard error, or as the JSON document that ``--json`` asked for."""
-    if "--json" in words:
+    if "--json" in arguments:
         from fsdp_bench.spec.codec import to_json
 
         with suppress(OSError):
             print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="", flush=True)
             return
         _flush(sys.stdout)
-    with suppress(OSError, ValueError):  # nobody reads it any more
+    with suppress(OSError, ValueError):  # the reader has closed the pipe
         click.echo(line, err=True)
 
 
 def _flush(stream: TextIO | Any) -> str | None:
-    """Write what is buffered; where that fails, drop it, and return why unless it is only that nobody reads."""
+    """Write what is buffered; where that fails, drop it, and return why, unless the reader has closed the pipe."""
     try:
         if stream is not None:
             stream.flush()

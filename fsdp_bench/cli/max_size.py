@@ -14,7 +14,7 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.cli.common.options import (
     SetupCommand,
-    SetupWords,
+    SetupOptions,
     calibration_option,
     given_options,
     headroom_option,
@@ -30,6 +30,7 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile
@@ -92,7 +93,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw bars by strategy; .svg too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
 def command(
-    words: SetupWords,
+    options: SetupOptions,
     server: tuple[str, ...],
     gpu: tuple[str, ...],
     quantity: str,
@@ -123,7 +124,7 @@ def command(
     if published:
         return _published(chart, as_json)
     profile = read_profile(calibration) if calibration else None
-    targets = _targets(words, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
+    targets = _targets(options, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
     if chart is not None:
         from fsdp_bench.report.charts.max_size_bars import arrange
@@ -177,25 +178,25 @@ def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
         first, *rest = report(sizes, failure).split("\n")
         print_answer(first, "red" if failure else None)
         print_lines("\n".join(rest))
-    return 3 if failure else 0
+    return ExitCode.DOES_NOT_FIT if failure else ExitCode.DONE
 
 
 def _targets(
-    words: SetupWords, servers: Sequence[str], gpus: Sequence[str], quantity: str, to_known: Known
+    options: SetupOptions, servers: Sequence[str], gpus: Sequence[str], quantity: str, to_known: Known
 ) -> list[Target]:
     """Return what is searched, setting by setting, on every server or GPU that is named."""
     if servers and gpus:
         raise SpecError("--server and --gpu each name the GPU; keep one")
     if not servers and not gpus:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME")
-    _refuse_contradictions(words, quantity)
-    named = [replace(words, server=name) for name in dict.fromkeys(servers)]
-    named += [replace(words, gpu=name) for name in dict.fromkeys(gpus)]
+    _refuse_contradictions(options, quantity)
+    named = [replace(options, server=name) for name in dict.fromkeys(servers)]
+    named += [replace(options, gpu=name) for name in dict.fromkeys(gpus)]
     return [_target(one, quantity, to_known) for one in named]
 
 
-def _refuse_contradictions(words: SetupWords, quantity: str) -> None:
-    given = [name for name in _CONTRADICTED[quantity] if getattr(words, name) is not None]
+def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
+    given = [name for name in _CONTRADICTED[quantity] if getattr(options, name) is not None]
     if given and quantity == "params":
         allowed = ", ".join(QUANTITIES[1:])
         raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to look for: --of {allowed}")
@@ -203,19 +204,19 @@ def _refuse_contradictions(words: SetupWords, quantity: str) -> None:
         raise SpecError(f"--{given[0].replace('_', '-')} is what --of {quantity} looks for; leave one out")
 
 
-def _target(words: SetupWords, quantity: str, to_known: Known) -> Target:
+def _target(options: SetupOptions, quantity: str, to_known: Known) -> Target:
     if quantity == "gpus":  # the search has its own counts; these only let hybrid strategies be read
-        shard = words.shard_size or 2
-        counts = {"world_size": 2 * shard} if words.gpu is not None else {"nodes": words.shard_size}
-        words = replace(words, **counts)
-    setups, hardware = read_setups(words)
+        shard = options.shard_size or 2
+        counts = {"world_size": 2 * shard} if options.gpu is not None else {"nodes": options.shard_size}
+        options = replace(options, **counts)
+    setups, hardware = read_setups(options)
     known = to_known(hardware)
     if quantity == "params":
-        family = Family(words.family or Family.LLAMA)
+        family = Family(options.family or Family.LLAMA)
         return known, [size_ladder(family, setup, known) for setup in setups]
     is_sequence = quantity == "sequence_length"
-    model = read_model(replace(words, seq=1) if is_sequence else words)
-    warn_of_sliding_window(words, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
+    model = read_model(replace(options, seq=1) if is_sequence else options)
+    warn_of_sliding_window(options, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
     if quantity == "gpus":
         return known, [gpu_counts(model, _in_nodes(setup, known), known) for setup in setups]
     return known, [OF_ONE_MODEL[quantity](model, setup, known) for setup in setups]
@@ -251,4 +252,4 @@ def _published(chart: Path | None, as_json: bool) -> int:
         sys.stdout.write(to_json(published_document(found)).decode())
     else:
         print_lines(published_text(found))
-    return 0
+    return ExitCode.DONE

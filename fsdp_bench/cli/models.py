@@ -12,8 +12,9 @@ from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.cli.common.facts import Fact, known, print_facts, source_facts
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.units import format_count
 
 
@@ -42,7 +43,7 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
         print_lines("\n".join(table_lines(table)))
     else:
         print_facts(_facts(entries[0]))
-    return 0
+    return ExitCode.DONE
 
 
 def _document(entry: ModelEntry) -> dict[str, Any]:

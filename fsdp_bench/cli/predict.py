@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.common.options import SetupCommand, SetupWords, calibration_option, headroom_option, setup_options
+from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.pictures import check_picture, save_figure
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.plan.document import document, refusal
@@ -19,6 +19,7 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import read_profile
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
-    words: SetupWords,
+    options: SetupOptions,
     kernels: str,
     load: str,
     gpu_memory: str | None,
@@ -82,8 +83,8 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
-    setups, hardware = read_setups(words)
-    model, window = read_model(words), sliding_window_of(words)
+    setups, hardware = read_setups(options)
+    model, window = read_model(options), sliding_window_of(options)
     profile = read_profile(calibration) if calibration else None
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, profile)
@@ -104,7 +105,8 @@ def command(
     for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
         save_figure(figure, path)
     _print(predictions, questions, as_json)
-    return 3 if all(prediction.fits is False for prediction in predictions) else 0
+    nothing_fits = all(prediction.fits is False for prediction in predictions)
+    return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
 def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_json: bool) -> None:

@@ -14,6 +14,7 @@ from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import new_console, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.communication import communication_rows
@@ -49,7 +50,7 @@ def command(results: Path, communication: bool, calibration: Path | None, as_jso
         _communication(records, as_json)
     else:
         _trials(records, read_profile(calibration) if calibration else None, as_json)
-    return 0
+    return ExitCode.DONE
 
 
 def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) -> None:
@@ -57,7 +58,7 @@ def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) 
     if as_json:
         document: dict[str, object] = {"source": "measured", "trials": [flat_row(record) for record in records]}
         if profile is not None:
-            document["matrix_rates"] = [{**to_builtins(rate), "share": rate.share} for rate in rates]
+            document["matrix_rates"] = [{**to_builtins(rate), "share": rate.fraction} for rate in rates]
         sys.stdout.write(to_json(document).decode())
         return
     print_table(records, new_console())

@@ -11,14 +11,15 @@ from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
 _SERVER_HEADER = ("server", "provider", "GPUs", "GPU to GPU", "between nodes", "host\nmemory", "CPUs")
-_SERVER_LEAVING = ("CPUs", "provider", "host\nmemory")
+_SERVER_DROPPABLE = ("CPUs", "provider", "host\nmemory")
 _GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth", "native\nbf16")
 
 
@@ -36,13 +37,13 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
     catalog = load_user_catalog(file)
     if name is None:
         _list(catalog, as_json)
-        return 0
+        return ExitCode.DONE
     entry = _find(catalog, name)
     if as_json:
         sys.stdout.write(to_json(entry).decode())
     else:
         print_facts(_server_facts(entry, catalog) if isinstance(entry, Server) else _gpu_facts(entry))
-    return 0
+    return ExitCode.DONE
 
 
 def _find(catalog: Catalog, name: str) -> Server | Gpu:
@@ -61,7 +62,7 @@ def _list(catalog: Catalog, as_json: bool) -> None:
         return
     from fsdp_bench.report.table import table_columns, table_lines
 
-    servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_LEAVING)
+    servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_DROPPABLE)
     gpus = table_columns(_GPU_HEADER, map(_gpu_row, catalog.gpus()), _GPU_HEADER[1:4], _GPU_HEADER[4:])
     print_lines("\n".join([*table_lines(servers), "", *table_lines(gpus)]))
 

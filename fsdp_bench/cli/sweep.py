@@ -16,6 +16,7 @@ from fsdp_bench.report.charts.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
@@ -126,13 +127,13 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
-        return 130
+        return ExitCode.INTERRUPTED
     print_table(list(results.records), new_console())
     for what, where in session.kept.items():
         print_line(f"{what}s: {where}")
     if not no_charts:
         _draw(results)
-    return 1 if results.failed else 0
+    return ExitCode.CRASHED if results.failed else ExitCode.DONE
 
 
 def _list(session: TrialSession) -> int:
@@ -148,7 +149,7 @@ def _list(session: TrialSession) -> int:
     print_lines(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
     if plan.needing_gpu:
         print_lines(needing_gpu_line(plan.needing_gpu))
-    return 0
+    return ExitCode.DONE
 
 
 def _draw(results: SweepResults) -> None:

@@ -13,6 +13,7 @@ from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 
@@ -102,12 +103,13 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
     else:
         print_lines(format_validation(comparisons, summary))
     # Real tensors are the truth: with them every cell has to be equal.
-    return 1 if real_tensors and summary.num_equal < summary.num_cells else 0
+    differ = real_tensors and summary.num_equal < summary.num_cells
+    return ExitCode.CRASHED if differ else ExitCode.DONE
 
 
 def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
     from fsdp_bench.report.validation.memory import agreement_line, format_validation
-    from fsdp_bench.report.validation.page import rates_words, validation_page
+    from fsdp_bench.report.validation.page import rates_text, validation_page
     from fsdp_bench.report.validation.step_time import format_time
     from fsdp_bench.validate.results import validate_results
 
@@ -118,12 +120,12 @@ def _against_results(folder: Path, profile: Profile | None, page: Path | None, a
         time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(found.times)}
         document = _document(found.comparisons, found.summary)
         sys.stdout.write(to_json({**document, "time": time, "agreements": to_builtins(found.agreements)}).decode())
-        return 0
+        return ExitCode.DONE
     print_lines(format_validation(found.comparisons, found.summary))
-    print_lines("\n" + format_time(found.times, found.time_summary, rates_words(found)))
+    print_lines("\n" + format_time(found.times, found.time_summary, rates_text(found)))
     if (line := agreement_line(found.agreements)) is not None:
         print_lines(f"\n{line}")
-    return 0
+    return ExitCode.DONE
 
 
 def _published(as_json: bool) -> int:
@@ -142,7 +144,7 @@ def _published(as_json: bool) -> int:
     else:
         texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
         print_lines("\n\n".join(texts))
-    return 0
+    return ExitCode.DONE
 
 
 def _write_page(page: Path, text: str) -> None:

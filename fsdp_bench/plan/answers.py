@@ -37,10 +37,10 @@ class TimedEstimate(Estimate):
         memory = self.memory
         return "\n".join(
             [
-                f"{self.model.name}: {_setup_words(self.setup)}",
+                f"{self.model.name}: {_setup_text(self.setup)}",
                 f"  peak allocated  {format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}",
-                f"  fits            {_fits_words(self)}",
-                f"  step time       {_time_words(self.speed)}",
+                f"  fits            {_fits_text(self)}",
+                f"  step time       {_time_text(self.speed)}",
             ]
         )
 
@@ -56,7 +56,7 @@ class LargestModel(SearchResult):
 
     def __repr__(self) -> str:
         largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
-        lines = [f"{largest}: {_setup_words(self.quantity[0].setup)}"]
+        lines = [f"{largest}: {_setup_text(self.quantity[0].setup)}"]
         if self.beyond is None or self.limited_by is None:
             return "\n".join([*lines, "  the size ladder ends there"])
         limit = self.limited_by
@@ -65,17 +65,17 @@ class LargestModel(SearchResult):
         return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
 
 
-def _setup_words(setup: TrainSetup) -> str:
+def _setup_text(setup: TrainSetup) -> str:
     gpus = "1 GPU" if setup.world_size == 1 else f"{setup.world_size} GPUs"
-    words = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
+    parts = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
     if setup.checkpointing is not Checkpointing.NONE:
-        words.append(f"{setup.checkpointing.value} checkpointing")
+        parts.append(f"{setup.checkpointing.value} checkpointing")
     if setup.offload is not Offload.NONE:
-        words.append("offload")
-    return ", ".join([*words, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
+        parts.append("offload")
+    return ", ".join([*parts, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
 
 
-def _fits_words(found: Estimate) -> str:
+def _fits_text(found: Estimate) -> str:
     name = "no GPU is named" if found.gpu is None else f"nobody documents how much of a {found.gpu.name} can be used"
     if found.fits is None or found.headroom_bytes is None or found.gpu is None:
         return f"unknown: {name}"
@@ -86,7 +86,7 @@ def _fits_words(found: Estimate) -> str:
     return f"yes, with {format_gib(found.headroom_bytes)} left of {found.gpu.name}"
 
 
-def _time_words(found: Speed) -> str:
+def _time_text(found: Speed) -> str:
     seconds, tokens = found.time.step_seconds, found.tokens_per_second_per_gpu
     if seconds is None or tokens is None:
         return f"unknown: {', '.join(found.time.unknown)}"

@@ -48,7 +48,7 @@ P = TypeVar("P", bound=Estimate | SearchResult)
 
 
 class SetupFields(TypedDict, total=False):
-    """The fields of TrainSetup, words also as text; see there for what each means."""
+    """The fields of TrainSetup, enums also as text; see there for what each means."""
 
     strategy: ShardingStrategy | str
     api: Api | str
@@ -111,7 +111,7 @@ def estimate(
         headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
             known and assumed of them.
         calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
-        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
+        setup_fields: fields of TrainSetup by name, enums also as text in any case; they replace those of ``setup``.
 
     Raises:
         SpecError: for what is not allowed, naming field, value and what is, and for setups that cannot run, with the

@@ -1,4 +1,4 @@
-"""The JSON form of a prediction; null for what nobody knows."""
+"""The JSON form of a prediction; null for what is not known."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _communicators(found: Communicators | None) -> dict[str, Any]:
 
 
 def _host(prediction: Prediction) -> dict[str, int] | None:
-    """Return what one node holds, by what it is for; ``load`` is before training, the others are together."""
+    """Return the host memory of one node by category: ``load`` before training, the others at once during training."""
     if prediction.host_bytes is None:
         return None
     host = prediction.estimate.host

@@ -15,7 +15,7 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.dry_run import SIZES, DryRunReading, DryRunSpec
+from fsdp_bench.spec.dry_run import SIZES, DryRunResult, DryRunSpec
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 
@@ -25,13 +25,13 @@ class DryRun:
     """One dry run and the GPU that it is for."""
 
     spec: DryRunSpec
-    reading: DryRunReading
+    result: DryRunResult
     hardware: Cluster | Gpu | None = None
     stated_headroom_bytes: int | None = None
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU; None where nobody named one, and for the kernels of a CPU."""
+        """The GPU; None where none is named, and for the kernels of a CPU."""
         if self.spec.kernels != "cuda":
             return None
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
@@ -58,15 +58,15 @@ class DryRun:
         return headroom_of(self.gpu, communicators_of(self.spec.setup, self.cluster), self.stated_headroom_bytes)
 
     @property
-    def room_bytes(self) -> int | None:
-        """What torch's allocator can have of the GPU."""
+    def available_bytes(self) -> int | None:
+        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
         communicators = communicators_of(self.spec.setup, self.cluster)
         return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
 
     @property
     def exceeds(self) -> bool:
         """Whether live bytes alone are more than the GPU has for them."""
-        return self.room_bytes is not None and self.reading.peak_allocated_bytes > self.room_bytes
+        return self.available_bytes is not None and self.result.peak_allocated_bytes > self.available_bytes
 
     @property
     def verdict(self) -> Verdict | None:
@@ -91,17 +91,17 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
 
     ``memory`` is of the dry run but for ``peak_reserved_bytes``, whose source is named beside it.
     """
-    spec, reading, setup = run.spec, run.reading, run.spec.setup
+    spec, result, setup = run.spec, run.result, run.spec.setup
     model: dict[str, Any] = {"name": spec.module.function} if spec.module is not None else to_builtins(spec.model)
     gpu, predicted = run.gpu, run.prediction
-    sizes = dict.fromkeys(SIZES) | reading.arguments if spec.module is not None else {}
+    sizes = dict.fromkeys(SIZES) | result.arguments if spec.module is not None else {}
     unused = {"loss": None} if spec.module is not None else {}
     return {
         "source": "dry-run",
-        "torch": reading.torch,
-        "kernels": reading.kernels,
-        "device": reading.device,
-        "model": {**model, "num_parameters": reading.num_parameters},
+        "torch": result.torch,
+        "kernels": result.kernels,
+        "device": result.device,
+        "model": {**model, "num_parameters": result.num_parameters},
         "setup": {
             **to_builtins(setup),
             **sizes,
@@ -115,20 +115,20 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
             "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
         },
         "memory": {
-            "peak_allocated_bytes": reading.peak_allocated_bytes,
+            "peak_allocated_bytes": result.peak_allocated_bytes,
             "peak_reserved_bytes": predicted.reserved_bytes if predicted else None,
             "peak_reserved_source": "predicted" if predicted and predicted.reserved_bytes is not None else None,
             "peak_device_bytes": None,
             "peak_host_bytes_per_node": None,
-            "peak_phase": reading.peak_phase,
-            "phases": reading.phases,
-            "load_bytes": reading.load_bytes,
-            "resident": to_builtins(reading.resident),
-            "breakdown_bytes": reading.breakdown_bytes,
+            "peak_phase": result.peak_phase,
+            "phases": result.phases,
+            "load_bytes": result.load_bytes,
+            "resident": to_builtins(result.resident),
+            "breakdown_bytes": result.breakdown_bytes,
         },
         "fits": run.fits,
         "verdict": run.verdict,
         "headroom_bytes": predicted.headroom_bytes if predicted else None,
-        "required_headroom_bytes": run.required_headroom.num_bytes if run.room_bytes is not None else None,
-        "seconds": reading.seconds,
+        "required_headroom_bytes": run.required_headroom.num_bytes if run.available_bytes is not None else None,
+        "seconds": result.seconds,
     }

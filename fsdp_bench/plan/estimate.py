@@ -1,7 +1,7 @@
-"""The prediction: peak memory of one setup on one kind of GPU, where the peak is and what it consists of.
+"""Predicts the peak memory of one setup on one kind of GPU: where the peak is and what it consists of.
 
-``predict_memory`` replays the live bytes (milliseconds); ``estimate`` also replays the caching allocator on every
-block's events, which is what fits on a GPU.
+``predict_memory`` adds up live bytes, in milliseconds. ``estimate`` also replays PyTorch's caching allocator, whose
+reserved memory decides whether a setup fits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.rates.hardware import Complete, rates_of
+from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
 from fsdp_bench.replay.allocator import AllocatorReading, Replay
 from fsdp_bench.replay.compiled import compile_allocator
 from fsdp_bench.replay.heap import UNLIMITED
@@ -31,14 +31,14 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 
-LONG = 200_000
-"""Instructions of which the allocator's replay in Python takes longer than numba needs to be imported."""
+COMPILE_FROM = 200_000
+"""Instructions from which on it is faster to import numba and compile the allocator's replay."""
 
 DEEPEST = 1000
-"""Layers of a model whose allocations can be replayed in seconds."""
+"""The most layers that are predicted: the allocator is replayed on each, in seconds for all."""
 
 MOST_MICRO_BATCHES = 1024
-"""The allocator is replayed on each of them, in milliseconds."""
+"""The most micro-batches that are predicted: the allocator is replayed on each, in milliseconds."""
 
 LARGEST_PEAK = UNLIMITED // 8
 """The largest peak that is predicted, 32 PiB: more would overflow the replay of a GPU without limit."""
@@ -56,7 +56,7 @@ class Verdict(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """As a sentence says it."""
         return self.value.replace("_", " ")
 
@@ -70,7 +70,7 @@ class MemoryPrediction:
     peak_block: int | None
     """The block whose part of the phase has the peak; None outside of blocks."""
     peak_operator: str
-    """The operator or symbol of torch whose allocation reaches it."""
+    """The operator or function of torch whose allocation makes the peak."""
     phases: dict[str, int]
     """Peak by phase: load, forward, loss, backward, optimizer."""
     breakdown_bytes: dict[str, int]
@@ -98,12 +98,12 @@ class Estimate:
 
     @property
     def gpu_bytes(self) -> int | None:
-        """What a process can use of the GPU, or None when nobody documents it."""
+        """What a process can use of the GPU; None where that is not documented."""
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
     def available_bytes(self) -> int | None:
-        """What torch's allocator can have of the GPU beside the headroom; None when it is not known."""
+        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
         return available_bytes(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
@@ -171,7 +171,7 @@ class Estimate:
 
     @property
     def memory_needed_bytes(self) -> int:
-        """Peak reserved, or peak allocated where the GPU was full before."""
+        """Peak reserved; peak allocated where that is more, as memory ran out before the peak."""
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
 
 
@@ -198,7 +198,7 @@ def predict_memory(
 
 
 def _block_at(log: Log, peak: Peak) -> int | None:
-    """Return the number in the whole model of the block in whose part an event lies."""
+    """Return the block, by its number in the whole model, in which the peak is; None outside of blocks."""
     part = next(part for part in log.parts if part.begin <= peak.event < part.end)
     block = part.block
     if block < 0:
@@ -209,7 +209,7 @@ def _block_at(log: Log, peak: Peak) -> int | None:
     return block + (log.extra_blocks - peak.runs if part.phase == "backward" else peak.runs)
 
 
-def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
+def refuse_too_slow(shape: ModelShape, setup: TrainSetup) -> None:
     """Refuse what would be replayed for minutes.
 
     Raises:
@@ -225,7 +225,7 @@ def refuse_endless(shape: ModelShape, setup: TrainSetup) -> None:
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
-    """Return what torch's allocator can have of a GPU beside the headroom; None where the GPU's memory is unknown."""
+    """Return what torch's allocator can reserve of a GPU: all but the headroom; None where its memory is unknown."""
     if gpu is None or gpu.usable_memory_bytes is None:
         return None
     return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)
@@ -240,7 +240,7 @@ def read_allocator(
     rank: int | None = None,
     hardware: Cluster | Gpu | None = None,
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after the first steps, on a GPU of a size or without limit.
+    """Return the caching allocator's statistics after the first steps, on a GPU of ``gpu_bytes`` or without limit.
 
     ``rank``: by default the one with the highest peak. ``hardware``: how long work takes, which decides when a deferred
     free is done.
@@ -253,12 +253,12 @@ def read_allocator(
 
 
 def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
-    """Return the first steps as the caching allocator goes through them; models of one width share a program."""
+    """Return the first steps as a program for the allocator's replay; models that differ only in depth share it."""
     shallow = for_any_depth(shape, setup)
     if shallow is not None and (found := _program(shallow, setup, kernels, rank)) and found.log.extra_blocks:
         return dataclasses.replace(found, log=found.log.of_depth(shape.num_hidden_layers))
     found = program(first_steps(shape, setup, kernels, rank))
-    if found is None:  # blocks name what is further away
+    if found is None:  # a block uses what was made several blocks before: simulate them all
         found = program(first_steps(shape, setup, kernels, rank, shape.num_hidden_layers))
         assert found is not None
     return found
@@ -276,10 +276,10 @@ def replay(
     expandable_segments: bool = False,
     hardware: Cluster | Gpu | None = None,
 ) -> AllocatorReading:
-    """Return what the caching allocator would show after some steps."""
-    if steps.num_instructions > LONG:
+    """Return the caching allocator's statistics after some steps."""
+    if steps.num_instructions > COMPILE_FROM:
         compile_allocator()
-    rates = Complete(rates_of(setup, hardware, "cuda", None), setup)
+    rates = RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
     return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 
 
@@ -298,10 +298,10 @@ def estimate(
     ``headroom_bytes`` are kept free of the GPU, instead of what headroom_of knows and assumes.
 
     Raises:
-        SpecError: for a depth whose every block would take minutes, for a peak that is no 64-bit number, and for heads
-            that no fused kernel takes.
+        SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, and for attention
+            heads that no fused kernel takes.
     """
-    refuse_endless(shape, setup)
+    refuse_too_slow(shape, setup)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu)

@@ -23,17 +23,17 @@ communicator."""
 
 @dataclass(frozen=True)
 class Headroom:
-    """What is kept free of one GPU, of what torch's allocator could otherwise have."""
+    """Memory of one GPU that torch's allocator must leave free."""
 
     num_bytes: int
     source: str
-    """What it is for and how it is known, in words."""
+    """What it is for and how it is known, as text."""
     is_assumed: bool
     """Whether some of it is an assumption."""
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
-    """Return what is kept free of a GPU.
+    """Return how much of a GPU is kept free.
 
     Args:
         gpu: the GPU; where a calibration measured its CUDA context, its usable memory is without that already.

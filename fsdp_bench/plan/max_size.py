@@ -79,7 +79,7 @@ class SettingResult:
 
     @property
     def shown(self) -> Question:
-        """The setting as it is described; where GPUs are counted, on those that fit, which decide its groups."""
+        """The question that describes the setting; where the fewest GPUs are searched, that on the number found."""
         return self.at.question if self.at and self.quantity.name == "world_size" else self.question
 
     @property
@@ -94,7 +94,7 @@ class SettingResult:
 
     @cached_property
     def at(self) -> Prediction | None:
-        """The prediction of what fits."""
+        """The prediction of the largest that fits; None where none does."""
         return self._prediction(self.found.at, None, self.found.speed) if self.found else None
 
     @cached_property
@@ -195,7 +195,7 @@ def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
     return SettingResult(quantity, assumptions, None, question.impossible, None if question.impossible else unknown)
 
 
-def limit_words(limit: Limit) -> str:
+def limit_text(limit: Limit) -> str:
     """Return what the next candidate is short of: ``activations in backward on the GPU``."""
     category = limit.category.replace("_", " ")
     if limit.place == "card":
@@ -250,7 +250,7 @@ def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
         "notes": found["notes"],
         **{key: found[key] for key in ANSWERS},
         "limited_by": limit
-        and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_words(limit)},
+        and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_text(limit)},
         "next": _next(cell),
     }
 

@@ -1,4 +1,4 @@
-"""A prediction and its JSON form: what was asked, what is answered, and ``null`` for what nobody knows."""
+"""What a user asks (Question), and the answer (Prediction); document.py has its JSON form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Question:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU, or None when nobody named one."""
+        """The GPU; None where none is named."""
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.plan.estimate import KERNELS
-from fsdp_bench.rates.datasheet import Datasheet, Silent
+from fsdp_bench.rates.datasheet import Datasheet, RatesWithoutCommunication
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
@@ -38,12 +38,14 @@ class Speed:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs, without what checkpointing recomputes, over the peak."""
-        return self._share(self.model.model_flops_per_token(self.setup.sequence_length))
+        return self._fraction_of_peak(self.model.model_flops_per_token(self.setup.sequence_length))
 
     @property
     def hfu(self) -> float | None:
         """The same with what checkpointing recomputes."""
-        return self._share(self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing))
+        return self._fraction_of_peak(
+            self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing)
+        )
 
     @property
     def _tokens(self) -> int:
@@ -53,9 +55,9 @@ class Speed:
     def _per_second(self, amount: float) -> float | None:
         return None if self.time.step_seconds is None else amount / self.time.step_seconds
 
-    def _share(self, flops_per_token: float) -> float | None:
-        reached, peak = self._per_second(flops_per_token * self._tokens), self.peak_flops_per_second
-        return None if reached is None or peak is None else reached / peak
+    def _fraction_of_peak(self, flops_per_token: float) -> float | None:
+        achieved, peak = self._per_second(flops_per_token * self._tokens), self.peak_flops_per_second
+        return None if achieved is None or peak is None else achieved / peak
 
 
 NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
@@ -68,7 +70,7 @@ def speed(
     kernels: str = "cuda",
     profile: Profile | None = None,
     with_spans: bool = False,
-    is_silent: bool = False,
+    without_communication: bool = False,
 ) -> Speed:
     """Predict how fast a setup trains.
 
@@ -79,16 +81,16 @@ def speed(
         kernels: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
         with_spans: keep when each action ran, for a picture.
-        is_silent: rank 0 is alone, and its collectives end at once.
+        without_communication: rank 0 is alone, and its collectives end at once.
 
     Raises:
         SpecError: when the calibration is of another kind of device, and for models that cannot be predicted.
     """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    rates = rates_of(setup, hardware, kernels, profile, is_silent)
+    rates = rates_of(setup, hardware, kernels, profile, without_communication)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
-    if rates is not None and is_silent:
-        rates = Silent(rates, setup)
+    if rates is not None and without_communication:
+        rates = RatesWithoutCommunication(rates, setup)
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
     operators = kernels_on(KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels], gpu)

@@ -18,7 +18,7 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     It is taken without the CUDA context, where a calibration measured that.
 
     Raises:
-        SpecError: where none is named, nobody documents the memory, or the GPU has less than is said.
+        SpecError: where no GPU is named, its memory is not documented, or it has less than ``gpu_memory``.
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
@@ -57,7 +57,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose GPU is without the CUDA context that a calibration of such a GPU measured.
+    """Return hardware whose GPU memory is less the CUDA context, where a calibration of the same GPU measured it.
 
     Raises:
         SpecError: where the context leaves nothing.

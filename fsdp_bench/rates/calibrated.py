@@ -1,4 +1,4 @@
-"""What the work of a step takes on a machine that was calibrated: measured seconds, and what lies between them.
+"""How long the work of a step takes on a calibrated machine: measured seconds, interpolated between sizes.
 
 Between two measured sizes a time is on the line between them; of matrix products and attention it is the rate that is
 interpolated, over the logarithms of their sides. Beyond the largest size the last rate holds.
@@ -176,7 +176,7 @@ def _between(points: Points | None, size: float) -> float | None:
 
 
 def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float | None:
-    """Return the seconds of so many operations at the rate that is interpolated from the corners around the sides."""
+    """Return the seconds of ``flops`` at the rate that is interpolated between the measured sizes around ``sides``."""
     if not grid:
         return None
     brackets = []
@@ -187,7 +187,7 @@ def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float 
     for corner in product(*brackets):
         rate = grid.get(tuple(place for place, _ in corner))
         if rate is not None:
-            weight = math.prod(share for _, share in corner)
+            weight = math.prod(part for _, part in corner)
             total, weight_of_all = total + weight * rate, weight_of_all + weight
     if weight_of_all <= 0:
         wanted = [math.log(side) for side in sides]
@@ -197,12 +197,12 @@ def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float 
 
 
 def _bracket(places: list[float], value: float) -> list[tuple[float, float]]:
-    """Return the places around a value with their shares; outside of all the outermost."""
+    """Return the two places around a value with their weights; outside of all places the outermost alone."""
     above = bisect_right(places, value)
     if above == 0:
         return [(places[0], 1.0)]
     if above == len(places):
         return [(places[-1], 1.0)]
     low, high = places[above - 1], places[above]
-    share = (value - low) / (high - low)
-    return [(low, 1.0 - share), (high, share)] if share else [(low, 1.0)]
+    weight = (value - low) / (high - low)
+    return [(low, 1.0 - weight), (high, weight)] if weight else [(low, 1.0)]

@@ -1,4 +1,4 @@
-"""What a collective takes: NCCL's own model of itself, on the links of a server.
+"""How long a collective takes: NCCL's own cost model, on the links of a server.
 
 NCCL chooses an algorithm and a protocol for each collective by a model of latency and bandwidth (ncclTopoTuneModel and
 ncclTopoGetAlgoTime in src/graph/tuning.cc, read in a copy of 2.28.3); the constants here are its defaults, the links'
@@ -16,8 +16,8 @@ the same time share it. Both figures are NCCL's own for the kind of lanes and pr
 
 Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, what a network reaches under load of others, what Intel's
 processors take of the lanes (INTEL_P2P_OVERHEAD), and which of its whole-numbered ring speeds NCCL settles on. Unknown:
-GPUs that are joined by PCIe where nobody documents which processor they are attached to; a part of a node whose pairs
-of GPUs have only some of a GPU's links; groups that do not fill nodes evenly; architectures without figures here.
+GPUs that are joined by PCIe and attached to undocumented processors; a part of a node whose pairs of GPUs have only
+some of a GPU's links; groups that do not fill nodes evenly; architectures without figures here.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ class Wiring:
 
 @dataclass(frozen=True)
 class Groups:
-    """Who exchanges what in a step: a shard group gathers and scatters, a replicate group adds gradients up."""
+    """What joins the ranks of each group: shard groups gather and scatter, replicate groups add gradients up."""
 
     shard: Wiring | None
-    """None where a group is one rank, or nobody documents what joins its ranks; so are the others."""
+    """None where a group is one rank, or what joins its ranks is not documented; so are the others."""
     replicate: Wiring | None
     world: Wiring | None
 
 
 def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
-    """Return the groups that rank 0 is in; shard groups are neighbours, replicate groups reach across them."""
+    """Return the groups that rank 0 is in; shard groups are neighbours, replicate groups span them."""
     each, shard = cluster.gpus_per_node, setup.shard_group_size
     replicas = cluster.world_size // shard
     if each % shard and shard % each:

@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 
 class Rates(Protocol):
-    """How long one piece of work takes. None: nobody knows."""
+    """How long one piece of work takes. None where that is not known."""
 
     source: str
     """``datasheet`` or ``calibrated``: what the seconds rest on."""
@@ -53,7 +53,7 @@ and what one of FSDP's hooks takes. ``fsdp-bench calibrate`` measures both."""
 COPY_EFFICIENCY = 0.8
 """Of a host link's nominal bandwidth, from pinned memory: 25 of 32 GB/s is what PCIe 4.0 x16 is known to give."""
 HOST_ADAM_BYTES_PER_SECOND = 10e9
-"""Assumed of one process's share of a server's memory bandwidth, for an optimizer in host memory."""
+"""Assumed of the part of a server's memory bandwidth that one process gets, for an optimizer in host memory."""
 
 ATTENTION_EFFICIENCY = {8: (0.73, 0.63), 9: (0.374, 0.34)}
 """Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, which torch runs.
@@ -141,8 +141,8 @@ class Datasheet:
         return HOOK_SECONDS
 
 
-class Silent:
-    """The same rates where collectives end at once: what a rank without peers copies in their place is left."""
+class RatesWithoutCommunication:
+    """Rates where collectives end at once; a rank without peers then only copies within its own memory."""
 
     def __init__(self, rates: Rates, setup: TrainSetup) -> None:
         self._ranks = setup.group_sizes
@@ -162,7 +162,7 @@ class Silent:
         return self._rates.host(work)
 
     def send(self, work: Work) -> float | None:
-        """A gather copies the own shard into every place, a scatter keeps the own part (replaced_collectives.py)."""
+        """Seconds of the copies: all-gather repeats the own shard, reduce-scatter keeps the own part."""
         part = work.num_bytes // self._ranks[work.group]
         copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
         return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))

@@ -1,4 +1,4 @@
-"""The rates of hardware: from its calibration or its datasheet, and complete ones where both say too little."""
+"""The rates of hardware, from its calibration or its datasheet; and rates with defaults for what neither says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rates_of(
 ) -> Rates | None:
     """Return what is known of the hardware's rates; None where that is nothing.
 
-    A rank that is alone shares the machine with none of its world.
+    ``is_alone``: the rank has the machine for itself, as an emulated one has.
 
     Raises:
         SpecError: when the calibration is of another kind of device.
@@ -41,11 +41,11 @@ ASSUMED_BYTES_PER_SECOND = {"collective": 100e9, "copy": 25e9}
 """Of a collective's message, and of a copy to or from the host, where no link is documented."""
 
 
-class Complete:
-    """Rates that know everything, for deciding which of two things happens first: when a deferred free is done.
+class RatesWithDefaults:
+    """Rates with a default for whatever is unknown: that of an H100 whose ranks are joined by 100 GB/s.
 
-    What nobody documents takes as long as on an H100 whose ranks are joined by 100 GB/s. It decides reserved memory
-    only, and only where a stream still uses what was freed; times that are shown to users are never assumed.
+    They decide when a deferred free is done, and so reserved memory, only where a stream still uses what was freed.
+    Times that are shown to users never come from a default.
     """
 
     blocks_host = False

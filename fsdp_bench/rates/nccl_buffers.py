@@ -1,4 +1,4 @@
-"""What one NCCL communicator takes of a GPU, from NCCL's source: channels, connections, and what is made at its start.
+"""GPU memory of one NCCL communicator, from NCCL's source: channels, connections, and what is allocated at its start.
 
 NCCL allocates with cuMemCreate, not through torch's caching allocator, and every allocation, however small, is whole
 granules of 2 MiB (ncclCuMemAlloc in src/include/alloc.h). Read in 2.29.2, 2.29.3 and 2.29.7 (src/channel.cc in an older

@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal: what all rows share is said once above, the least important columns are left out."""
+"""Tables that fit the terminal: what all rows have is printed once above, the least important columns are left out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WORD = 40
 """Characters of a name that is not broken over two lines of its cell."""
-_ROOMY = 1000
-"""Columns in which every table has its natural width."""
+_UNLIMITED = 1000
+"""Columns of a terminal on which no table is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class TableColumn:
     cells: tuple[str, ...]
     is_number: bool = False
     """Whether it is aligned on the right."""
-    leaves: int = 0
+    drop_priority: int = 0
     """Where the table is too wide, the column with the highest number is left out first; 0 stays and is wrapped."""
 
     @property
     def name(self) -> str:
-        """The header as words in a sentence."""
+        """The header on one line."""
         return self.header.replace("-\n", "").replace("\n", " ")
 
     @property
     def is_shared(self) -> bool:
-        """Whether all rows have the same word; equal numbers stay, as they may be equal by chance."""
+        """Whether all rows have the same text; numbers do not count, as they may be equal by chance."""
         is_constant = len(self.cells) > 1 and len(set(self.cells)) == 1
         return is_constant and not (self.is_number and self.cells[0][:1].isdigit())
 
@@ -48,7 +48,7 @@ def table_columns(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     numbers: Iterable[str] = (),
-    leaving: Sequence[str] = (),
+    droppable: Sequence[str] = (),
 ) -> list[TableColumn]:
     """Return the columns of rows.
 
@@ -56,9 +56,9 @@ def table_columns(
         headers: one a column.
         rows: each with one cell a column.
         numbers: headers of the columns that are aligned on the right.
-        leaving: headers of the columns that may be left out, the first to leave first.
+        droppable: headers of the columns that may be left out where the table is too wide, in this order.
     """
-    places = {header: len(leaving) - index for index, header in enumerate(leaving)}
+    places = {header: len(droppable) - index for index, header in enumerate(droppable)}
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
     right = set(numbers)
     return [
@@ -75,22 +75,25 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         width: by default the terminal's.
         indent: blanks before every line.
     """
-    room = (width or terminal_width()) - indent
+    width = width or terminal_width()
+    inner = width - indent
     first, *others = columns
     shared = [column for column in others if column.is_shared]
     shown = [first, *(column for column in others if column not in shared and any(column.cells))]
     left_out: list[TableColumn] = []
-    while _needed(shown).maximum > room and (next_out := max(shown, key=lambda column: column.leaves)).leaves:
-        shown.remove(next_out)
-        left_out.append(next_out)
-    while _needed(shown).minimum > room and len(shown) > 1:  # wrapping does not suffice
+    while (
+        _needed(shown).maximum > inner and (least := max(shown, key=lambda column: column.drop_priority)).drop_priority
+    ):
+        shown.remove(least)
+        left_out.append(least)
+    while _needed(shown).minimum > inner and len(shown) > 1:  # wrapping does not suffice
         left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
     common = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
-    lines = wrapped(f"in all rows: {'; '.join(common)}", room) if common else []
-    lines += _rendered(shown, room)
+    lines = wrapped(f"in all rows: {'; '.join(common)}", inner) if common else []
+    lines += _rendered(shown, inner)
     if left_out:
         names = ", ".join(column.name for column in left_out)
-        lines += wrapped(f"left out at {room + indent} columns: {names} (a wider terminal or COLUMNS=200)", room)
+        lines += wrapped(f"left out at {width} columns: {names} (a wider terminal or COLUMNS=200)", inner)
     return [" " * indent + line for line in lines]
 
 
@@ -103,11 +106,11 @@ def _rendered(columns: Sequence[TableColumn], width: int) -> list[str]:
 
 
 def _needed(columns: Sequence[TableColumn]) -> Measurement:
-    """Return how wide a table is with its text columns wrapped, and without."""
+    """Return the width of a table with its text columns wrapped (minimum), and without (maximum)."""
     from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console(file=StringIO(), width=_ROOMY)
+    console = Console(file=StringIO(), width=_UNLIMITED)
     return Measurement.get(console, console.options, _table(columns))
 
 

@@ -27,12 +27,12 @@ def terminal_width() -> int:
 
 def wrapped(line: str, width: int | None = None) -> list[str]:
     """Break a line at blanks where it is wider than the terminal; names, paths and other words are never cut."""
-    room = width or terminal_width()
-    if len(line) <= room:
+    width = width or terminal_width()
+    if len(line) <= width:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.wrap(
-        line, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
 
 

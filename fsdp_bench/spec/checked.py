@@ -1,4 +1,4 @@
-"""Types that check what they are made of: Word, a closed vocabulary, and Checked, a struct of typed fields.
+"""Types that check their values: CaseInsensitiveEnum, and Checked, a struct of typed fields.
 
 A Checked struct reads its fields by their type hints however it is made: by its constructor, by replacing fields, from
 a file or from a pickle. What is unambiguous is coerced: a word in any case becomes its enumeration, 8.0 and NumPy's 8
@@ -37,8 +37,8 @@ Range = tuple[float, float]
 C = TypeVar("C", bound="Checked")
 
 
-class Word(StrEnum):
-    """A closed vocabulary. Reading ignores case, surrounding blanks and ``-`` against ``_``, and knows aliases."""
+class CaseInsensitiveEnum(StrEnum):
+    """An enumeration of strings that is read in any case, with ``-`` or ``_``, blanks around it, and by aliases."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
@@ -47,12 +47,12 @@ class Word(StrEnum):
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
-        """Return words that are understood, lower case, but have no member, each with what it would mean."""
+        """Return values that PyTorch or a user may mean, lower case, but have no member, each with its meaning."""
         return {}
 
     @classmethod
     def field(cls) -> str:
-        """Return the name of the field that this vocabulary belongs to, for messages."""
+        """Return the name of the field that has this type, for messages."""
         return cls.__name__.lower()
 
     @classmethod

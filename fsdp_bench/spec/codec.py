@@ -61,7 +61,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Decode JSON; a Checked type reads words in any case and whole numbers as its constructor does.
+    """Decode JSON; a Checked type reads enums in any case and whole numbers as its constructor does.
 
     Raises:
         msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
@@ -129,7 +129,7 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
 
 
 def from_stored(value: object, kind: type[T]) -> T:
-    """Do the same with what ``to_json`` wrote: NaN and infinity are words there.
+    """Do the same with what ``to_json`` wrote: NaN and infinity are text there.
 
     Raises:
         msgspec.ValidationError: as ``from_builtins``.
@@ -189,7 +189,7 @@ def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
     return value
 
 
-def from_words(fields: dict[str, Any], kind: type[C]) -> C:
+def from_text(fields: dict[str, Any], kind: type[C]) -> C:
     """Turn what a user wrote into a spec type.
 
     Raises:

@@ -52,7 +52,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
 
     Raises:
-        SpecError: when it names no model, or two, or a module to wrap by blocks of which nobody says what they are.
+        SpecError: when it names no model, or two, or a module to wrap by blocks without the blocks' class.
     """
 
     setup: TrainSetup
@@ -92,7 +92,7 @@ class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
         return self.parameters_bytes + self.optimizer_state_bytes + self.gradients_bytes + self.other_bytes
 
 
-class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
+class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Live bytes of one training step of one rank after warm-up, tracked by storage."""
 
     peak_allocated_bytes: int
@@ -122,10 +122,10 @@ class DryRunReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the subprocess prints for one spec: a reading, or why there is none."""
+    """What the subprocess prints for one spec: a result, or why there is none."""
 
-    reading: DryRunReading | None = None
+    result: DryRunResult | None = None
     error: str | None = None
     """One line."""
     users_mistake: bool = True
-    """Whether the error is one that the user can mend."""
+    """Whether the error is one that the user can correct."""

@@ -1,8 +1,8 @@
 """Every error that this package raises on purpose.
 
 FsdpBenchError
-├── UserError            the user can mend it: one line, exit code 2
-│   ├── SpecError        a value outside its vocabulary (also a ValueError)
+├── UserError            the user can correct it: one line, exit code 2
+│   ├── SpecError        a value that is not allowed (also a ValueError)
 │   ├── SweepFileError   a sweep file that cannot be read as one
 │   ├── ResultsError     results that cannot be read or written
 │   └── MachineError     the machine lacks what was asked for
@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.text import printable
 
 LONGEST_VALUE = 80
@@ -23,16 +24,16 @@ LONGEST_VALUE = 80
 class FsdpBenchError(Exception):
     """The root of this package's errors."""
 
-    exit_code = 2
-    """Of the command line that it ends."""
+    exit_code = ExitCode.BAD_INPUT
+    """The exit code of a command that it ends."""
 
 
 class UserError(FsdpBenchError):
-    """Something that the user can mend; its message is one line: what, where, what is allowed."""
+    """Something that the user can correct; its message is one line: what, where, what is allowed."""
 
 
 class SpecError(UserError, ValueError):
-    """A value outside the vocabulary of spec/."""
+    """A value that is not allowed."""
 
 
 class SweepFileError(UserError):
@@ -53,16 +54,16 @@ class WrapError(FsdpBenchError, ValueError):
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``" (did you mean 'x'?)"`` for the closest known word in any case, or an empty string."""
-    words = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], words, n=1, cutoff=cutoff)
-    return f" (did you mean {words[close[0]]!r}?)" if close else ""
+    names = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(word.strip().lower()[:LONGEST_VALUE], names, n=1, cutoff=cutoff)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""
 
 
 def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
-    """Build the error for a value outside a closed vocabulary: the field, the value, what is allowed."""
-    words = list(allowed)
-    close = nearest(value, words) if isinstance(value, str) else ""
-    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(words)}{close}")
+    """Build the error for a value that is none of those allowed: it names the field, the value and what is allowed."""
+    names = list(allowed)
+    close = nearest(value, names) if isinstance(value, str) else ""
+    return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(names)}{close}")
 
 
 def shown(value: object) -> str:

@@ -84,7 +84,8 @@ class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     setup: TrainSetup
     """The field that is raised has no meaning here."""
-    dial: QuantityRange
+    quantity: QuantityRange = msgspec.field(name="dial")
+    """What is searched, and its range; ``dial`` in the file."""
     family: Family
     vocab_size: int
     model: ModelShape | None
@@ -116,20 +117,20 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One line that describes it."""
     run: RunPlan
     """How every trial was run; its memory_limit_bytes stood for the GPU's memory."""
-    card_is_limited: bool
+    gpu_is_limited: bool = msgspec.field(name="card_is_limited")
     """Whether --gpu-memory made a large GPU as small as another one."""
     cells: tuple[FrontierCell, ...]
 
 
-def cell_label(setup: TrainSetup, name: str, quantity: str) -> str:
+def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
     """Return a cell in one line: its model or family, and the setup without what is raised."""
-    words = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
-    words.append(f"checkpointing {setup.checkpointing.value}")
+    parts = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
+    parts.append(f"checkpointing {setup.checkpointing.value}")
     if setup.offload is Offload.PARAMS:
-        words.append("offload")
-    batch = "" if quantity == "micro_batch_size" else f" {setup.micro_batch_size}"
-    tokens = "" if quantity == "sequence_length" else f" x {setup.sequence_length}"
-    return " ".join([*words, f"batch{batch}{tokens}"])
+        parts.append("offload")
+    batch = "" if quantity_name == "micro_batch_size" else f" {setup.micro_batch_size}"
+    tokens = "" if quantity_name == "sequence_length" else f" x {setup.sequence_length}"
+    return " ".join([*parts, f"batch{batch}{tokens}"])
 
 
 def read_frontier(data: bytes, name: str) -> FrontierRecord:

@@ -1,8 +1,8 @@
-"""Hardware as facts: each with its source and date. A value that nobody documents is absent (None)."""
+"""Hardware as facts, each with its source and date. A value that is not documented is None."""
 
 from __future__ import annotations
 
-from fsdp_bench.spec.checked import Checked, Count, Positive, Word
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
@@ -36,10 +36,10 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_multiprocessors: Count | None = None
     """Streaming multiprocessors, or compute units."""
     matmul_efficiency: Positive | None = None
-    """The part of the 16-bit peak that the best of large matrix products have, where somebody published it."""
+    """The part of the 16-bit peak that the best of large matrix products have, where it is published."""
     matmul_efficiency_source: Source | None = None
     sustained_clock: Positive | None = None
-    """The share of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
+    """The fraction of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
     sustained_clock_source: Source | None = None
     nvml_total_bytes: Count | None = None
     """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
@@ -72,7 +72,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.dense_flops_per_second.get(dtype)
 
 
-class LinkKind(Word):
+class LinkKind(CaseInsensitiveEnum):
     """What GPUs or nodes are joined with. The topology that a cost of collectives needs follows from it."""
 
     NVSWITCH = "nvswitch"
@@ -105,10 +105,10 @@ class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bandwidth_bytes_per_second: Positive | None = None
     """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
     gpus_per_uplink: Count | None = None
-    """Of a host link: GPUs that share one uplink of that bandwidth, so that together they reach it once. Absent where
-    nobody documents the wiring."""
+    """Of a host link: GPUs that share one uplink of that bandwidth, so that together they have it once. None where
+    the wiring is not documented."""
     gpus_per_socket: Count | None = None
-    """Of GPUs that PCIe joins: how many are attached to one processor. Absent where nobody documents the wiring."""
+    """Of GPUs that PCIe joins: how many are attached to one processor. None where the wiring is not documented."""
     socket_bandwidth_bytes_per_second: Positive | None = None
     """Between two processors, per direction, as NCCL reckons with it for their kind (src/graph/topo.h)."""
 

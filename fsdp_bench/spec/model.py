@@ -14,13 +14,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fsdp_bench.spec.checked import Checked, Count, Word
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
 
 
-class Family(Word):
+class Family(CaseInsensitiveEnum):
     """The transformer families that train/models/transformer.py builds."""
 
     LLAMA = "llama"

@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 Hardware = Literal["cuda", "cpu"]
 """What was measured: GPUs or a CPU."""
 
-PROBE = ModelShape(
-    name="probe",
+CALIBRATION_MODEL = ModelShape(
+    name="calibration model",
     family=Family.LLAMA,
     num_hidden_layers=6,
     hidden_size=256,
@@ -29,9 +29,9 @@ PROBE = ModelShape(
     vocab_size=2048,
     max_position_embeddings=128,
 )
-"""A small model whose steps are timed to find the host's overhead: Python, the dispatcher, hooks. It is large enough to
-evict the host's code from a core's caches, as training does."""
-PROBE_SEQUENCE = 128
+"""The small model whose steps ``calibrate`` times to find the host's overhead: Python, the dispatcher, hooks. It is
+large enough to evict the host's code from a core's caches, as training does."""
+CALIBRATION_SEQUENCE_LENGTH = 128
 
 
 CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
@@ -114,8 +114,8 @@ class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields
     threads_per_rank: Count
     device_name: str
     versions: dict[str, str]
-    probe_step_seconds: dict[str, float]
-    """A step of PROBE without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
+    model_step_seconds: dict[str, float]
+    """A step of CALIBRATION_MODEL without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
     context_bytes: int | None = None
     """Memory of rank 0's process on its GPU beyond what the caching allocator reserved, before any communicator was
     made: the CUDA context with the code of kernels that ran. None on a CPU, and where NVML does not show it."""
@@ -147,9 +147,9 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """Overheads of the host that were smaller than the noise, in words; predictions leave them out.
+        """Overheads of the host that were smaller than the noise, as text; predictions leave them out.
 
-        The host's times are small differences of large sums: of the probe's step and of its operators alone.
+        The host's times are small differences of large sums: the time of CALIBRATION_MODEL's step less its operators'.
         """
         lost = ["the host's time for an operator"] if self.launch_seconds == 0 else []
         return (

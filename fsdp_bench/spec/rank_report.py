@@ -212,7 +212,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def divergence(ranks: Sequence[RankReport]) -> str | None:
-    """Return at which step a loss first became NaN or infinite, in words; steps count from 1, warm-up included."""
+    """Return at which step a loss first became NaN or infinite, as text; steps count from 1, warm-up included."""
     lost = [
         (step, rank.rank, loss) for rank in ranks for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)
     ]

@@ -1,7 +1,7 @@
 """TrialRecord: everything that is known about one trial, and the plan that it followed.
 
 Raw samples are stored: every measured step's seconds, every rank's peaks. Medians and maxima are properties,
-computed on reading. A value that could not be had is None, and prints as ``unknown``.
+computed from them. A value that could not be had is None, and prints as ``unknown``.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps timed with collectives that end at once, after everything else; 0 leaves that time unknown."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT_SECONDS)] = 300.0
     memory_limit_bytes: Count | None = None
-    """Bytes that one rank may have allocated on its device: on a GPU a fraction of it, on a CPU a budget."""
+    """Bytes that one rank may allocate: torch enforces it on a GPU, and on a CPU the live tensors are counted."""
     threads_per_rank: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
     """CPU threads of one rank's operators; by default the cores divided by the ranks."""
     backend: Literal["gloo"] | None = None
-    """The process group's, where it is not NCCL on GPUs and gloo on a CPU. Over gloo several ranks can share a GPU, as
-    NCCL's cannot; reduce-scatters then go through host memory, so that the GPU holds what it holds with NCCL."""
+    """The process group's backend, where it is not NCCL on GPUs and gloo on a CPU. With gloo several ranks can share a
+    GPU, with NCCL they cannot. Reduce-scatters then go through host memory, so that the GPU holds what it holds with
+    NCCL."""
     attention: Literal["flash"] | None = None
-    """The kernel of 16-bit attention on GPUs: FlashAttention, which is what predictions are of; by default torch's own
+    """The kernel of 16-bit attention on GPUs: FlashAttention, which predictions assume; by default torch's own
     choice, which is cuDNN's on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
     in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     emulate: bool = False
@@ -115,7 +116,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """One line: why the outcome is not ``ok``; of an ``ok`` one, at which step its loss became NaN or infinite."""
     suspect: tuple[str, ...] = ()
-    """Why the measurement should not be trusted: a foreign process on the GPU, for example."""
+    """Why the measurement should not be trusted: another program's process on the GPU, for example."""
     ranks: tuple[RankReport, ...] = ()
     stderr_tail: str | None = None
     peak_flops_per_second: float | None = None
@@ -160,17 +161,17 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     def exposed_by_difference_seconds(self) -> float | None:
         """Exposed communication found without the profiler: the step's seconds less those without communication.
 
-        It may be negative where communication takes less than steps differ. What compute and communication cost each
-        other, where they share cores or memory, is in it.
+        It may be negative where communication takes less than steps differ. It includes the time that compute loses
+        where communication uses the same cores or memory.
         """
         step, without = self.step_seconds, self.seconds_without_communication
         return None if step is None or without is None else step - without
 
     @property
-    def exposed_shares(self) -> tuple[float, float] | None:
-        """The part of a step that is exposed communication, found in both ways: by the profiler, and by difference.
+    def exposed_fractions(self) -> tuple[float, float] | None:
+        """Exposed communication as a fraction of a step: by the profiler, and by difference.
 
-        Each is a part of its own steps: the profiler slows a step down, its communication as well as its compute.
+        Each is a fraction of the steps that it was measured in: the profiler slows communication and compute down.
         """
         difference, seconds = self.exposed_by_difference_seconds, self.step_seconds
         profiled = [
@@ -184,9 +185,9 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_disagreement(self) -> float | None:
-        """How far the two shares are apart."""
-        shares = self.exposed_shares
-        return None if shares is None else abs(shares[0] - shares[1])
+        """How far the two fractions are apart."""
+        fractions = self.exposed_fractions
+        return None if fractions is None else abs(fractions[0] - fractions[1])
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:

@@ -1,4 +1,4 @@
-"""TrainSetup: how a model is trained. The words are PyTorch's; the aliases that users arrive with are accepted."""
+"""TrainSetup: how a model is trained. Names are PyTorch's; common aliases are accepted too."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fsdp_bench.spec.checked import Checked, Count, Positive, Word
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 
-class ShardingStrategy(Word):
+class ShardingStrategy(CaseInsensitiveEnum):
     """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number."""
 
     FULL_SHARD = "FULL_SHARD"
@@ -53,14 +53,14 @@ class ShardingStrategy(Word):
         return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
-class Api(Word):
+class Api(CaseInsensitiveEnum):
     """fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, and DistributedDataParallel for NO_SHARD."""
 
     FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
 
 
-class Offload(Word):
+class Offload(CaseInsensitiveEnum):
     """Whether parameters, gradients and optimizer states live in host memory."""
 
     NONE = "none"
@@ -72,7 +72,7 @@ class Offload(Word):
         return {"optimizer": "the optimizer's states alone in host memory"}
 
 
-class Checkpointing(Word):
+class Checkpointing(CaseInsensitiveEnum):
     """Activation checkpointing: of nothing, of all but the costly operators' outputs, or of whole blocks."""
 
     NONE = "none"
@@ -80,7 +80,7 @@ class Checkpointing(Word):
     FULL = "full"
 
 
-class OptimizerKind(Word):
+class OptimizerKind(CaseInsensitiveEnum):
     """AdamW in PyTorch's three implementations, and plain SGD (foreach)."""
 
     ADAMW_FOREACH = "adamw-foreach"
@@ -99,7 +99,7 @@ class OptimizerKind(Word):
         return "optimizer"
 
 
-class Loss(Word):
+class Loss(CaseInsensitiveEnum):
     """How the cross-entropy is computed: on the whole fp32 logits, chunk by chunk, or compiled."""
 
     PLAIN = "plain"
@@ -107,7 +107,7 @@ class Loss(Word):
     COMPILED = "compiled"
 
 
-class Wrap(Word):
+class Wrap(CaseInsensitiveEnum):
     """How a model is divided into FSDP units: each block, each subtree over a size, or the whole model."""
 
     BLOCK = "block"
@@ -115,7 +115,7 @@ class Wrap(Word):
     NONE = "none"
 
 
-class BackwardPrefetch(Word):
+class BackwardPrefetch(CaseInsensitiveEnum):
     """When backward gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
 
     BACKWARD_PRE = "BACKWARD_PRE"
@@ -200,7 +200,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """The name when there is one, else the triple."""
+        """The name where there is one, else STORED/COMPUTE/REDUCE."""
         triple = (self.store, self.compute, self.reduce)
         for name, named in _NAMED_PRECISIONS.items():
             if named == triple:

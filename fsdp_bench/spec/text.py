@@ -1,4 +1,4 @@
-"""Text from outside, made safe to print: names, paths, values and messages that this package did not write."""
+"""Makes text from outside safe to print: names, paths, values and messages that this package did not write."""
 
 from __future__ import annotations
 

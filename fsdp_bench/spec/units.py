@@ -107,7 +107,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a duration as people read it: ``0.8 ms``, ``12.3 ms``, ``4.2 s``, ``3 min 20 s``."""
+    """Print a duration: ``0.8 ms``, ``12.3 ms``, ``4.2 s``, ``3 min 20 s``."""
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 120:

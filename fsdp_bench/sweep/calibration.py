@@ -16,14 +16,21 @@ from pathlib import Path
 import msgspec
 
 from fsdp_bench.rates.calibrated import Calibrated
-from fsdp_bench.rates.datasheet import Rates, Silent
+from fsdp_bench.rates.datasheet import Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Event, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, Hardware, Profile, RankMeasurements, RankProfile
+from fsdp_bench.spec.profile import (
+    CALIBRATION_MODEL,
+    CALIBRATION_SEQUENCE_LENGTH,
+    Hardware,
+    Profile,
+    RankMeasurements,
+    RankProfile,
+)
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.run.launchers import worker_environment
@@ -35,7 +42,7 @@ PARTS = 7
 HALVINGS = 50
 """Until the host's times are known to a part in 10^15 of a step."""
 Progress = Callable[[int, str], None]
-"""Told the number of ranks and the part that they begin to measure."""
+"""Called with the number of ranks and the part that they begin to measure."""
 
 
 def rank_counts(machine: Machine) -> tuple[int, ...]:
@@ -47,7 +54,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     """Measure with each number of ranks.
 
     Raises:
-        SpecError: when a rank fails; its last words are in the message.
+        SpecError: when a rank fails; the last line of its log is in the message.
     """
     device: Hardware = "cuda" if machine.gpus else "cpu"
     found: list[RankMeasurements] = []
@@ -88,11 +95,11 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
         "DEVICE": device,
         "RENDEZVOUS": str(folder),
         "THREADS": str(max((os.cpu_count() or 1) // count, 1)),
-        "PARENT": str(os.getpid()),
     }
+    arguments = [str(os.getpid()), str(folder / "measured.json")]
     with open(folder / f"rank-{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", str(folder / "measured.json")],
+            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else log,
@@ -117,8 +124,8 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
 def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
     """Return a profile of what was measured, with the host's time for an operator and for a hook.
 
-    They are those with which the replay of the probe's step takes what the probe took. So they contain what goes with
-    each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
+    With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured one. So they contain all
+    that the host does for each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
     """
     times = {
         name: getattr(measured, name)
@@ -126,11 +133,11 @@ def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
         if name in RankProfile.__struct_fields__
     }
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
-    seconds, plain = measured.probe_step_seconds, _Probe(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD)
-    launch = _solve(lambda value: plain.seconds(value, 0.0), seconds["none"])
+    seconds, unwrapped = measured.model_step_seconds, _PredictedStep(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD)
+    launch = _solve(lambda value: unwrapped.seconds(value, 0.0), seconds["none"])
     hooks = {}
     for api in Api:
-        wrapped = _Probe(bare, device, api, ShardingStrategy.FULL_SHARD)
+        wrapped = _PredictedStep(bare, device, api, ShardingStrategy.FULL_SHARD)
         hooks[api.value] = _solve(partial(wrapped.seconds, launch), seconds[api.value])
     return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
 
@@ -146,13 +153,13 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
     return high
 
 
-def _is_reducers(event: Event) -> bool:
-    """Whether DistributedDataParallel does it, which the bare probe is without: copies into buckets and back."""
+def _is_bucket_copy(event: Event) -> bool:
+    """Whether it copies into or out of DistributedDataParallel's buckets, which the unwrapped model does not have."""
     return event.work is not None and event.work.name in ("aten::mul_out", "aten::copy_")
 
 
-class _Probe:
-    """The probe's step as the prediction sees it, where collectives end at once."""
+class _PredictedStep:
+    """The predicted step of CALIBRATION_MODEL, where collectives end at once."""
 
     def __init__(self, measured: RankProfile, device: Hardware, api: Api, strategy: ShardingStrategy) -> None:
         self._setup = TrainSetup(
@@ -160,23 +167,23 @@ class _Probe:
             strategy=strategy,
             world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(measured.num_ranks, 2),
             optimizer=OptimizerKind.SGD,
-            sequence_length=PROBE_SEQUENCE,
+            sequence_length=CALIBRATION_SEQUENCE_LENGTH,
         )
-        step = steady_step(PROBE, self._setup, CUDA if device == "cuda" else CPU_GLOO).last_step()
+        step = steady_step(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO).last_step()
         is_bare = strategy is ShardingStrategy.NO_SHARD
-        self._events = [event for event in step if not (is_bare and _is_reducers(event))]
+        self._events = [event for event in step if not (is_bare and _is_bucket_copy(event))]
         profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
         self._rates = Calibrated(profile, self._setup, measured.num_ranks)
 
     def seconds(self, launch_seconds: float, hook_seconds: float) -> float:
-        """Return what it takes with such a host."""
+        """Return the step's time with these times of the host."""
         found = run(self._events, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
         assert found is not None
         return found
 
 
-class _Host(Silent):
-    """A calibration's rates with a host that is tried; what the calibration did not time takes nothing."""
+class _Host(RatesWithoutCommunication):
+    """A calibration's rates with given times of the host; what the calibration did not time takes no time."""
 
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
         super().__init__(rates, setup)

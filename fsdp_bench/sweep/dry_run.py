@@ -17,8 +17,9 @@ import msgspec
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec, KernelSet
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
@@ -30,7 +31,7 @@ from fsdp_bench.sweep.run.outcome import signal_name
 class DryRunError(FsdpBenchError):
     """A dry run failed in PyTorch or in this tool, not by its input; the message is one line."""
 
-    exit_code = 1
+    exit_code = ExitCode.CRASHED
 
 
 def dry_run(
@@ -38,7 +39,7 @@ def dry_run(
     setup: TrainSetup | None = None,
     kernels: KernelSet = "cuda",
     **setup_fields: Unpack[SetupFields],
-) -> DryRunReading:
+) -> DryRunResult:
     """Run PyTorch's own FSDP code as rank 0, on tensors without data: ``dry_run("7B", world_size=8, api="fsdp2")``.
 
     Needs torch but no GPU; takes seconds, in a process of its own. Sizes in the answer are in bytes.
@@ -47,7 +48,7 @@ def dry_run(
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
         setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
         kernels: whose operators run, ``cpu`` or ``cuda``.
-        setup_fields: fields of TrainSetup by name, words as text in any case; they replace those of ``setup``.
+        setup_fields: fields of TrainSetup by name, enums also as text in any case; they replace those of ``setup``.
 
     Raises:
         SpecError: for what is not allowed, naming field, value and what is.
@@ -56,7 +57,7 @@ def dry_run(
     """
     found = read_setup(setup, setup_fields, find_model(model))
     shape = find_model(model, found.sequence_length)
-    return reading_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
+    return result_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
 
 
 def run_one(spec: DryRunSpec) -> DryRunAnswer:
@@ -65,16 +66,16 @@ def run_one(spec: DryRunSpec) -> DryRunAnswer:
     return answer
 
 
-def reading_of(answer: DryRunAnswer) -> DryRunReading:
-    """Return an answer's reading.
+def result_of(answer: DryRunAnswer) -> DryRunResult:
+    """Return an answer's result, or raise its error.
 
     Raises:
         MachineError: for the user's mistake.
         DryRunError: for any other failure.
     """
-    if answer.reading is None:
+    if answer.result is None:
         raise (MachineError if answer.users_mistake else DryRunError)(str(answer.error))
-    return answer.reading
+    return answer.result
 
 
 def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tuple[int, DryRunAnswer]]:
@@ -129,7 +130,7 @@ class _Worker(threading.Thread):
         self._process = self._process or _Process()
         answer = self._process.ask(spec)
         if answer is None:
-            answer = DryRunAnswer(error=self._process.last_words(), users_mistake=False)
+            answer = DryRunAnswer(error=self._process.describe_end(), users_mistake=False)
             self._process.close()
             self._process = None
         return answer
@@ -169,7 +170,7 @@ class _Process:
         line = self._process.stdout.readline()
         return from_json(line, DryRunAnswer) if line.endswith(b"\n") else None
 
-    def last_words(self) -> str:
+    def describe_end(self) -> str:
         """Return how the process ended, and the last line that it printed."""
         code = self._process.wait()
         how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"

@@ -16,9 +16,9 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.sweep_file import SweepFile, require_gpu
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, resolved_text
-from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.cell import SearchedCell
 from fsdp_bench.sweep.frontier.file import FrontierPlan
-from fsdp_bench.sweep.frontier.search import frontier_record, recall, resolved_searches, run_frontier, set_aside
+from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved_searches, run_frontier, set_aside
 from fsdp_bench.sweep.machine import Machine, torch_version
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
@@ -80,7 +80,7 @@ class Watcher:
     def trial(self, trial: Trial, record: TrialRecord | None) -> None:
         """Begin a trial (None), or end it with its record; of a sweep without [frontier]."""
 
-    def search_trial(self, finding: Finding, trial: Trial, record: TrialRecord | None) -> None:
+    def search_trial(self, cell: SearchedCell, trial: Trial, record: TrialRecord | None) -> None:
         """Begin a trial of a cell's search (None), or end it with its record."""
 
 
@@ -178,25 +178,25 @@ class SearchSession(Session):
         self.whole = whole
         self.plan = plan
         """The part of ``whole`` that was asked for."""
-        self.findings: list[Finding] = []
+        self.cells: list[SearchedCell] = []
 
     @property
     def num_done(self) -> int:
         """Cells whose search has ended."""
-        return sum(finding.status in ("found", "skipped") for finding in self.findings)
+        return sum(cell.status in ("found", "skipped") for cell in self.cells)
 
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         records, notes = self.store.read_all()
-        findings = self.findings = recall(self.plan, records)
-        notes += set_aside(findings, self.store, retry)
+        cells = self.cells = cells_of(self.plan, records)
+        notes += set_aside(cells, self.store, retry)
         self.store.write_machine(self.machine)
         self.store.write("sweep.toml", resolved_searches(self.whole, self.machine).encode())
-        watcher.begins(sum(len(finding.records) for finding in findings), notes)
+        watcher.begins(sum(len(cell.records) for cell in cells), notes)
         try:
             with TrialRunner(self.plan.name, self.plan.launcher, self.store, self.machine) as runner:
-                run_frontier(findings, runner, watcher.search_trial)
+                run_frontier(cells, runner, watcher.search_trial)
         finally:
-            everything = recall(self.whole, self.store.peek_all())
+            everything = cells_of(self.whole, self.store.peek_all())
             whole = frontier_record(self.whole, everything, self.machine.describe())
             self.store.write_frontier(whole)
             self.store.write_table(_tried(everything))
@@ -204,9 +204,9 @@ class SearchSession(Session):
             name=self.plan.name,
             folder=self.store.folder,
             machine=self.machine.describe(),
-            records=tuple(_tried(findings)),
+            records=tuple(_tried(cells)),
             all_records=tuple(_tried(everything)),
-            frontier=frontier_record(self.plan, findings, self.machine.describe()),
+            frontier=frontier_record(self.plan, cells, self.machine.describe()),
             whole_frontier=whole,
         )
 
@@ -226,6 +226,6 @@ def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
     return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
 
 
-def _tried(findings: Sequence[Finding]) -> list[TrialRecord]:
+def _tried(cells: Sequence[SearchedCell]) -> list[TrialRecord]:
     """Return what is recorded of cells, each in the order of its candidates."""
-    return [finding.records[index] for finding in findings for index in sorted(finding.records)]
+    return [cell.records[index] for cell in cells for index in sorted(cell.records)]

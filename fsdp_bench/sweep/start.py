@@ -14,7 +14,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.grid import trials_of
 from fsdp_bench.sweep.config.reading import check_folder_name
-from fsdp_bench.sweep.config.selection import check_words, select, select_part, select_searches
+from fsdp_bench.sweep.config.selection import check_selections, select, select_part, select_searches
 from fsdp_bench.sweep.config.sweep_file import SweepFile, read_file
 from fsdp_bench.sweep.config.trial import keeping
 from fsdp_bench.sweep.frontier.file import searches_of
@@ -82,11 +82,11 @@ def outcomes(retry: str | Sequence[str]) -> frozenset[Outcome]:
     Raises:
         SpecError: for one that has no trial to repeat.
     """
-    words = _texts("retry", retry)
-    for word in words:
-        if word not in RETRYABLE:
-            raise not_allowed("retry", word, RETRYABLE)
-    return frozenset(map(Outcome, words))
+    names = _texts("retry", retry)
+    for name in names:
+        if name not in RETRYABLE:
+            raise not_allowed("retry", name, RETRYABLE)
+    return frozenset(map(Outcome, names))
 
 
 def open_session(
@@ -114,7 +114,7 @@ def open_session(
     world = read(Annotated[int, Meta(ge=1, le=MOST_EMULATED_RANKS)] | None, emulate_world, "emulate-world")
     found = read_file(Path(file), machine, limit, world)
     selections = _texts("only", only)
-    check_words(selections, part)
+    check_selections(selections, part)
     if machine_name is not None:
         check_folder_name(machine_name, "--machine")
     store = Store(Path(results) / (machine_name or machine.name) / found.name)

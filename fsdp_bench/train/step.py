@@ -65,7 +65,7 @@ def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
 
 
 def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:
-    """Add one micro-batch's gradients; return its share of the step's mean loss."""
+    """Add one micro-batch's gradients; return its part of the step's mean loss."""
     meter = training.meter
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     meter.phase("forward")

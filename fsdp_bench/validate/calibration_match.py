@@ -6,7 +6,7 @@ from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 
 
-def why_not_of(profile: Profile, record: TrialRecord) -> str | None:
+def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:
     """Return why a calibration does not apply to a trial; None where it does.
 
     On a GPU the GPUs must have the same name. A CPU's name is not compared: records know its architecture alone.

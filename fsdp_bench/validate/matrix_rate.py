@@ -1,4 +1,4 @@
-"""Model FLOPs of trials over what the machine's matrix products reach: how near training comes to the possible."""
+"""Model FLOP/s of trials over the FLOP/s of the machine's fastest matrix product, which is an upper bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import label_of
-from fsdp_bench.validate.calibration_match import why_not_of
+from fsdp_bench.validate.calibration_match import calibration_mismatch
 
 
 class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,25 +18,25 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str
     matmul_flops_per_second: float
-    """Of all sizes that were calibrated with the nearest number of ranks."""
+    """The fastest size in the calibration, at the number of ranks nearest to the trial's."""
     model_flops_per_second: float
     trial: str
     mfu: float | None
     """Of that trial, over the datasheet's dense peak."""
 
     @property
-    def share(self) -> float:
-        """The trial's model FLOPs over what matrix products reach."""
+    def fraction(self) -> float:
+        """The trial's model FLOP/s over those of the matrix product."""
         return self.model_flops_per_second / self.matmul_flops_per_second
 
 
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return a rate for each compute dtype that was trained in and calibrated, emulated trials apart.
+    """Return one rate for each compute dtype that trials and calibration have in common, emulated trials apart.
 
     Raises:
         SpecError: when the calibration says nothing about any of the trials.
     """
-    reasons = {record.id: why_not_of(profile, record) for record in records}
+    reasons = {record.id: calibration_mismatch(profile, record) for record in records}
     measured = [record for record in records if record.model_flops_per_second]
     trained = [record for record in measured if reasons[record.id] is None]
     if measured and not trained:

@@ -115,7 +115,7 @@ def compare_with_dry_run(
     cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
 ) -> MemoryComparison:
     """Compare a prediction with a dry run, and with one on real tensors where there is one; loading is a phase."""
-    failed = next((one for one in (answer, real) if one is not None and one.reading is None), None)
+    failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
@@ -127,8 +127,8 @@ def compare_with_dry_run(
 
 
 def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[str, Bytes]:
-    assert answer.reading is not None
-    return _phases(predicted, {"load": answer.reading.load_bytes, **answer.reading.phases})
+    assert answer.result is not None
+    return _phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
 
 
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
@@ -159,10 +159,10 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
 def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
     kernels = kernels_on(CUDA, gpu)
-    card = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    reading = read_allocator(record.model, record.setup, kernels, card, rank=0)
+    gpu_bytes = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
+    reading = read_allocator(record.model, record.setup, kernels, gpu_bytes, rank=0)
     fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
-    fit = None if card is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
+    fit = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
     if memory is None or record.outcome is not Outcome.OK:
         return MemoryComparison(label=label, fit=fit)
     reserved = memory.peak_reserved_bytes

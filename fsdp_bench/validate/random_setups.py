@@ -40,17 +40,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """The cell in one line."""
         setup = self.setup
-        words = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
-        words += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
-        words += [f"checkpointing {setup.checkpointing.value}", setup.optimizer.value]
-        words += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
+        parts = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
+        parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
+        parts += [f"checkpointing {setup.checkpointing.value}", setup.optimizer.value]
+        parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
         if setup.gradient_accumulation_steps > 1:
-            words.append(f"accumulate {setup.gradient_accumulation_steps}")
+            parts.append(f"accumulate {setup.gradient_accumulation_steps}")
         if setup.offload is Offload.PARAMS:
-            words.append("offload")
+            parts.append("offload")
         if self.rank:
-            words.append(f"rank {self.rank}")
-        return ", ".join(words)
+            parts.append(f"rank {self.rank}")
+        return ", ".join(parts)
 
 
 def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:

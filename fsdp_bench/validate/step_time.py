@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.calibration_match import why_not_of
+from fsdp_bench.validate.calibration_match import calibration_mismatch
 from fsdp_bench.validate.random_setups import Cell
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
@@ -111,9 +111,9 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         return TimeComparison(label=label, reason=reason)
     kernels = "cpu" if record.hardware == "cpu" else "cuda"
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
-    is_silent = record.device == "emulated"
+    without_communication = record.device == "emulated"
     try:
-        found = speed(record.model, record.setup, gpu, kernels, profile, is_silent=is_silent)
+        found = speed(record.model, record.setup, gpu, kernels, profile, without_communication=without_communication)
     except SpecError as error:
         return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:
@@ -131,14 +131,14 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "one measured step, which has no spread"
     if profile is None and record.hardware == "cpu":
         return "no datasheet has a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
-    return None if profile is None else why_not_of(profile, record)
+    return None if profile is None else calibration_mismatch(profile, record)
 
 
 def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison:
     setup, seconds = record.setup, record.step_seconds
     assert seconds is not None
     steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=False)]
-    shares = record.exposed_shares
+    fractions = record.exposed_fractions
     common = msgspec.structs.replace(setup, strategy="FULL_SHARD", api="fsdp1", shard_size=None)
     return TimeComparison(
         label=label,
@@ -151,7 +151,7 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
         slowest_seconds=max(steps),
         predicted_exposed_seconds=time.exposed_communication_seconds,
         exposed_by_difference_seconds=record.exposed_by_difference_seconds,
-        exposed_by_profiler_seconds=shares[0] * seconds if shares else None,
+        exposed_by_profiler_seconds=fractions[0] * seconds if fractions else None,
     )
 
 

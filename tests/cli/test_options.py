@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fsdp_bench.cli.common.options import SetupCommand, SetupWords, setup_options
+from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.setups import PRECISIONS, read_model, read_setup, read_setups
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -30,15 +30,15 @@ from fsdp_bench.spec.setup import (
 )
 
 
-def parse(*arguments: str, **options: Any) -> SetupWords:
+def parse(*arguments: str, **options: Any) -> SetupOptions:
     """Run a command with the options, as click does, and return what it was given."""
-    given: list[SetupWords] = []
+    given: list[SetupOptions] = []
 
     @click.command(cls=SetupCommand)
     @setup_options(**options)
     @click.option("--json", "as_json", is_flag=True)
-    def command(words: SetupWords, as_json: bool) -> int:
-        given.append(words)
+    def command(options: SetupOptions, as_json: bool) -> int:
+        given.append(options)
         return 0
 
     command.main(list(arguments), standalone_mode=False)
@@ -209,7 +209,7 @@ def test_numbers_are_checked_by_their_option() -> None:
 def test_the_help_tells_the_setups_defaults() -> None:
     @click.command(cls=SetupCommand)
     @setup_options(defaults={"offload": "params"})
-    def command(words: SetupWords) -> int:
+    def command(options: SetupOptions) -> int:
         return 0
 
     text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split())
@@ -262,7 +262,7 @@ def test_a_command_without_a_model_has_only_the_family() -> None:
 def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
     @click.command(cls=SetupCommand)
     @setup_options(lists=("strategy",), defaults={"strategy": "all"})
-    def command(words: SetupWords) -> int:
+    def command(options: SetupOptions) -> int:
         return 0
 
     text = CliRunner().invoke(command, ["--help"], terminal_width=120).output
@@ -277,9 +277,9 @@ def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
 def test_reading_a_setup_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from fsdp_bench.cli.common.options import SetupWords\n"
+        "from fsdp_bench.cli.common.options import SetupOptions\n"
         "from fsdp_bench.cli.common.setups import read_setup\n"
-        "read_setup(SetupWords(model='llama-3.1-8b', server='p5.48xlarge'))\n"
+        "read_setup(SetupOptions(model='llama-3.1-8b', server='p5.48xlarge'))\n"
         "print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

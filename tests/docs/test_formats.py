@@ -25,7 +25,7 @@ from fsdp_bench.spec.rank_report import (
     Telemetry,
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
-from fsdp_bench.spec.setup import TrainSetup, Word
+from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
 from fsdp_bench.sweep.config import sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
@@ -71,10 +71,10 @@ def rows(text: str) -> list[list[str]]:
 def test_every_field_of_a_record_is_described(title: str) -> None:
     struct = STRUCTS[title]
     described = {row[0].strip("`"): row[1] for row in rows(section("results.md", title))}
-    assert list(described) == list(struct.__struct_fields__)
+    assert list(described) == list(struct.__struct_encode_fields__)
     hints = typing.get_type_hints(struct)
     for field in msgspec.structs.fields(struct):
-        words = described[field.name]
+        words = described[field.encode_name]
         hint = hints[field.name]
         arms = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         may_be_missing = not field.required or type(None) in arms
@@ -113,7 +113,7 @@ def test_every_key_of_a_sweep_file_is_described() -> None:
 def test_every_word_and_alias_of_a_setup_is_described() -> None:
     text = section("sweeps.md", "[grid]: what is trained")
     for kind in typing.get_type_hints(TrainSetup).values():
-        if isinstance(kind, type) and issubclass(kind, Word):
+        if isinstance(kind, type) and issubclass(kind, CaseInsensitiveEnum):
             for word in [*(member.value for member in kind), *kind.aliases()]:
                 assert f"`{word}`" in text, word
 

@@ -73,7 +73,7 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*/tiny-on-256MiB/frontier.json")
     record = read_frontier(path.read_bytes(), path.name)
-    assert (record.card_is_limited, record.run.memory_limit_bytes) == (True, 256 * 1024**2)
+    assert (record.gpu_is_limited, record.run.memory_limit_bytes) == (True, 256 * 1024**2)
     (cell,) = record.cells
     assert cell.status == "found"
     assert cell.measured is not None

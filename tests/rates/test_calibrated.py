@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import Calibrated
-from fsdp_bench.rates.datasheet import Silent
+from fsdp_bench.rates.datasheet import RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
+    CALIBRATION_MODEL,
+    CALIBRATION_SEQUENCE_LENGTH,
     CASTING_CHUNK_CAT,
-    PROBE,
-    PROBE_SEQUENCE,
     AttentionTime,
     CollectiveTime,
     CopyTime,
@@ -166,7 +166,9 @@ def test_what_casts_on_its_way_is_timed_as_such() -> None:
 def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, precision: str, itemsize: int) -> None:
     """Under bf16-mixed both wrappers cast gradients from bf16 and reduce them in fp32; otherwise neither does."""
     setup = TrainSetup(world_size=2, api=api, precision=Precision.parse(precision), sequence_length=128)
-    works = {event.work for event in steady_step(PROBE, setup, CPU_GLOO).last_step() if event.work is not None}
+    works = {
+        event.work for event in steady_step(CALIBRATION_MODEL, setup, CPU_GLOO).last_step() if event.work is not None
+    }
     largest = max(action.num_bytes for action in works if action.name == "reduce_scatter")
     casts = precision == "bf16-mixed"
     if api is Api.FSDP2:
@@ -180,21 +182,21 @@ def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, prec
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
     assert Calibrated(profile(), setup, 8).send(Work("all_gather", 1, group="shard")) is None
-    found = speed(PROBE, setup, None, "cpu", profile(hooks=1e-5))
+    found = speed(CALIBRATION_MODEL, setup, None, "cpu", profile(hooks=1e-5))
     assert found.time.step_seconds is None
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
 
 def test_a_calibration_of_another_device_is_refused() -> None:
     with pytest.raises(SpecError, match="--kernels cpu goes with it"):
-        speed(PROBE, SETUP, None, "cuda", profile())
+        speed(CALIBRATION_MODEL, SETUP, None, "cuda", profile())
 
 
 @pytest.mark.parametrize(("device", "launch", "hook"), [
     ("cpu", 0.0, 0.0), ("cpu", 5e-6, 2e-4), ("cuda", 1e-3, 2e-3),
 ])  # fmt: skip
 def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: float, hook: float) -> None:
-    """A step of the probe that is predicted with known overheads, taken for a measurement, gives these overheads.
+    """A step that is predicted with known overheads and then taken for a measurement gives these overheads.
 
     On a CPU the host does the operators itself; on a GPU one so slow hides them: their time is not subtracted.
     """
@@ -206,13 +208,17 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
         ("fsdp2", Api.FSDP2, ShardingStrategy.FULL_SHARD, 2),
     ):
         setup = TrainSetup(
-            api=api, strategy=strategy, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE
+            api=api,
+            strategy=strategy,
+            world_size=world,
+            optimizer=OptimizerKind.SGD,
+            sequence_length=CALIBRATION_SEQUENCE_LENGTH,
         )
-        reducers = ("aten::mul_out", "aten::copy_") if name == "none" else ()  # the bare probe has no DDP around it
+        reducers = ("aten::mul_out", "aten::copy_") if name == "none" else ()  # the measured model has no DDP around it
         kernels = CUDA if device == "cuda" else CPU_GLOO if world > 1 else CPU
-        step = steady_step(PROBE, setup, kernels).last_step()
+        step = steady_step(CALIBRATION_MODEL, setup, kernels).last_step()
         events = [event for event in step if event.work is None or event.work.name not in reducers]
-        found_time = run(events, Silent(Calibrated(known, setup, 2), setup))
+        found_time = run(events, RatesWithoutCommunication(Calibrated(known, setup, 2), setup))
         assert found_time.step_seconds is not None, found_time.unknown
         steps[name] = found_time.step_seconds
     measured = RankMeasurements(
@@ -220,7 +226,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
         threads_per_rank=1,
         device_name="",
         versions={},
-        probe_step_seconds=steps,
+        model_step_seconds=steps,
         **times(),  # type: ignore[arg-type]
     )
     found = rank_profile(measured, device)

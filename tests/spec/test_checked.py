@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.spec.checked import Checked, Word
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.dry_run import DryRunSpec, UserModule
 from fsdp_bench.spec.errors import SpecError
@@ -40,7 +40,7 @@ from fsdp_bench.spec.setup import (
     impossible,
 )
 
-WORDS: dict[str, type[Word]] = {
+WORDS: dict[str, type[CaseInsensitiveEnum]] = {
     "strategy": ShardingStrategy,
     "api": Api,
     "offload": Offload,
@@ -81,7 +81,7 @@ def spellings(word: str) -> st.SearchStrategy[str]:
 
 
 @st.composite
-def written_words(draw: st.DrawFn) -> tuple[str, str, Word]:
+def written_words(draw: st.DrawFn) -> tuple[str, str, CaseInsensitiveEnum]:
     """Draw a field, a spelling of one of its words, and the member that it means."""
     field = draw(st.sampled_from(sorted(WORDS)))
     kind = WORDS[field]
@@ -91,7 +91,7 @@ def written_words(draw: st.DrawFn) -> tuple[str, str, Word]:
 
 
 @given(written_words())
-def test_a_word_in_any_case_is_its_member_however_a_setup_is_made(drawn: tuple[str, str, Word]) -> None:
+def test_a_word_in_any_case_is_its_member_however_a_setup_is_made(drawn: tuple[str, str, CaseInsensitiveEnum]) -> None:
     field, written, member = drawn
     made: list[Any] = [
         TrainSetup(**{field: written}),

@@ -172,7 +172,7 @@ def test_exposed_communication_by_difference_is_of_the_slowest_ranks_medians() -
     measured = with_ranks(*ranks)
     assert (measured.step_seconds, measured.seconds_without_communication) == (4.0, 3.0)
     assert measured.exposed_by_difference_seconds == 1.0
-    assert measured.exposed_shares == (0.5, 0.25)
+    assert measured.exposed_fractions == (0.5, 0.25)
     assert measured.exposed_disagreement == 0.25
     unknown = with_ranks(*(replace(rank, seconds_without_communication=()) for rank in ranks))
     assert (unknown.exposed_by_difference_seconds, unknown.exposed_disagreement) == (None, None)

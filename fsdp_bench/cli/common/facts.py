@@ -1,4 +1,4 @@
-"""Facts of the catalogue: one a line, and ``unknown`` where nobody documents a value."""
+"""Facts of the catalogue: one a line, and ``unknown`` where a value is not documented."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.hardware import Source
 
 T = TypeVar("T")

@@ -11,31 +11,31 @@ from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
+from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.frontier.cell import Finding
-from fsdp_bench.sweep.frontier.search import recall
+from fsdp_bench.sweep.frontier.cell import SearchedCell
+from fsdp_bench.sweep.frontier.search import cells_of
 from fsdp_bench.sweep.session import SearchSession, Watcher
 
 
 def list_searches(session: SearchSession) -> int:
     """Print each cell, where its search begins and what is known of it; writes nothing."""
     plan = session.plan
-    findings = recall(plan, session.store.peek_all())
-    for number, finding in enumerate(findings, 1):
+    cells = cells_of(plan, session.store.peek_all())
+    for number, cell in enumerate(cells, 1):
         emulated = " emulated" if plan.run.emulate else ""
-        print_lines(f"{number:<4d}  {finding.search.label}{emulated}  {search_status(finding, plan.lacks_gpu)}")
-    searched = [finding for finding in findings if finding.status != "skipped"]
-    found = sum(finding.status == "found" for finding in searched)
+        print_lines(f"{number:<4d}  {cell.search.label}{emulated}  {search_status(cell, plan.lacks_gpu)}")
+    searched = [cell for cell in cells if cell.status != "skipped"]
+    found = sum(cell.status == "found" for cell in searched)
     print_lines(
-        f"{len(findings)} cells, {len(searched)} to search, {found} of them found,"
-        f" {len(findings) - len(searched)} skipped"
+        f"{len(cells)} cells, {len(searched)} to search, {found} of them found, {len(cells) - len(searched)} skipped"
     )
     if plan.needing_gpu:
         print_lines(needing_gpu_line(plan.needing_gpu))
-    return 0
+    return ExitCode.DONE
 
 
 class SearchProgress(Watcher):
@@ -53,23 +53,23 @@ class SearchProgress(Watcher):
         introduce(
             self._progress.console,
             notes,
-            f"sweep {session.plan.name}: {len(session.findings)} cells on {session.machine.describe()}{resumed};"
+            f"sweep {session.plan.name}: {len(session.cells)} cells on {session.machine.describe()}{resumed};"
             f" results in {session.store.folder}",
         )
         self._progress.update(self._task, completed=session.num_done, visible=True)
 
-    def search_trial(self, finding: Finding, trial: Trial, record: TrialRecord | None) -> None:
+    def search_trial(self, cell: SearchedCell, trial: Trial, record: TrialRecord | None) -> None:
         """Show what runs, how it ended, and what a cell's search found."""
-        progress, findings = self._progress, self._session.findings
+        progress, cells = self._progress, self._session.cells
         if record is None:
-            describe(progress, self._task, f"trial {len(finding.records) + 1}: {trial.label}")
+            describe(progress, self._task, f"trial {len(cell.records) + 1}: {trial.label}")
             return
-        number = f"[{findings.index(finding) + 1}/{len(findings)}]"
+        number = f"[{cells.index(cell) + 1}/{len(cells)}]"
         if not progress.console.is_terminal:
             say(progress, f"{number} {record.id} {trial.label}  {ending(record)}")
-        if finding.next_index is None:
+        if cell.next_index is None:
             progress.update(self._task, completed=self._session.num_done)
-            say(progress, f"{number} {finding.search.label}: {search_result(finding)}")
+            say(progress, f"{number} {cell.search.label}: {search_result(cell)}")
 
 
 def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
@@ -80,13 +80,13 @@ def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
-        return 130
+        return ExitCode.INTERRUPTED
     assert results.frontier is not None
     assert results.whole_frontier is not None
     print_frontier(results.frontier, new_console())
     if not no_charts:
         _draw(results.whole_frontier, results.folder)
-    return 1 if results.failed else 0
+    return ExitCode.CRASHED if results.failed else ExitCode.DONE
 
 
 def _draw(record: FrontierRecord, folder: Path) -> None:

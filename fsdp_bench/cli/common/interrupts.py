@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from fsdp_bench.spec.exit_codes import ExitCode
+
 LINE = "fsdp-bench: interrupted; the same command resumes"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,7 +52,7 @@ def ignore() -> None:
 def _exit(_number: int, _frame: FrameType | None) -> None:
     with suppress(OSError):
         os.write(2, f"{LINE}\n".encode())
-    os._exit(130)
+    os._exit(ExitCode.INTERRUPTED)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 @click.command("predict", cls=SetupCommand)
 @setup_options()
-def command(words: SetupWords) -> int:
-    model, setup, hardware = read_setup(words)
+def command(options: SetupOptions) -> int:
+    model, setup, hardware = read_setup(options)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fsdp_bench.spec.units import format_count
 
 
 @dataclass(frozen=True)
-class SetupWords:
+class SetupOptions:
     """The options as they were written, one field each; None where one was not given."""
 
     model: str | None = None
@@ -188,7 +188,7 @@ def setup_options(
     defaults: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add the options that describe a setup; the command gets what was written as its argument ``words``.
+    """Add the options that describe a setup; the command gets what was written as its argument ``options``.
 
     Args:
         model: whether the command takes a model; else only the ladder's ``--family``.
@@ -196,7 +196,7 @@ def setup_options(
             checkpointing and optimizer.
         defaults: what an option is when it is not given, where the command differs from the others.
         repeatable: the options that may be given several times; the command gets each as an argument of its own, a
-            tuple, and ``words`` has None there.
+            tuple, and ``options`` has None there.
     """
     sections = {
         "Model": {**(_MODEL if model else {}), **_FAMILY},
@@ -209,9 +209,9 @@ def setup_options(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(**values: Any) -> int:
-            names = [field.name for field in fields(SetupWords) if field.name not in repeatable]
-            words = {name: values.pop(name) for name in names if name in values}
-            return function(words=SetupWords(**words), **values)
+            names = [field.name for field in fields(SetupOptions) if field.name not in repeatable]
+            options = {name: values.pop(name) for name in names if name in values}
+            return function(options=SetupOptions(**options), **values)
 
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
+from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.search.quantity import MOST_GPUS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-
-MOST_GPUS = 4096
-USUAL_NODE = 8
-"""GPUs in a node, of GPUs whose servers nobody names."""
 
 
 def larger_worlds(question: Question) -> list[int]:
@@ -22,12 +20,13 @@ def larger_worlds(question: Question) -> list[int]:
     if isinstance(hardware, Cluster):
         node = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
     else:
-        node = USUAL_NODE if now <= USUAL_NODE or now % USUAL_NODE == 0 else now
+        usual = USUAL_GPUS_PER_NODE
+        node = usual if now <= usual or now % usual == 0 else now
     return [*range(now + 1, node), *(count for count in range(node, MOST_GPUS + 1, node) if count > now)]
 
 
 def on_world(question: Question, world: int) -> tuple[str, str, Question] | None:
-    """Return the option, its value and the question with so many GPUs; None where the setup cannot have them."""
+    """Return the option, its value and the question on ``world`` GPUs; None where the setup cannot run on them."""
     option, count, hardware = _hardware(question.hardware, world)
     try:
         setup = msgspec.structs.replace(question.setup, world_size=world)

@@ -1,4 +1,4 @@
-"""Nothing fits: how far off the nearest setting is, and what would help, each predicted."""
+"""Where nothing fits: by how much the nearest setting exceeds its memory, and predictions of what would help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NothingFits:
 
 
 def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
-    """Return the setting that needs the least beyond what there is; None where anything fits or is unknown."""
+    """Return the setting that exceeds its memory by the least; None where a setting fits or an answer is unknown."""
     if not sizes or not all(one.nothing_fits for one in sizes):
         return None
     cells = [cell for one in sizes for cell in one.answered if cell.beyond is not None]

@@ -25,25 +25,25 @@ GAIN = 0.03
 """Where nothing fits, a setting is named if it saves this part of the peak."""
 
 Switch = Callable[[Question], tuple[str, Question] | None]
-"""Changes one setting; returns the words of the command line and the question, or None if it cannot be changed."""
+"""Changes one setting. Returns the option, ``--api fsdp2``, with the changed question; None if it cannot be changed."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Settings that were changed, by name and as words of the command line, and the question with them."""
+    """A question with changed settings: each by name, and as an option of the command line."""
 
     question: Question
-    words: dict[str, str] = field(default_factory=dict)
+    switches: dict[str, str] = field(default_factory=dict)
 
     def with_switch(self, name: str) -> Alternative | None:
         """Return the alternative with one more setting changed."""
         found = _SWITCHES[name](self.question)
-        return None if found is None else Alternative(found[1], {**self.words, name: found[0]})
+        return None if found is None else Alternative(found[1], {**self.switches, name: found[0]})
 
     def on_world(self, world: int) -> Alternative | None:
         """Return the alternative on a number of GPUs."""
         found = on_world(self.question, world)
-        return None if found is None else Alternative(found[2], {**self.words, GPUS: f"{found[0]} {found[1]}"})
+        return None if found is None else Alternative(found[2], {**self.switches, GPUS: f"{found[0]} {found[1]}"})
 
 
 GPUS = "gpus"
@@ -137,9 +137,9 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     found = advice.on_the_same_gpus()
     if len(found) < MOST - 1:
         found += advice.on_more_gpus()
-    fitting = {_switch_words(change): change for change in found}
+    fitting = {_switches_text(change): change for change in found}
     if fitting:
-        made = [Remedy(words, advice.predicted(change)) for words, change in fitting.items()]
+        made = [Remedy(text, advice.predicted(change)) for text, change in fitting.items()]
         return sorted(made, key=lambda remedy: remedy.cost)[:MOST]
     return advice.helpful(prediction)
 
@@ -155,17 +155,17 @@ class _Advice:
 
     def predicted(self, change: Alternative) -> Prediction:
         """Return a change's prediction."""
-        words = _switch_words(change)
-        if words not in self._known:
-            self._known[words] = answer(change.question)
-        return self._known[words]
+        text = _switches_text(change)
+        if text not in self._known:
+            self._known[text] = answer(change.question)
+        return self._known[text]
 
     def fits(self, change: Alternative) -> bool:
         """Whether a change fits, for certain."""
         return _may_fit(change.question) and self.predicted(change).fits is True
 
     def on_the_same_gpus(self) -> list[Alternative]:
-        """Return single settings that fit; where there is none, as few together as do."""
+        """Return single changes that fit; where none does, the fewest changes that fit together."""
         single = (change for name in self.names if (change := self.asked.with_switch(name)) and self.fits(change))
         found = list(islice(single, MOST - 1))
         change = self.asked
@@ -176,7 +176,7 @@ class _Advice:
         return found
 
     def on_more_gpus(self) -> list[Alternative]:
-        """Return the fewest GPUs with all settings that save memory, the same under the api asked for, and as asked."""
+        """Return the fewest GPUs: with every change that saves memory, with all but the api, and with none."""
         kinds = (ON_MORE_GPUS, tuple(name for name in ON_MORE_GPUS if name != "api"), ())
         found = [change for names in kinds if (change := self._with_more_gpus(names))]
         if not found and (last := self._with_more_gpus((*ON_MORE_GPUS, "batch", "offload"))):
@@ -194,9 +194,9 @@ class _Advice:
 
     def _with_what_is_needed(self, change: Alternative, world: int | None) -> Alternative:
         """Take back the settings without which it fits as well, those that cost the training most first."""
-        for name in [name for name in reversed(change.words) if name not in (GPUS, "no offload")]:
+        for name in [name for name in reversed(change.switches) if name not in (GPUS, "no offload")]:
             less: Alternative | None = self.asked
-            for kept in change.words:
+            for kept in change.switches:
                 if kept not in (name, GPUS):
                     less = less and less.with_switch(kept)
             less = less and (less if world is None else less.on_world(world))
@@ -224,13 +224,13 @@ class _Advice:
         changes = [change for name in self.names if (change := self.asked.with_switch(name))]
         live = [(_live_bytes(change.question), change) for change in changes]
         best = sorted((pair for pair in live if pair[0] <= (1 - GAIN) * peak), key=lambda pair: pair[0])[: MOST - 1]
-        made = [Remedy(_switch_words(change), self.predicted(change)) for _, change in best]
+        made = [Remedy(_switches_text(change), self.predicted(change)) for _, change in best]
         less = [remedy for remedy in made if remedy.prediction.needed_bytes < prediction.needed_bytes]
         return sorted(less, key=lambda remedy: remedy.prediction.needed_bytes)
 
 
-def _switch_words(change: Alternative) -> str:
-    return " ".join(change.words.values())
+def _switches_text(change: Alternative) -> str:
+    return " ".join(change.switches.values())
 
 
 def _may_fit(question: Question) -> bool:
@@ -252,4 +252,4 @@ def _live_bytes(question: Question) -> int:
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
     """Return the same setup on twice the GPUs, whether or not that helps; None where it cannot run."""
     larger = Alternative(prediction.question).on_world(2 * prediction.question.setup.world_size)
-    return Remedy(_switch_words(larger), answer(larger.question)) if larger else None
+    return Remedy(_switches_text(larger), answer(larger.question)) if larger else None

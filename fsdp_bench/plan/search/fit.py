@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_endless
+from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_too_slow
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.allocator import AllocatorReading
@@ -54,10 +54,10 @@ class FitCheck:
 
         Raises:
             SpecError: for setups that cannot run, for 16 bits on a GPU without flash attention, for a world size that
-                is not the cluster's, and for a GPU of which nobody documents the usable memory.
+                is not the cluster's, and for a GPU whose usable memory is not documented.
         """
         setup, gpu = candidate.setup, _gpu(candidate)
-        refuse_endless(candidate.model, setup)
+        refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
@@ -84,12 +84,12 @@ class FitCheck:
 
         Only where it is at most 1 a candidate may fit.
         """
-        share = self.host_share(candidate)
-        if share > 1:
-            return share
+        fraction = self.host_memory_fraction(candidate)
+        if fraction > 1:
+            return fraction
         _, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
         limit = self.memory_limit_bytes(candidate)
-        return max(share, live.peak_bytes / limit) if limit else inf
+        return max(fraction, live.peak_bytes / limit) if limit else inf
 
     def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
         """Return what the caching allocator shows on this GPU, or on one without limit."""
@@ -103,7 +103,7 @@ class FitCheck:
             hardware=candidate.hardware,
         )
 
-    def host_share(self, candidate: Candidate) -> float:
+    def host_memory_fraction(self, candidate: Candidate) -> float:
         """Return the part of a node's memory that its ranks need; 0 where a node's memory is not known."""
         cluster = _cluster(candidate)
         if cluster is None or cluster.server.host_memory_bytes is None:
@@ -127,14 +127,14 @@ class FitCheck:
         )
 
     def needed_bytes(self, candidate: Candidate, found: Estimate) -> int:
-        """Return what a candidate would reserve on a GPU without limit; of a budget what it holds live."""
+        """Return what a candidate would reserve on a GPU without limit; with a budget, its peak of live bytes."""
         if self.budget_bytes is not None:
             return found.memory.peak_allocated_bytes
         return self.read(candidate, is_limited=False).peak_reserved_bytes
 
     def limit(self, candidate: Candidate, found: Estimate) -> Limit:
         """Return what a candidate that does not fit is short of."""
-        if self.budget_bytes is None and self.host_share(candidate) > 1:
+        if self.budget_bytes is None and self.host_memory_fraction(candidate) > 1:
             return _host_limit(found.host, found.host_bytes or 0)
         first = None if self.budget_bytes is not None else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes

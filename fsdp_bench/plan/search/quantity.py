@@ -30,6 +30,7 @@ SEQUENCE_STEP = 128
 LONGEST_SEQUENCE = 1 << 22
 LARGEST_BATCH = 1 << 14
 MOST_GPUS = 4096
+"""The largest world size that is tried."""
 
 
 @dataclass(frozen=True)

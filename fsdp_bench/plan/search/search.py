@@ -111,23 +111,23 @@ def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> It
             return
         if check.budget_bytes is None:
             compile_allocator()
-        with ProcessPoolExecutor(workers, get_context("fork"), _share, (quantities, check, time)) as pool:
-            yield from pool.map(_find_shared, range(len(quantities)))
+        with ProcessPoolExecutor(workers, get_context("fork"), _set_inputs, (quantities, check, time)) as pool:
+            yield from pool.map(_find_nth, range(len(quantities)))
     finally:
         gc.unfreeze()
 
 
-_shared: tuple[Sequence[Quantity], FitCheck, _Time] | None = None
+_inputs: tuple[Sequence[Quantity], FitCheck, _Time] | None = None
 
 
-def _share(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> None:
-    global _shared
-    _shared = quantities, check, time
+def _set_inputs(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> None:
+    global _inputs
+    _inputs = quantities, check, time
 
 
-def _find_shared(index: int) -> _Answer:
-    assert _shared is not None
-    quantities, check, time = _shared
+def _find_nth(index: int) -> _Answer:
+    assert _inputs is not None
+    quantities, check, time = _inputs
     return _find(quantities[index], check, time)
 
 
@@ -162,7 +162,7 @@ class _Candidates:
     def runs(self, index: int) -> bool:
         """Whether one below the ceiling ends without running out of memory, allocation retries allowed."""
         if index not in self.readings:
-            if self._check.host_share(self._quantity[index]) > 1:
+            if self._check.host_memory_fraction(self._quantity[index]) > 1:
                 return False
             self.readings[index] = self._check.read(self._quantity[index])
         return self.readings[index].out_of_memory is None
@@ -203,7 +203,7 @@ def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callabl
 
 
 def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:
-    """Return the largest candidate for which a condition holds, see the module; -1 where there is none."""
+    """Return the largest candidate for which a condition holds (see the module's docstring); -1 where there is none."""
     width = next((width for width in reversed(widths) if holds(width[0])), None)
     if width is None:
         return -1

@@ -1,4 +1,4 @@
-"""What one trial shows in a chart: the pieces of its bar, or the word that stands where a bar would be.
+"""One trial in a chart: the pieces of its bar, or the label where a bar would be.
 
 Only a trial that ended ``ok`` has a bar of success. Nothing here draws, and nothing here knows other trials.
 """
@@ -24,7 +24,7 @@ OVERLAPPED = "overlapped with compute"
 
 RETRIES, SUSPECT, SKIPPED = "retries", "suspect", "skipped"
 
-_WORDS = {
+_OUTCOME_LABELS = {
     Outcome.OOM_GPU: "OOM",
     Outcome.OOM_HOST: "OOM (host)",
     Outcome.TIMEOUT: "timeout",
@@ -39,8 +39,8 @@ class Bar:
     """One trial in one chart."""
 
     succeeded: bool
-    """Whether the pieces are a result; else ``words`` say how the trial ended."""
-    words: tuple[str, ...]
+    """Whether the pieces are a result; else ``labels`` say how the trial ended."""
+    labels: tuple[str, ...]
     """What to write at the bar beside its number: the phase of the peak, ``retries``, MFU, or the outcome."""
     pieces: tuple[tuple[str, float], ...] = ()
     """Part and size from the bottom up, in bytes, seconds or tokens a second. A failed trial has none, or one piece
@@ -104,14 +104,14 @@ def communication_bar(record: TrialRecord) -> Bar:
     total, exposed = record.communication_seconds, record.exposed_communication_seconds
     if total is None or exposed is None:
         return Bar(False, ("unknown",))
-    share = (f"{exposed / total:.0%}",) if total else ()
-    return Bar(True, (*share, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
+    percent = (f"{exposed / total:.0%}",) if total else ()
+    return Bar(True, (*percent, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
 
 
 def ended(record: TrialRecord) -> str:
     """Return the word for a trial that did not end ok."""
     budget = record.outcome.is_oom and "budget" in _limits(record)
-    return "OOM (budget)" if budget else _WORDS[record.outcome]
+    return "OOM (budget)" if budget else _OUTCOME_LABELS[record.outcome]
 
 
 def exceeded_limit(record: TrialRecord) -> int | None:

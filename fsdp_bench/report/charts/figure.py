@@ -111,7 +111,7 @@ class StrategyPanel:
 
     title: str
     labels: tuple[tuple[str, ...], ...]
-    """One tuple a bar, with one word a level, outermost first."""
+    """One tuple a bar, with one label a level, outermost first."""
 
 
 def strategy_panels(frame: Frame, panels: Sequence[StrategyPanel], levels: Sequence[str], rows: int = 1) -> np.ndarray:

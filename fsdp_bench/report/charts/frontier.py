@@ -22,8 +22,8 @@ from fsdp_bench.report.charts.max_size import (
 from fsdp_bench.report.charts.max_size import draw as draw_picture
 from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
-from fsdp_bench.report.text.max_size_words import WORDS
 from fsdp_bench.report.text.prediction import common_line
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
@@ -90,29 +90,29 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
 
 def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePicture:
     """Return the picture of cells that share their conditions."""
-    levels = tuple(level for level in LEVELS if len({_word(level, cell) for cell in cells}) > 1)
-    orders = {level: list(dict.fromkeys(_word(level, cell) for cell in cells)) for level in levels}
+    levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
+    orders = {level: list(dict.fromkeys(_label(level, cell) for cell in cells)) for level in levels}
     ordered = sorted(
         cells,
         key=lambda cell: (
             ORDER.index(cell.setup.strategy),
-            *(words.index(_word(level, cell)) for level, words in orders.items()),
+            *(words.index(_label(level, cell)) for level, words in orders.items()),
         ),
     )
     first = cells[0]
     return MaxSizePicture(
-        title=f"{WORDS[first.dial.name].title} (measured, and predicted): {first.setup.world_size} ranks",
+        title=f"{QUANTITY_TEXTS[first.quantity.name].title} (measured, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
-        axes=WORDS[first.dial.name].axes,
+        axes=QUANTITY_TEXTS[first.quantity.name].axes,
         levels=levels,
         rows=(BarRow("", tuple(_bar(cell, levels) for cell in ordered)),),
         conditions=tuple(_conditions(record, cells, levels)),
         notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
-        number=format_count if first.dial.name == "num_parameters" else str,
+        number=format_count if first.quantity.name == "num_parameters" else str,
     )
 
 
-def _word(level: str, cell: FrontierCell) -> str:
+def _label(level: str, cell: FrontierCell) -> str:
     return str(getattr(cell.setup, level))
 
 
@@ -122,7 +122,7 @@ def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     runs = measured.runs if measured is not None and value is not None and measured.runs > value else None
     return MaxSizeBar(
         group=cell.setup.strategy.value,
-        labels=tuple(_word(level, cell) for level in levels),
+        labels=tuple(_label(level, cell) for level in levels),
         value=value,
         source=MEASURED,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,
@@ -137,7 +137,7 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
     work = {
         "micro_batch_size": f"{setup.sequence_length} tokens a sequence",
         "sequence_length": f"batch {setup.micro_batch_size} per rank",
-    }.get(cell.dial.name, f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per rank")
+    }.get(cell.quantity.name, f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per rank")
     return f"{what} on {setup.world_size} ranks of {record.machine}; {work}"
 
 
@@ -148,15 +148,15 @@ def _place(record: FrontierRecord) -> str:
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
     """Return what a reader needs to know to repeat the picture."""
     first, limit = cells[0], record.run.memory_limit_bytes
-    dial = first.dial
+    quantity = first.quantity
     lines = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
-    highest = sum(cell.measured is not None and cell.measured.fits == cell.dial.largest for cell in cells)
+    highest = sum(cell.measured is not None and cell.measured.fits == cell.quantity.largest for cell in cells)
     if highest:
         lines.append(f"but {highest} are at the end of the search: nothing larger was tried")
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
-    steps = f"{dial.print(dial.smallest)} to {dial.print(dial.largest)} in {dial.num_steps} steps"
-    lines.append(f"{model}, vocabulary {first.vocab_size}; {dial.name} {steps}")
-    lines.append(f"setup: {common_line(first.setup, levels, first.dial.name)}")
+    steps = f"{quantity.print(quantity.smallest)} to {quantity.print(quantity.largest)} in {quantity.num_steps} steps"
+    lines.append(f"{model}, vocabulary {first.vocab_size}; {quantity.name} {steps}")
+    lines.append(f"setup: {common_line(first.setup, levels, first.quantity.name)}")
     if record.device == "cpu":
         lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PREDICTED, MEASURED, PUBLISHED = "predicted", "measured", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
-"""Words that stand where a bar would be."""
+"""Labels where a bar would be."""
 
 MOST_BARS = 30
 """Bars that one row of panels shows legibly."""
@@ -57,7 +57,7 @@ class MaxSizeBar:
     group: str
     """The strategy."""
     labels: tuple[str, ...]
-    """One word for each of the picture's levels, outermost first."""
+    """One label for each of the picture's levels, outermost first."""
     value: int | None
     """How large: parameters, layers, sequences, tokens. None where there is no bar."""
     source: str = PREDICTED
@@ -67,7 +67,7 @@ class MaxSizeBar:
     with_retries: int | None = None
     """The largest that still ends, with allocation retries; a dashed outline reaches up to it."""
     note: str = ""
-    """What stands where there is no bar: ``none fits``, ``cannot run``, ``unknown``."""
+    """The text where there is no bar: ``none fits``, ``cannot run``, ``unknown``."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _styles(picture: MaxSizePicture) -> dict[tuple[str, tuple[str, ...]], tuple[
 
 
 def _lines(bar: MaxSizeBar, number: Callable[[int], str]) -> list[str]:
-    """Return what stands over a bar, or in its place."""
+    """Return the text over a bar, or where a bar would be."""
     if bar.value is None:
         return [bar.note or UNKNOWN]
     if bar.predicted is None:
@@ -197,7 +197,7 @@ def _draw_bars(
     *,
     upright: bool,
 ) -> None:
-    """Draw the bars of one strategy; numbers stand on their bar, words where there is none."""
+    """Draw the bars of one strategy; a number above each bar, a label where there is none."""
     found = [styles[bar.source, bar.labels] for bar in bars]
     drawn = axes.bar(
         range(len(bars)),
@@ -221,7 +221,7 @@ def _draw_bars(
 
 
 def _handles(picture: MaxSizePicture) -> list[Artist]:
-    """Return what explains marks and kinds of bars, where there is something to explain."""
+    """Return the legend's entries for marks and kinds of bars."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

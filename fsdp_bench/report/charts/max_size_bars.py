@@ -1,4 +1,4 @@
-"""From answers to the picture of them: which bars stand where, and the conditions under them."""
+"""Makes a picture of ``max-size``'s answers: the order of the bars, their labels, and the conditions under them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizePicture,
 )
 from fsdp_bench.report.charts.trial_facts import ORDER
+from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
-from fsdp_bench.report.text.max_size_words import WORDS, model_line, value_text
 from fsdp_bench.report.text.prediction import common_line
-from fsdp_bench.report.text.words import hardware_words
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -52,12 +52,12 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
         SpecError: for more settings than a picture shows legibly.
     """
     settings = [(name, quantity[0].setup) for name, sizes in places for quantity in sizes]
-    values = {field: {_word(field, *setting) for setting in settings} for field in LEVELS}
+    values = {field: {_label(field, *setting) for setting in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:
         return Arrangement(levels, None)
     for field in levels:
-        most = max(sum(_word(field, *setting) == word for setting in settings) for word in values[field])
+        most = max(sum(_label(field, *setting) == word for setting in settings) for word in values[field])
         if len(values[field]) <= MOST_ROWS and most <= MOST_BARS:
             return Arrangement(tuple(level for level in levels if level != field), field)
     raise SpecError(
@@ -66,32 +66,32 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     )
 
 
-def _word(field: str, name: str, setup: TrainSetup) -> str:
+def _label(field: str, name: str, setup: TrainSetup) -> str:
     return name if field == SERVER else str(getattr(setup, field))
 
 
 def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizePicture:
     """Return the picture of predicted answers."""
     first = sizes[0].cells[0]
-    words = WORDS[first.quantity.name]
+    text = QUANTITY_TEXTS[first.quantity.name]
     cells = [(one.name, cell) for one in sizes for cell in one.cells]
-    orders = {level: list(dict.fromkeys(_word(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
+    orders = {level: list(dict.fromkeys(_label(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
     def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
         name, cell = pair
-        within = (words.index(_word(level, name, cell.setup)) for level, words in orders.items())
+        within = (words.index(_label(level, name, cell.setup)) for level, words in orders.items())
         return ORDER.index(cell.setup.strategy), *within
 
     cells.sort(key=place)
     field, rows = arrangement.rows, []
-    for word in dict.fromkeys(_word(field, name, cell.setup) if field else "" for name, cell in cells):
-        chosen = [(n, c) for n, c in cells if not field or _word(field, n, c.setup) == word]
+    for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
+        chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
         title = word if field in (None, SERVER) else f"{field} {word}"
         rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
     return MaxSizePicture(
-        title=f"{words.title} (predicted): {_servers(sizes)}",
+        title=f"{text.title} (predicted): {_servers(sizes)}",
         subtitle=_subtitle(sizes),
-        axes=words.axes,
+        axes=text.axes,
         levels=arrangement.levels,
         rows=tuple(rows),
         conditions=tuple(_conditions(sizes)),
@@ -109,7 +109,7 @@ def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
     fits, runs = cell.fits, cell.runs
     return MaxSizeBar(
         group=group,
-        labels=tuple(_word(level, name, setup) for level in levels),
+        labels=tuple(_label(level, name, setup) for level in levels),
         value=fits,
         with_retries=runs if runs is not None and fits is not None and runs > fits else None,
         note="" if fits is not None else note,
@@ -129,7 +129,7 @@ def _subtitle(sizes: Sequence[HardwareResult]) -> str:
 
 def _servers(sizes: Sequence[HardwareResult]) -> str:
     """Return what was sized for: ``2 x p5.48xlarge (16 x H100-SXM)``, several joined."""
-    names = [hardware_words(one.hardware, one.cells[0].setup.world_size) for one in sizes]
+    names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in sizes]
     if sizes[0].cells[0].quantity.name == "world_size":
         names = [one.name for one in sizes]
     *others, last = names

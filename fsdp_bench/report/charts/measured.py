@@ -185,7 +185,7 @@ def _words(bar: Bar, scale: float) -> tuple[str, ...]:
     """Return a bar's number in the axis's unit, and what is said beside it."""
     scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
-    return ((number,) if bar.succeeded else ()) + bar.words
+    return ((number,) if bar.succeeded else ()) + bar.labels
 
 
 def _draw_bars(axes: Axes, drawn: Sequence[Bar], words: Sequence[Sequence[str]], scale: float, upright: bool) -> None:
@@ -207,9 +207,9 @@ def _draw_bars(axes: Axes, drawn: Sequence[Bar], words: Sequence[Sequence[str]],
 
 def _color(bar: Bar) -> str:
     """Return the colour of a bar's text: what failed or must not be trusted stands out, what was not tried does not."""
-    if bar.words and bar.words[0] == bars.SKIPPED:
+    if bar.labels and bar.labels[0] == bars.SKIPPED:
         return FAINT
-    return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.words) else FAILURE
+    return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.labels) else FAILURE
 
 
 def _handles(drawn: Sequence[Bar]) -> list[Artist]:

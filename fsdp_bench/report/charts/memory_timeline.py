@@ -16,9 +16,9 @@ from fsdp_bench.plan.chart_data.memory_timeline import (
 )
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, legend, new_frame, value_axis
+from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.verdict import required_lines, verdict
-from fsdp_bench.report.text.words import hardware_words
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.errors import SpecError
@@ -85,7 +85,7 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
     first = predictions[0].question
     subtitle, is_good = _subtitle(panels)
     frame = new_frame(
-        f"Memory over one training step (predicted): {hardware_words(first.hardware, first.setup.world_size)}",
+        f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
         subtitle,
         _conditions(predictions, varying),
         _notes(panels, refused),
@@ -121,9 +121,9 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 
 def _limit(panels: Sequence[MemoryPanel]) -> float:
     """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
-    highest, card = _highest(panels), panels[0].prediction.estimate.gpu_bytes
-    if card is not None and highest >= FAR_BELOW_LIMIT * card:
-        highest = max(highest, card)
+    highest, gpu_bytes = _highest(panels), panels[0].prediction.estimate.gpu_bytes
+    if gpu_bytes is not None and highest >= FAR_BELOW_LIMIT * gpu_bytes:
+        highest = max(highest, gpu_bytes)
     return 1.06 * highest
 
 
@@ -142,8 +142,8 @@ def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, i
     top_x, top = max(drawn, key=lambda pair: pair[1].total)
     axes.plot([top_x], [top.total / scale], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
     prediction = panel.prediction
-    fits = "fit unknown" if prediction.verdict is None else prediction.verdict.words
-    lines = [_peak_words(panel, is_alone)] if is_alone else [f"{panel.title}: {fits}", _peak_words(panel, is_alone)]
+    fits = "fit unknown" if prediction.verdict is None else prediction.verdict.text
+    lines = [_peak_text(panel, is_alone)] if is_alone else [f"{panel.title}: {fits}", _peak_text(panel, is_alone)]
     axes.set_title("\n".join(lines), loc="left", fontsize=TEXT if is_alone else TEXT - 0.5,
                    color=INK if prediction.fits is not False else FAILURE)  # fmt: skip
 
@@ -198,15 +198,15 @@ def _name_phases(
 
 def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
     """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
-    card, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
-    if card is None:
+    gpu_bytes, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
+    if gpu_bytes is None:
         return
-    for num_bytes, style, order in ((card, USABLE, 5.0), (reserved, RESERVED, 4.0)):
+    for num_bytes, style, order in ((gpu_bytes, USABLE, 5.0), (reserved, RESERVED, 4.0)):
         if num_bytes is not None and num_bytes <= limit:
             axes.axhline(num_bytes / scale, zorder=order, **style)
 
 
-def _peak_words(panel: MemoryPanel, is_alone: bool) -> str:
+def _peak_text(panel: MemoryPanel, is_alone: bool) -> str:
     """Return how high the marked moment is and where, what is reserved, and why it does not fit where no line shows it.
 
     A panel among several does not name the operator, nor the place where there is a reason to give.
@@ -215,10 +215,10 @@ def _peak_words(panel: MemoryPanel, is_alone: bool) -> str:
     reason = _hidden_reason(prediction)
     where = f" in {phase}" if moment.block is None else f" in {phase}, block {moment.block}"
     where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
-    words = f"\u25bc peak {format_gib(moment.total)}{where}"
+    text = f"\u25bc peak {format_gib(moment.total)}{where}"
     if prediction.reserved_bytes is not None:
-        words += f"; reserved {format_gib(prediction.reserved_bytes)}"
-    return words + reason
+        text += f"; reserved {format_gib(prediction.reserved_bytes)}"
+    return text + reason
 
 
 def _hidden_reason(prediction: Prediction) -> str:
@@ -256,11 +256,11 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
-    card, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
-    if card is None or gpu is None:
+    gpu_bytes, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
+    if gpu_bytes is None or gpu is None:
         return []
-    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * card else ", far above"
-    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(card)} usable{far}", **USABLE)
+    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * gpu_bytes else ", far above"
+    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(gpu_bytes)} usable{far}", **USABLE)
     is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
     return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fsdp_bench.report.charts.figure import CHARACTERS
 from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, BarRow, MaxSizeBar, MaxSizePicture
-from fsdp_bench.report.text.max_size_words import WORDS
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, SERVER, SizeComparison
 
 
@@ -24,7 +24,7 @@ def published_picture(found: Sequence[SizeComparison]) -> MaxSizePicture:
     return MaxSizePicture(
         title="Largest model, published in 2022 and predicted: 1 x g5.48xlarge (8 x A10G)",
         subtitle=CLAIM,
-        axes=WORDS["num_parameters"].axes,
+        axes=QUANTITY_TEXTS["num_parameters"].axes,
         levels=("",),
         rows=(BarRow("", tuple(bars)),),
         conditions=(

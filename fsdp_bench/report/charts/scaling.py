@@ -44,7 +44,7 @@ def scaling_figure(questions: Sequence[Question]) -> Figure:
     conditions = [
         common_line(first.setup, varying_fields(questions)).partition(", ")[2],
         "the same batch on every GPU, so that the whole batch grows with the nodes",
-        _memory_words(found),
+        _memory_text(found),
         "predicted for eager, rank 0",
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
     ]
@@ -59,7 +59,7 @@ def scaling_figure(questions: Sequence[Question]) -> Figure:
     return frame.figure
 
 
-def _memory_words(found: Sequence[ScalingCurve]) -> str:
+def _memory_text(found: Sequence[ScalingCurve]) -> str:
     """Return what the marks say of memory."""
     fits = {one for curve in found for one, value in zip(curve.fits, curve.tokens, strict=True) if value is not None}
     if fits == {None}:

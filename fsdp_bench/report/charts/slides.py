@@ -23,7 +23,7 @@ from fsdp_bench.report.charts.trial_facts import (
     order_of,
     phrase,
     torch_version,
-    word,
+    value_label,
 )
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -49,7 +49,7 @@ class Slot(Generic[T]):
 
     record: T
     labels: tuple[str, ...]
-    """One word a level, outermost first."""
+    """One label a level, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Group(Generic[T]):
     """The strategy, and the one that really ran where that differs."""
     slots: tuple[Slot[T], ...]
     collapsed: bool = False
-    """Whether all of the group was skipped, so that one word stands for its slots."""
+    """Whether all of the group was skipped, so that one label stands for its slots."""
 
     @property
     def shown(self) -> tuple[Slot[T], ...]:
@@ -73,7 +73,7 @@ class Slide:
     """One picture's worth of trials."""
 
     suffix: str
-    """For the file's name: empty, or ``-`` and what tells this picture from its siblings."""
+    """For the file's name: empty, or ``-`` and what distinguishes this picture from the others."""
     levels: tuple[str, ...]
     """The titles of the slots' labels, outermost first."""
     place: str
@@ -113,7 +113,7 @@ def split(records: list[TrialRecord]) -> list[tuple[tuple[str, ...], list[TrialR
     """Split what is too much for one picture by a field that varies, again and again.
 
     Returns:
-        The parts, each with the words that tell it from the others. Every record is in one of them.
+        The parts, each with the labels that distinguish it from the others. Every record is in one of them.
     """
     field = None if len(records) <= MAX_BARS else _split_field(records)
     if field is None:
@@ -225,5 +225,5 @@ def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group[Tri
     for (place, effective), members in groupby(sorted(records, key=key), key=key):
         ordered = sorted(members, key=lambda record: [order_of(facts(record)[level]) for level in levels])
         header = ORDER[place].value + (f"\n(ran {effective})" if effective else "")
-        slots = [Slot(record, tuple(word(level, facts(record)[level]) for level in levels)) for record in ordered]
+        slots = [Slot(one, tuple(value_label(level, facts(one)[level]) for level in levels)) for one in ordered]
         yield Group(header, tuple(slots), collapsed=ORDER[place] not in ran)

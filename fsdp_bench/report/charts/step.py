@@ -10,9 +10,9 @@ from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.schedule import Span, Spans, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
+from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
-from fsdp_bench.report.text.speed import rests_on, share
-from fsdp_bench.report.text.words import hardware_words
+from fsdp_bench.report.text.speed import percent, rests_on
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_seconds
@@ -38,7 +38,7 @@ STYLES = {
 }
 """Colour and hatch by the phase of operators and the kind of a collective; hatches tell them apart without colour.
 Operators on a stream of collectives stand beside these, whatever the phase."""
-WORDS = {
+LEGEND_LABELS = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
@@ -76,7 +76,7 @@ def step_figure(questions: Sequence[Question]) -> Figure:
     several = len(questions) > 1
     setup = common_line(first.setup, varying_fields(questions)) if several else setup_line(first.setup)
     frame = new_frame(
-        f"One training step (predicted): {hardware_words(first.hardware, first.setup.world_size)}",
+        f"One training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
         _subtitle(panels),
         [
             f"{first.model.describe()}",
@@ -114,7 +114,7 @@ def _subtitle(panels: Sequence[StepPanel]) -> str:
     return (
         f"{found.model.name}: {format_seconds(time.step_seconds)} a step,"
         f" {format_seconds(time.exposed_communication_seconds)} of it exposed communication,"
-        f" {found.tokens_per_second_per_gpu or 0:,.0f} tokens/s per GPU, MFU {share(found.mfu)}"
+        f" {found.tokens_per_second_per_gpu or 0:,.0f} tokens/s per GPU, MFU {percent(found.mfu)}"
     )
 
 
@@ -124,7 +124,7 @@ def _handles(panels: Sequence[StepPanel]) -> list[Artist]:
     used = {_style_of(span) for panel in panels for span in panel.streams.spans if span.kind != "host"}
     styles = {name: style for name, style in STYLES.items() if name in used} | {EXPOSED: (FAILURE, "")}
     return [
-        Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.0, label=WORDS.get(name, name))
+        Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.0, label=LEGEND_LABELS.get(name, name))
         for name, (color, hatch) in styles.items()
     ]
 

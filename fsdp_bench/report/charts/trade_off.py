@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from fsdp_bench.plan.chart_data.trade_off import TradeOffPoint, pareto_frontier, trade_off_points
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, new_frame, value_axis
+from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.report.text.verdict import required_lines
-from fsdp_bench.report.text.words import hardware_words
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import GIB
 
@@ -44,7 +44,7 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
     first = predictions[0]
     question, varying = first.question, varying_fields([one.question for one in predictions])
     frame = new_frame(
-        f"Memory against speed (predicted): {hardware_words(question.hardware, question.setup.world_size)}",
+        f"Memory against speed (predicted): {hardware_text(question.hardware, question.setup.world_size)}",
         f"{question.model.name}: {question.model.describe()}",
         [
             common_line(question.setup, varying),

@@ -1,4 +1,4 @@
-"""A trial in the words of a chart: its settings in their order, the conditions, and why a bar is missing."""
+"""What a chart says of a trial: its settings in their order, the conditions, and why a bar is missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def facts(record: TrialRecord) -> Facts:
     return found
 
 
-def word(field: str, value: Hashable) -> str:
+def value_label(field: str, value: Hashable) -> str:
     """Return a value as the axis says it beside the field's title: ``full``, ``2``, ``fsdp1``, ``llama 6.74B``."""
     if isinstance(value, ModelShape):
         return f"{value.family.value} {format_count(value.num_parameters)}"
@@ -73,7 +73,7 @@ def word(field: str, value: Hashable) -> str:
 
 def phrase(field: str, *values: Hashable) -> str:
     """Return a field with its values: ``checkpointing full``, ``2 / 4 ranks``, ``fsdp1``."""
-    text = " / ".join(word(field, value) for value in values)
+    text = " / ".join(value_label(field, value) for value in values)
     if field == "world_size":
         return f"{text} rank" if values == (1,) else f"{text} ranks"
     return text if field in _PLAIN or field == "strategy" else f"{field_title(field)} {text}"
@@ -85,7 +85,7 @@ def field_title(field: str) -> str:
 
 
 def order_of(value: Hashable) -> tuple[float, str]:
-    """Return where a value stands among its like: numbers by size, words in the order of their vocabulary."""
+    """Return a key to sort values by: numbers by size, members of an enumeration in its order."""
     if isinstance(value, ModelShape):
         return value.num_parameters, value.name
     if isinstance(value, Precision):
@@ -134,7 +134,7 @@ def device_of(records: list[TrialRecord]) -> str:
 
 
 def _condition(field: str, records: list[TrialRecord]) -> str | None:
-    """Return a field's value, or values, with its name; None for a default that need not be told."""
+    """Return a field's value, or values, with its name; None for a default that need not be printed."""
     values = sorted({facts(record)[field] for record in records}, key=order_of)
     if field == "shard_size":
         values = [value for value in values if value is not None]
@@ -142,7 +142,7 @@ def _condition(field: str, records: list[TrialRecord]) -> str | None:
         return None
     if field == "model":
         return "model: " + ", ".join(value.describe() for value in values if isinstance(value, ModelShape))
-    return f"{_NAMES.get(field, field_title(field))} {' / '.join(word(field, value) for value in values)}"
+    return f"{_NAMES.get(field, field_title(field))} {' / '.join(value_label(field, value) for value in values)}"
 
 
 def notes_of(records: list[TrialRecord]) -> tuple[str, ...]:

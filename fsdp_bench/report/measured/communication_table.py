@@ -1,4 +1,4 @@
-"""What was sent in a step, kind by kind, and how much of it compute did not hide, found in two ways."""
+"""Prints the communication of a step by kind of collective, and how much of it is exposed, measured in two ways."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     measured = [record for record in records if record.outcome is Outcome.OK]
     lines = []
     for record, label in zip(measured, trial_labels(measured), strict=True):
-        rows = [_kind_words(kind) for kind in kinds_of(record)]
-        lines += [f"{label}: {_trial_words(record)}"]
+        rows = [_kind_row(kind) for kind in kinds_of(record)]
+        lines += [f"{label}: {_trial_text(record)}"]
         lines += table_lines(table_columns(KIND_HEADERS, rows, KIND_HEADERS[1:]), console.width, 2) if rows else []
         lines += [""]
     ranks = [rank for record in measured for rank in record.ranks]
@@ -43,10 +43,10 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     terminal.note_lines(console, lines)
 
 
-def _trial_words(record: TrialRecord) -> str:
+def _trial_text(record: TrialRecord) -> str:
     """Return a trial's times, and how much of its communication no compute hid, found in two ways."""
-    shares = record.exposed_shares
-    profiled, difference = (f" ({share:.0%})" for share in shares) if shares else ("", "")
+    fractions = record.exposed_fractions
+    profiled, difference = (f" ({fraction:.0%})" for fraction in fractions) if fractions else ("", "")
     mark = " !" if disagrees(record) else ""
     return (
         f"step {_seconds(record.step_seconds)}, without communication {_seconds(record.seconds_without_communication)};"
@@ -56,7 +56,7 @@ def _trial_words(record: TrialRecord) -> str:
     )
 
 
-def _kind_words(kind: CollectiveReading) -> list[str]:
+def _kind_row(kind: CollectiveReading) -> list[str]:
     bandwidth = kind.bus_bandwidth
     return [
         kind.kind,

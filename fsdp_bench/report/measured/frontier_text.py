@@ -33,7 +33,7 @@ def _title(record: FrontierRecord) -> str:
     elif limit is None:
         memory = "the whole GPU"
     else:
-        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.card_is_limited else "")
+        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
     return f"largest that fits (measured) on {record.machine}: {memory}"
 
 
@@ -43,11 +43,11 @@ def _row(cell: FrontierCell) -> list[str]:
     return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
-def _value(cell: FrontierCell, reached: LargestValues | None) -> str:
-    if reached is None:
+def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
+    if largest is None:
         return "unknown"
-    text = cell.dial.print(reached.fits)
-    return text if reached.runs == reached.fits else f"{text} (with retries {cell.dial.print(reached.runs)})"
+    text = cell.quantity.print(largest.fits)
+    return text if largest.runs == largest.fits else f"{text} (with retries {cell.quantity.print(largest.runs)})"
 
 
 def _why(cell: FrontierCell) -> str:
@@ -66,7 +66,7 @@ def _reasons(record: FrontierRecord) -> list[str]:
 
 def at_an_end(cell: FrontierCell) -> bool:
     """Whether nothing fits, or everything: then the limit is outside of what was searched."""
-    return cell.measured is not None and (cell.measured.fits in (0, cell.dial.largest))
+    return cell.measured is not None and (cell.measured.fits in (0, cell.quantity.largest))
 
 
 def summary(record: FrontierRecord) -> str:

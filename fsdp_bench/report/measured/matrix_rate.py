@@ -12,5 +12,5 @@ def matrix_rate_line(rate: MatrixRate, profile: Profile) -> str:
     return (
         f"{rate.dtype} matrix products reach {rate.matmul_flops_per_second / 1e12:.4g} TFLOP/s"
         f" (calibrated on {profile.machine}, {profile.measured_on}); the fastest trial {rate.trial} has"
-        f" {rate.model_flops_per_second / 1e12:.4g} TFLOP/s of model FLOPs: {rate.share:.1%} of that{mfu}"
+        f" {rate.model_flops_per_second / 1e12:.4g} TFLOP/s of model FLOPs: {rate.fraction:.1%} of that{mfu}"
     )

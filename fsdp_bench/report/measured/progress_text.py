@@ -1,11 +1,11 @@
-"""What is said of trials and searches while a sweep runs, and where it is listed."""
+"""Trials and searches as text: while a sweep runs, and in the list of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.cell import SearchedCell
 
 
 def needing_gpu_line(needs: Sequence[str]) -> str:
@@ -19,25 +19,25 @@ def ending(record: TrialRecord) -> str:
     return f"{record.outcome.value} {record.wall_seconds:.1f} s{reason}"
 
 
-def search_status(finding: Finding, lacks_gpu: bool) -> str:
+def search_status(cell: SearchedCell, lacks_gpu: bool) -> str:
     """Return what is known of a search before it goes on: skipped, found, or where it begins."""
-    if finding.status == "skipped":
-        return f"skipped: {finding.reason}"
-    if finding.status == "found":
-        text = f"found: {finding.print(finding.fits)}"
+    if cell.status == "skipped":
+        return f"skipped: {cell.reason}"
+    if cell.status == "found":
+        text = f"found: {cell.print(cell.fits)}"
     else:
-        values = finding.dial_range
+        values = cell.quantity_range
         ends = f"{values.print(values.smallest)} to {values.print(values.largest)}"
-        start = "where it begins depends on the GPU" if lacks_gpu else finding.start
+        start = "where it begins depends on the GPU" if lacks_gpu else cell.start
         text = f"searches {values.num_steps} steps, {ends}, {start}"
-    return f"{text}; {finding.reason}" if finding.reason and finding.records else text
+    return f"{text}; {cell.reason}" if cell.reason and cell.records else text
 
 
-def search_result(finding: Finding) -> str:
+def search_result(cell: SearchedCell) -> str:
     """Return what a search found, beside the prediction."""
-    if finding.status != "found":
-        return f"{finding.status}: {finding.reason}"
-    predicted = finding.predicted.fits
-    text = "unknown" if predicted is None else finding.print(predicted)
-    count = len(finding.records)
-    return f"{finding.print(finding.fits)} fits, predicted {text}, {count} trial{'' if count == 1 else 's'}"
+    if cell.status != "found":
+        return f"{cell.status}: {cell.reason}"
+    predicted = cell.predicted.fits
+    text = "unknown" if predicted is None else cell.print(predicted)
+    count = len(cell.records)
+    return f"{cell.print(cell.fits)} fits, predicted {text}, {count} trial{'' if count == 1 else 's'}"

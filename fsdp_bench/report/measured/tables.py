@@ -74,7 +74,7 @@ _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "comm.\ntotal": (lambda r: _seconds(r.communication_seconds), 6),
     "comm.\nexposed": (lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), 4),
 }
-"""What was measured: headers, what is printed of a trial, and which column a narrow terminal leaves out first."""
+"""What was measured: headers, what is printed of a trial, and TableColumn.drop_priority."""
 
 
 def print_table(records: list[TrialRecord], console: Console) -> None:
@@ -102,8 +102,8 @@ def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[Tabl
         TableColumn(header, tuple(map(cell, ran))) for header, cell in _SETTINGS.items() if header not in without
     ]
     findings = [
-        TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", leaves)
-        for header, (cell, leaves) in _FINDINGS.items()
+        TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", drop_priority)
+        for header, (cell, drop_priority) in _FINDINGS.items()
     ]
     return [*settings, *findings]
 

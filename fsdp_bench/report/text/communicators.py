@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.report.text.words import fact
+from fsdp_bench.report.text.common import fact
 from fsdp_bench.spec.units import format_gib
 
-_FOR = {
+_PURPOSE_TEXTS = {
     Purpose.SHARD: "to shard",
     Purpose.REPLICATE: "to add gradients up",
     Purpose.BARRIERS: "for barriers",
@@ -15,7 +15,7 @@ _FOR = {
 
 
 def communicators_fact(found: Communicators | None) -> list[str]:
-    """Return the line on NCCL; none where there is no GPU, or one rank alone."""
+    """Return the line about NCCL's memory; no line without a GPU, or for one rank."""
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
@@ -24,18 +24,18 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     if total is None:
         why = each if any(one.num_bytes for one in found.each) else found.unknown
         return [fact("NCCL", f"unknown: {why}")]
-    return [fact("NCCL", f"{between(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
+    return [fact("NCCL", f"{bounds_text(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
 
 
 def _described(one: Communicator) -> str:
-    start = f"{_FOR[one.purpose]}, {one.num_ranks} ranks"
+    start = f"{_PURPOSE_TEXTS[one.purpose]}, {one.num_ranks} ranks"
     if one.num_bytes is None or one.num_channels is None:
         return f"{start}, unknown: {one.unknown}"
-    return f"{start}, {_numbers(one.num_channels)} channels, {between(one.num_bytes)}"
+    return f"{start}, {_count_text(one.num_channels)} channels, {bounds_text(one.num_bytes)}"
 
 
-def between(size: Bounds) -> str:
-    """Return a size, or the two that it is between, the unit once where both have it."""
+def bounds_text(size: Bounds) -> str:
+    """Return bounds as text: ``1.2 GiB`` where they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
     low, high = format_gib(size.low), format_gib(size.high)
     if low == high:
         return high
@@ -43,5 +43,5 @@ def between(size: Bounds) -> str:
     return f"{low.removesuffix(f' {unit}')} to {high}"
 
 
-def _numbers(count: Bounds) -> str:
+def _count_text(count: Bounds) -> str:
     return str(count.high) if count.low == count.high else f"{count.low} to {count.high}"

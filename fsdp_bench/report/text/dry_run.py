@@ -8,9 +8,9 @@ from fsdp_bench.plan.dry_run import DryRun
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.prediction import header_of, labels, title, varying_fields
-from fsdp_bench.report.text.verdict import fits_word, verdict
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
@@ -23,7 +23,7 @@ def verdict_line(run: DryRun) -> str:
         return "unknown whether it fits: no GPU is named; --server NAME or --gpu NAME"
     if usable is None:
         return f"unknown whether it fits: nobody documents how much of a {run.gpu.name} a process can use; --gpu-memory"
-    live = format_gib(run.reading.peak_allocated_bytes)
+    live = format_gib(run.result.peak_allocated_bytes)
     available = f"{format_gib(usable)} usable less {format_gib(run.required_headroom.num_bytes)} kept free"
     if run.exceeds:
         return f"does not fit (dry run): live bytes alone peak at {live} of {available}"
@@ -37,20 +37,20 @@ def verdict_line(run: DryRun) -> str:
 
 def report(run: DryRun) -> str:
     """Return one dry run on some twenty lines; the first is the answer."""
-    setup, reading = run.spec.setup, run.reading
-    phases = [[phase, format_gib(size)] for phase, size in reading.phases.items()]
-    parts = sorted(reading.breakdown_bytes.items(), key=lambda item: -item[1])
+    setup, result = run.spec.setup, run.result
+    phases = [[phase, format_gib(size)] for phase, size in result.phases.items()]
+    parts = sorted(result.breakdown_bytes.items(), key=lambda item: -item[1])
     parts_held = [[kind.replace("_", " "), format_gib(size)] for kind, size in parts if size]
     reserved = run.prediction.reserved_bytes if run.prediction else None
     lines = [
         verdict_line(run),
         "",
-        f"{run.name}, {format_count(reading.num_parameters)} parameters",
+        f"{run.name}, {format_count(result.num_parameters)} parameters",
         f"{setup.api.value} {setup.effective_strategy.value}, {setup.precision}, rank 0 of {setup.world_size}; dry run "
-        f"with torch {reading.torch}, {reading.kernels} kernels, in {format_seconds(reading.seconds)}",
-        f"peak allocated  {format_gib(reading.peak_allocated_bytes)}, in {reading.peak_phase}",
+        f"with torch {result.torch}, {result.kernels} kernels, in {format_seconds(result.seconds)}",
+        f"peak allocated  {format_gib(result.peak_allocated_bytes)}, in {result.peak_phase}",
         *([f"peak reserved   {format_gib(reserved)} (predicted, not of the dry run)"] if reserved is not None else []),
-        f"between steps   {format_gib(reading.resident.total_bytes)}",
+        f"between steps   {format_gib(result.resident.total_bytes)}",
         "",
         *table_lines(table_columns(["phase", "peak"], phases, {"peak"})),
         "",
@@ -69,15 +69,15 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
     rank = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
     pairs = sorted(
         zip(runs, questions, strict=True),
-        key=lambda pair: (rank[pair[0].verdict], pair[0].reading.peak_allocated_bytes),
+        key=lambda pair: (rank[pair[0].verdict], pair[0].result.peak_allocated_bytes),
     )
     rows = [
         [
             *labels(question, varying),
-            format_gib(run.reading.peak_allocated_bytes),
-            run.reading.peak_phase,
+            format_gib(run.result.peak_allocated_bytes),
+            run.result.peak_phase,
             _reserved(run),
-            "NO" if run.exceeds else fits_word(run.prediction) if run.prediction else UNKNOWN,
+            "NO" if run.exceeds else fits_text(run.prediction) if run.prediction else UNKNOWN,
         ]
         for run, question in pairs
     ]
@@ -85,8 +85,8 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
     return "\n".join([
         _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
         "",
-        f"{first.name}, {format_count(first.reading.num_parameters)} parameters",
-        f"dry runs with torch {first.reading.torch}, {first.reading.kernels} kernels, rank 0 of"
+        f"{first.name}, {format_count(first.result.num_parameters)} parameters",
+        f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0 of"
         f" {first.spec.setup.world_size}",
         "",
         *table_lines(table_columns(header, rows, {"peak\nallocated", "reserved,\npredicted"}, ["in phase"])),
@@ -95,7 +95,7 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
 
 def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
     """Return which setup of a sorted table needs the least, in one sentence."""
-    peak = f"{format_gib(runs[0].reading.peak_allocated_bytes)} allocated (dry run)"
+    peak = f"{format_gib(runs[0].result.peak_allocated_bytes)} allocated (dry run)"
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
     if fitting:
         of = f"of the {fitting} that fit" if fitting > 1 else "the only one that fits"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.advice.nothing_fits import NothingFits
-from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_words
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_text
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.max_size_words import model_line, value_text, words_of
+from fsdp_bench.report.text.common import fact
 from fsdp_bench.report.text.nothing_fits import nothing_fits_lines
 from fsdp_bench.report.text.prediction import (
     common_line,
@@ -20,9 +20,9 @@ from fsdp_bench.report.text.prediction import (
     title,
     varying_fields,
 )
+from fsdp_bench.report.text.quantity_text import model_line, quantity_text, value_text
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.text.verdict import required_lines
-from fsdp_bench.report.text.words import fact
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload
@@ -31,7 +31,7 @@ from fsdp_bench.spec.units import GIB, format_gib
 NONE = "none"
 COLUMN = "fits,\npredicted"
 SPEEDS = tuple(header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS)
-LEAVING = (
+DROPPABLE = (
     "exposed",
     "MFU",
     "step",
@@ -41,7 +41,7 @@ LEAVING = (
     "tokens/s\nper GPU",
     "reserved",
 )
-"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
+"""Headers of the columns that a narrow terminal leaves out, in this order."""
 
 
 def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
@@ -82,7 +82,7 @@ def _table(sizes: HardwareResult) -> list[str]:
         header, numbers = _header(sizes, varying, has_host)
         fitting_first = sorted(sizes.answered, key=lambda cell: cell.fits is None)
         rows = [_row(cell, varying, has_host, sizes.with_time) for cell in fitting_first]
-        lines += ["", *table_lines(table_columns(header, rows, numbers, LEAVING))]
+        lines += ["", *table_lines(table_columns(header, rows, numbers, DROPPABLE))]
     notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(sizes)]
@@ -108,11 +108,11 @@ def best_line(sizes: HardwareResult, varying: Sequence[str]) -> str:
     fitting = [cell for cell in sizes.answered if cell.fits is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits or 0)
-    words, name = words_of(best), best.quantity.name
+    text, name = quantity_text(best), best.quantity.name
     found = value_text(name, best.fits or 0)
     if name == "num_parameters":
         found = best.at.question.model.name if best.at else found
-    what = words.title[0].lower() + words.title[1:]
+    what = text.title[0].lower() + text.title[1:]
     if best.at is not None and best.at.fits is None:
         node = format_gib(best.at.estimate.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
@@ -166,7 +166,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
     row.append(NONE if cell.runs is None else value_text(name, cell.runs))
     if name == "num_parameters":
         row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
-    row.append(_share(at) if at else "")
+    row.append(_reserved_percent(at) if at else "")
     if has_host:
         row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
     if with_time:
@@ -174,7 +174,7 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
     return [*row, why(cell)]
 
 
-def _share(at: Prediction) -> str:
+def _reserved_percent(at: Prediction) -> str:
     """Return the peak reserved and what the GPU has."""
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
@@ -188,8 +188,10 @@ def why(cell: SettingResult) -> str:
         return "nothing: no larger one was tried"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
-        return limit_words(cell.limit).removesuffix(" on the card").removesuffix(" on the GPU")
-    smallest = words_of(cell).smallest.format(model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}")
+        return limit_text(cell.limit).removesuffix(" on the GPU")
+    smallest = quantity_text(cell).smallest.format(
+        model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}"
+    )
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)

@@ -1,10 +1,10 @@
-"""Nothing fits, in words: how far off the nearest setting is, and what would help, with predicted numbers."""
+"""The text where nothing fits: what the nearest setting needs, and what would help, with predicted numbers."""
 
 from __future__ import annotations
 
 from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
-from fsdp_bench.report.text.max_size_words import value_text, words_of
 from fsdp_bench.report.text.prediction import remedy_line, title, varying_fields
+from fsdp_bench.report.text.quantity_text import quantity_text, value_text
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 
@@ -30,10 +30,10 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 
 
 def nothing_fits_sentence(found: NothingFits) -> str:
-    """Return what the smallest needs, of how much, in which phase, and what most of it is."""
+    """Return how much memory the smallest candidate needs, how much there is, the phase, and the largest category."""
     prediction = found.prediction
-    words, model = words_of(found.cell), prediction.question.model.name
-    smallest = words.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
+    text, model = quantity_text(found.cell), prediction.question.model.name
+    smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
     estimate = prediction.estimate
     if lacks_host_memory(found.cell):
         need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)

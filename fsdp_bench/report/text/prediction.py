@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.advice.remedies import Remedy
 from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.report.text.common import fact
 from fsdp_bench.report.text.communicators import communicators_fact
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.report.text.verdict import (
-    place_words,
+    place_text,
     required_lines,
-    retries_words,
+    retries_text,
     verdict,
 )
-from fsdp_bench.report.text.words import fact
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import TrainSetup
@@ -147,7 +147,7 @@ def hardware_facts(question: Question, prefix: str = "") -> list[str]:
 
 def _peak(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
-    place = place_words(memory.peak_phase, memory.peak_block)
+    place = place_text(memory.peak_phase, memory.peak_block)
     peak = format_gib(memory.peak_allocated_bytes)
     return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
 
@@ -171,9 +171,9 @@ def _breakdown(prediction: Prediction) -> list[str]:
     return ["predicted breakdown at the peak", *lines]
 
 
-def _row(name: str, size: int, top: int, share: str) -> str:
+def _row(name: str, size: int, top: int, percent: str) -> str:
     bar = "#" * round(_BAR * size / top)
-    return f"  {name:<22}{format_gib(size):>11} {share:>7}  {bar}".rstrip()
+    return f"  {name:<22}{format_gib(size):>11} {percent:>7}  {bar}".rstrip()
 
 
 def _allocator(prediction: Prediction) -> str:
@@ -185,7 +185,7 @@ def _allocator(prediction: Prediction) -> str:
         return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
     return (
         f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
-        f"{retries_words(reading.num_alloc_retries)} (predicted)"
+        f"{retries_text(reading.num_alloc_retries)} (predicted)"
     )
 
 

@@ -8,6 +8,7 @@ from math import inf
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.prediction import (
     common_line,
     hardware_facts,
@@ -20,12 +21,11 @@ from fsdp_bench.report.text.prediction import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, step_text
-from fsdp_bench.report.text.verdict import fits_word, verdict
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_gib
 
-LEAVING = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
-"""Headers of the columns that a narrow terminal leaves out, the first to leave first."""
+DROPPABLE = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
+"""Headers of the columns that a narrow terminal leaves out, in this order."""
 
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
@@ -53,7 +53,7 @@ def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question])
         fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
         *required_facts(predictions),
         "",
-        *table_lines(table_columns(headers, rows, numbers, LEAVING)),
+        *table_lines(table_columns(headers, rows, numbers, DROPPABLE)),
     ]
     if refused:
         lines.append("")
@@ -97,14 +97,14 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
 def _cells(prediction: Prediction) -> list[str]:
     memory = prediction.estimate.memory
     largest = prediction.largest_category
-    share = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
+    fraction = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
     return [
         format_gib(memory.peak_allocated_bytes),
         memory.peak_phase,
         _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
-        fits_word(prediction),
+        fits_text(prediction),
         _size(prediction.headroom_bytes, UNKNOWN),
-        f"{spaced(largest)} {share:.0%}",
+        f"{spaced(largest)} {fraction:.0%}",
         *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.report.text.words import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.units import format_seconds
 
@@ -22,8 +22,8 @@ def time_facts(found: Speed, profile: Profile | None) -> list[str]:
     lines = [
         fact(
             "step time",
-            f"{format_seconds(time.step_seconds)}, {tokens:,.0f} tokens/s per GPU, MFU {share(found.mfu)},"
-            f" HFU {share(found.hfu)} (predicted, for eager)",
+            f"{format_seconds(time.step_seconds)}, {tokens:,.0f} tokens/s per GPU, MFU {percent(found.mfu)},"
+            f" HFU {percent(found.hfu)} (predicted, for eager)",
         ),
         fact(
             "",
@@ -63,8 +63,8 @@ def _why_unknown(found: Speed) -> str:
     return f"nobody documents what {', '.join(found.time.unknown)} would take here"
 
 
-def share(value: float | None) -> str:
-    """Return a share in per cent."""
+def percent(value: float | None) -> str:
+    """Return a fraction in per cent."""
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
@@ -79,4 +79,4 @@ def speed_cells(found: Speed) -> list[str]:
     if time.step_seconds is None or time.exposed_communication_seconds is None or tokens is None:
         return [UNKNOWN] * len(SPEED_COLUMNS)
     exposed = time.exposed_communication_seconds / time.step_seconds
-    return [step_text(time.step_seconds), share(exposed), f"{tokens:,.0f}", share(found.mfu)]
+    return [step_text(time.step_seconds), percent(exposed), f"{tokens:,.0f}", percent(found.mfu)]

@@ -8,8 +8,8 @@ from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.report.text.communicators import between
-from fsdp_bench.report.text.words import UNKNOWN
+from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.communicators import bounds_text
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib
 
@@ -36,7 +36,7 @@ def _verdict(prediction: Prediction) -> str:
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction)}"
     if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
-        retries = retries_words(reading.num_alloc_retries)
+        retries = retries_text(reading.num_alloc_retries)
         return (
             f"does not fit, but runs with {retries} (predicted), which cost throughput: {_needed(prediction)}"
             f"{_would_be_left(prediction)}"
@@ -46,7 +46,7 @@ def _verdict(prediction: Prediction) -> str:
 
 
 def required_lines(estimates: Iterable[Estimate]) -> list[str]:
-    """Return what is kept free of each GPU, for what, and how to say otherwise: a line for each way to know it."""
+    """Return how much of each GPU is kept free, for what, and which option changes it: one line for each source."""
     by_source: dict[str, list[Headroom]] = {}
     for kept in (estimate.required_headroom for estimate in estimates):
         by_source.setdefault(kept.source, []).append(kept)
@@ -54,26 +54,26 @@ def required_lines(estimates: Iterable[Estimate]) -> list[str]:
     for source, kept_each in by_source.items():
         sizes = [kept.num_bytes for kept in kept_each]
         reports = "; users report 1 to 3 GiB for the two together" if kept_each[0].is_assumed else ""
-        size = between(Bounds(min(sizes), max(sizes)))
+        size = bounds_text(Bounds(min(sizes), max(sizes)))
         lines.append(f"{size} of each GPU kept free, {source}{reports} (--headroom SIZE changes it)")
     return lines
 
 
-def fits_word(prediction: Prediction) -> str:
-    """Return whether it fits in one to three words."""
+def fits_text(prediction: Prediction) -> str:
+    """Return whether it fits as text of one to three words."""
     reading = prediction.estimate.allocator
     if prediction.verdict is Verdict.DOES_NOT_FIT and reading.out_of_memory is None:
         return "NO: host memory"
-    words = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "NO: retries", Verdict.DOES_NOT_FIT: "NO"}
-    return UNKNOWN if prediction.verdict is None else words[prediction.verdict]
+    texts = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "NO: retries", Verdict.DOES_NOT_FIT: "NO"}
+    return UNKNOWN if prediction.verdict is None else texts[prediction.verdict]
 
 
-def retries_words(count: int) -> str:
+def retries_text(count: int) -> str:
     """Return how many allocation retries there are."""
     return "1 allocation retry" if count == 1 else f"{count} allocation retries"
 
 
-def place_words(phase: str, block: int | None) -> str:
+def place_text(phase: str, block: int | None) -> str:
     """Return a phase, and the block where there is one."""
     return phase if block is None else f"{phase}, block {block}"
 
@@ -114,5 +114,5 @@ def _shortage(prediction: Prediction) -> str:
     """Return what is missing, where it runs out, and what the peak consists of."""
     full = prediction.estimate.allocator.out_of_memory
     assert full is not None
-    where = place_words(full.phase, full.unit if full.unit >= 0 else None)
+    where = place_text(full.phase, full.unit if full.unit >= 0 else None)
     return f"{_needed(prediction)}{_would_be_left(prediction)}; it runs out in {where} at {full.label}"

@@ -1,4 +1,4 @@
-"""What a comparison takes for granted, and the rows that it leaves out: one entry for each fact or reason."""
+"""What a comparison assumes, and the rows that it leaves out: one entry for each assumption or reason."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     """Return the summary, the error by term, and the worst cells by name."""
     lines = [
         f"predicted against {summary.against}: {summary.num_cells} cells, {summary.num_failed} without a reference",
-        f"  every phase equal to the byte      {share(summary.num_equal, summary.num_compared)}",
+        f"  every phase equal to the byte      {count_of(summary.num_equal, summary.num_compared)}",
     ]
     if summary.num_fits:
-        lines.append(f"  fits or not, predicted correctly   {share(summary.num_fits_right, summary.num_fits)}")
+        lines.append(f"  fits or not, predicted correctly   {count_of(summary.num_fits_right, summary.num_fits)}")
     rows = [
         (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
         for name, spread in terms(summary)
@@ -59,9 +59,9 @@ def cell_line(comparison: MemoryComparison) -> str:
 
 def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
     """Return a line for each cell that fits and should not, or should and does not."""
-    words = {True: "fits", False: "does not fit"}
+    texts = {True: "fits", False: "does not fit"}
     return [
-        f"predicted {words[one.fit.predicted]}, measured {words[one.fit.measured]}: {one.label}"
+        f"predicted {texts[one.fit.predicted]}, measured {texts[one.fit.measured]}: {one.label}"
         for one in comparisons
         if one.fit is not None and one.fit.predicted != one.fit.measured
     ]
@@ -91,6 +91,6 @@ def agreement_line(found: Sequence[Agreement]) -> str | None:
     )
 
 
-def share(count: int, whole: int) -> str:
+def count_of(count: int, whole: int) -> str:
     """Return ``9 of 10 (90.0%)``."""
     return f"{count} of {whole} ({count / whole:.1%})" if whole else "none compared"

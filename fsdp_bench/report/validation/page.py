@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import measured_rates
-from fsdp_bench.report.text.words import UNKNOWN
-from fsdp_bench.report.validation.memory import agreement_line, cell_line, outside_line, share, terms, wrong_fits
+from fsdp_bench.report.validation.memory import agreement_line, cell_line, count_of, outside_line, terms, wrong_fits
 from fsdp_bench.report.validation.step_time import time_terms
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_seconds
@@ -16,7 +16,7 @@ from fsdp_bench.validate.results import ResultsValidation
 WORST = 20
 
 
-def rates_words(found: ResultsValidation) -> str:
+def rates_text(found: ResultsValidation) -> str:
     """Return where the rates of predicted times are from."""
     return "of datasheets" if found.profile is None else measured_rates(found.profile)
 
@@ -56,9 +56,9 @@ def _memory(found: ResultsValidation) -> list[str]:
     summary = found.summary
     lines = ["| term | equal to the byte | median error | largest error |", "|---|---|---|---|"]
     for name, spread in terms(summary):
-        equal = share(spread.num_equal, spread.num_cells)
+        equal = count_of(spread.num_equal, spread.num_cells)
         lines.append(f"| {name} | {equal} | {spread.median:.3%} | {spread.worst:.3%} |")
-    fits = share(summary.num_fits_right, summary.num_fits)
+    fits = count_of(summary.num_fits_right, summary.num_fits)
     lines_after = [f"Whether it fits is predicted correctly in {fits}."]
     lines_after += [f"{line}." for line in (outside_line(found.comparisons), agreement_line(found.agreements)) if line]
     return [*lines, "", *lines_after]
@@ -70,7 +70,7 @@ def _time(found: ResultsValidation) -> list[str]:
         reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
         return [f"Not compared: {'; '.join(map(str, reasons))}."]
     rows = [f"| {name} | {value} |" for name, value in time_terms(summary)]
-    return [f"Rates {rates_words(found)}.", "", "| term | |", "|---|---|", *rows]
+    return [f"Rates {rates_text(found)}.", "", "| term | |", "|---|---|", *rows]
 
 
 def _worst(found: ResultsValidation) -> list[str]:

@@ -20,7 +20,7 @@ def format_fits(rows: Sequence[FitRow]) -> str:
         "out of memory": [row for row in compared if not row.ran],
     }
     counts = [
-        (fit.words, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
+        (fit.text, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
     ]
     lines = [
         f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code is predicted as eager",
@@ -37,7 +37,7 @@ def _named(row: FitRow) -> list[str]:
     assert row.predicted is not None
     outcome = "ran" if row.ran else "out of memory"
     compiled = ", compiled" if row.compiled else ""
-    text = f"{row.case} ({outcome}{compiled}): {row.predicted.words}"
+    text = f"{row.case} ({outcome}{compiled}): {row.predicted.text}"
     if row.predicted is Verdict.RUNS_WITH_RETRIES:
         text += f", {row.num_alloc_retries} in the first steps"
     if row.reserved_bytes is not None and row.card_bytes is not None:

@@ -14,7 +14,7 @@ WITHIN = 0.05
 """The aim for allocated and active."""
 
 HEADERS = ("case", "kind", "published", "predicted", "error", "with\nterms", "their\nerror")
-LEAVING = ("with\nterms", "their\nerror")
+DROPPABLE = ("with\nterms", "their\nerror")
 
 
 def format_published(rows: Sequence[PublishedRow]) -> str:
@@ -25,7 +25,7 @@ def format_published(rows: Sequence[PublishedRow]) -> str:
         f"peaks of memory: {published} published, {len(predicted)} compared; GiB",
         "with terms: the prediction and what the framework's own code is known to keep beside it",
         "",
-        *table_lines(table_columns(HEADERS, map(_cells, predicted), HEADERS[2:], LEAVING), indent=2),
+        *table_lines(table_columns(HEADERS, map(_cells, predicted), HEADERS[2:], DROPPABLE), indent=2),
     ]
     lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
     lines += ["", "what was predicted, and the terms that the prediction does not have:"]

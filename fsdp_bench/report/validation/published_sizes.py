@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.max_size import SettingResult
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.words import fact
+from fsdp_bench.report.text.common import fact
 from fsdp_bench.spec.units import format_count, format_gib
 from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, PRECISIONS, SERVER, SizeComparison
 

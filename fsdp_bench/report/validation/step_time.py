@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.report.text.words import UNKNOWN
-from fsdp_bench.report.validation.memory import share
+from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.validation.memory import count_of
 from fsdp_bench.spec.units import format_seconds
 from fsdp_bench.validate.step_time import Order, TimeComparison, TimeSummary
 
@@ -26,9 +26,9 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
 
 
 def time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
-    """Return what was compared and how near it is, as words."""
+    """Return what was compared and how near it is, as text."""
     within = f"{summary.num_within} of {summary.num_trials}"
-    near_either = share(summary.num_exposed_near_either, summary.num_exposed)
+    near_either = count_of(summary.num_exposed_near_either, summary.num_exposed)
     by_difference = _exposed(
         summary.median_exposed_error_by_difference,
         summary.num_with_exposed_by_difference,
@@ -55,7 +55,7 @@ def _exposed(median_error: float | None, num_trials: int, near: str) -> str:
 
 
 def _order(order: Order) -> str:
-    return f"{share(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
+    return f"{count_of(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
 
 
 def _line(one: TimeComparison) -> str:

@@ -16,7 +16,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, convert
-from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_share_of_card, shape_of
+from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import SweepFile, table, tables
 from fsdp_bench.sweep.machine import Machine
 
@@ -53,10 +53,10 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
         yield from ((place, cell) for cell in _cross(merged, place))
 
 
-def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
-    check_keys(place, words, _GRID_KEYS)
+def _canonical(place: str, written: dict[str, Any]) -> dict[str, Any]:
+    check_keys(place, written, _GRID_KEYS)
     renamed: dict[str, Any] = {}
-    for key, value in words.items():
+    for key, value in written.items():
         target = FIELD_ALIASES.get(key, key)
         if target in renamed:
             raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
@@ -64,21 +64,21 @@ def _canonical(place: str, words: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _cross(words: dict[str, Any], place: str) -> Iterator[Cell]:
-    for key, value in words.items():
+def _cross(written: dict[str, Any], place: str) -> Iterator[Cell]:
+    for key, value in written.items():
         if value == []:
             raise SpecError(f"{place} {key}: an empty list leaves no cell; give at least one value")
-    if not words:
+    if not written:
         return
-    axes = [value if isinstance(value, list) else [value] for value in words.values()]
+    axes = [value if isinstance(value, list) else [value] for value in written.values()]
     if (count := math.prod(map(len, axes))) > MOST_CELLS:
         raise SpecError(f"{place} crosses to {count} cells; up to {MOST_CELLS} are allowed")
     for values in itertools.product(*axes):
-        yield dict(zip(words, values, strict=True))
+        yield dict(zip(written, values, strict=True))
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known here, and in words what the others need; all where there is a GPU.
+    """Return the cells whose sizes are known on this machine, and as text what the others need.
 
     Raises:
         SpecError: naming the place.
@@ -92,10 +92,10 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
     """Return which sizes of a cell depend on the GPU that is not here, or None."""
     if not file.lacks_gpu:
         return None
-    is_share = is_share_of_card(cell.get("params")) and not file.card_is_limited
+    is_percent = is_percent_of_gpu(cell.get("params")) and not file.gpu_is_limited
     if cell.get("world_size") == "gpus":
-        return 'params in "% of card" and world_size = "gpus"' if is_share else 'world_size = "gpus"'
-    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_share else None
+        return 'params in "% of card" and world_size = "gpus"' if is_percent else 'world_size = "gpus"'
+    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_percent else None
 
 
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:
@@ -106,7 +106,7 @@ def with_defaults(cell: Cell, file: SweepFile) -> Cell:
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
-    """Turn a cell's words into a setup.
+    """Turn a cell, as it was written, into a setup.
 
     Raises:
         SpecError: naming the field.
@@ -138,14 +138,14 @@ def excludes(file: SweepFile) -> list[Exclude]:
         SpecError: naming the place.
     """
     found = []
-    for number, words in enumerate(tables(file.document, "exclude"), 1):
+    for number, written in enumerate(tables(file.document, "exclude"), 1):
         place = f"[[exclude]] {number}"
-        words = dict(words)
-        reason = words.pop("reason", None)
+        written = dict(written)
+        reason = written.pop("reason", None)
         if not isinstance(reason, str) or not reason.strip():
             raise SpecError(f"{place} needs a reason, which the skipped trials' records carry")
         matches: dict[str, list[Any]] = {}
-        for key, value in _canonical(f"{place} ", words).items():
+        for key, value in _canonical(f"{place} ", written).items():
             values = value if isinstance(value, list) else [value]
             matches[key] = [_parsed(place, key, word, file) for word in values if not _needs_gpu({key: word}, file)]
         found.append(Exclude(place, reason, matches))

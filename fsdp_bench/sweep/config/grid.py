@@ -37,8 +37,8 @@ def trials_of(file: SweepFile) -> SweepPlan:
         trials: dict[str, Trial] = {}
         known, needing_gpu = resolvable(file)
         refuse_if_all_need_gpu(file, "trial", known, needing_gpu)
-        for place, words in known:
-            cell = with_defaults(words, file)
+        for place, written in known:
+            cell = with_defaults(written, file)
             try:
                 setup = setup_of(cell, file.machine)
                 shape = shape_of(cell, file.models, file.machine)

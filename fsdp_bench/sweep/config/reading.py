@@ -6,7 +6,7 @@ import re
 from typing import Any, TypeVar
 
 from fsdp_bench.spec.checked import Checked
-from fsdp_bench.spec.codec import from_words
+from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
@@ -28,13 +28,13 @@ def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> Non
 
 
 def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    """Turn words into a spec type.
+    """Turn what a user wrote into a spec type.
 
     Raises:
         SpecError: naming the place in the file, the field, the value and what is allowed.
     """
     try:
-        return from_words(fields, kind)
+        return from_text(fields, kind)
     except SpecError as error:
         raise SpecError(f"{place} {error}".strip()) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_words, to_builtins
+from fsdp_bench.spec.codec import from_text, to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -20,7 +20,7 @@ FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
 """What FIELD=VALUE may name."""
 
 
-def check_words(selections: tuple[str, ...], part: str | None) -> None:
+def check_selections(selections: tuple[str, ...], part: str | None) -> None:
     """Refuse --only and --part that no sweep could mean, before the file's cells are looked at.
 
     Raises:
@@ -140,4 +140,4 @@ def _canonical(field: str, wanted: str) -> str:
     """Read a word as the setup would, so that aliases select too."""
     if field not in ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap"):
         return wanted
-    return str(to_builtins(getattr(from_words({field: wanted}, TrainSetup), field)))
+    return str(to_builtins(getattr(from_text({field: wanted}, TrainSetup), field)))

@@ -66,7 +66,7 @@ def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machi
     return _ladder_shape(cell, Family(cell.get("family", "llama")), machine)
 
 
-def is_share_of_card(params: Any) -> bool:
+def is_percent_of_gpu(params: Any) -> bool:
     """Whether ``params`` is a size like ``"25% of card"``."""
     return _PERCENT_OF_CARD.match(str(params)) is not None
 
@@ -83,7 +83,7 @@ def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> Mod
         return nearest_size(family, parse_count(cell["params"], "params"), vocab_size, positions)
     if not machine.gpus:
         raise SpecError(f"params: {shown(cell['params'])} needs a GPU; on a CPU give a count like '10M'")
-    # Capped by what the ladder has; at most the share, so the largest size that is not above it.
+    # The largest size of the ladder that is not above the target.
     target = machine.gpus[0].memory_bytes * float(percent.group(1)) / 100 / BYTES_PER_PARAMETER
     fitting = [shape for shape in all_sizes(family, vocab_size, positions) if shape.num_parameters <= target]
     if not fitting:

@@ -44,7 +44,7 @@ _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
 
 @dataclass(frozen=True)
 class SweepFile:
-    """One file, its [run] resolved for a machine; its cells still in words."""
+    """One file, its [run] resolved for a machine; its cells still as they were written."""
 
     path: Path
     text: str
@@ -56,7 +56,7 @@ class SweepFile:
     device: Device
     run: RunPlan
     models: dict[str, ModelShape]
-    card_is_limited: bool
+    gpu_is_limited: bool
     """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
     """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
@@ -119,7 +119,7 @@ def read_file(
 
 
 def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
-    """Return a document whose trials are all rank 0 of so many ranks; what is about peers is left out."""
+    """Return a document whose trials are all emulated as rank 0 of ``world_size`` ranks, without what needs peers."""
     run = {**table(document, "run"), "emulate": True}
     run = {key: value for key, value in run.items() if key not in (*_WITH_PEERS, "backend")}
     run["name"] = f"{run.get('name', stem)}-world-{world_size}"
@@ -154,7 +154,7 @@ def _resolve(
         device=device,
         run=plan,
         models=read_models(table(document, "models")),
-        card_is_limited=gpu_memory_bytes is not None,
+        gpu_is_limited=gpu_memory_bytes is not None,
         lacks_gpu=lacks_gpu,
     )
 
@@ -164,8 +164,8 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
     if device != "cuda":
         raise MachineError("--gpu-memory: this sweep runs on a CPU, whose budget is [run] memory_limit")
     if not machine.gpus:
-        card = GpuDevice(index=0, name="a GPU that is not here", memory_bytes=gpu_memory_bytes)
-        return msgspec.structs.replace(machine, gpus=(card,))
+        gpu = GpuDevice(index=0, name="a GPU that is not here", memory_bytes=gpu_memory_bytes)
+        return msgspec.structs.replace(machine, gpus=(gpu,))
     smallest = min(gpu.memory_bytes for gpu in machine.gpus)
     if gpu_memory_bytes > smallest:
         raise MachineError(

@@ -51,7 +51,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The sweep file's text."""
     needing_gpu: tuple[str, ...] = ()
-    """In words, further cells whose sizes depend on a GPU that is not here."""
+    """Further cells, described for a message: their sizes depend on a GPU that is not here."""
 
     @property
     def labels(self) -> list[str]:
@@ -64,11 +64,11 @@ def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False)
     """Return what is trained and how, in one short line."""
     world = f"world {setup.world_size}" + (" emulated" if is_emulated else "")
     strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
-    words = [shape.name, world, strategy, setup.api.value]
-    words += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
+    parts = [shape.name, world, strategy, setup.api.value]
+    parts += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
     if setup.offload is Offload.PARAMS:
-        words.append("offload")
-    return " ".join(words)
+        parts.append("offload")
+    return " ".join(parts)
 
 
 def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> list[str]:
@@ -83,19 +83,19 @@ def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> lis
     is_ambiguous = any(named[shape.name] != shape for shape, _, _ in cells)
     labels = []
     for shape, setup, is_emulated in cells:
-        words = [label_of(shape, setup, is_emulated=is_emulated), *_words(setup, fields)]
-        labels.append(" ".join([*words, f"({shape.describe()})"] if is_ambiguous else words))
+        parts = [label_of(shape, setup, is_emulated=is_emulated), *_field_texts(setup, fields)]
+        labels.append(" ".join([*parts, f"({shape.describe()})"] if is_ambiguous else parts))
     return labels
 
 
-def _words(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
-    """Return those fields with their values: ``batch 4``, ``compile``; of what few change, only what was changed."""
+def _field_texts(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
+    """Return fields with their values: ``batch 4``, ``compile``; rarely changed ones only where they are changed."""
     default = TrainSetup()
     shown = [field for field in fields if field in _ALWAYS or getattr(setup, field) != getattr(default, field)]
-    return [_word(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
+    return [_field_text(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
 
 
-def _word(name: str, value: object) -> str:
+def _field_text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return name if value else f"no {name}"
     return f"{name} {value}"
@@ -111,7 +111,7 @@ def resolved_text(plan: SweepPlan, machine: Machine) -> str:
 
 
 def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
-    """Return a plan whose trials keep such files. Their IDs are the same: a file decides nothing."""
+    """Return the plan with trials that keep a trace or a memory snapshot. Their IDs stay the same."""
     specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
     trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
     return replace(plan, trials=tuple(trials))

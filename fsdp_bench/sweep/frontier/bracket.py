@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bracket:
-    """One search; its answer is the index of the largest candidate that holds, -1 when none does."""
+    """One search for the index of the largest candidate that fits (or runs), -1 when none does."""
 
     num_candidates: int
     predicted: int | None
@@ -20,16 +20,16 @@ class Bracket:
 
     @property
     def most_trials(self) -> int:
-        """What a bisection takes: both ends, then the halvings."""
+        """The trials of a bisection: both ends, then the halvings."""
         return 2 + (self.num_candidates - 1).bit_length()
 
     def bounds(self, answers: Mapping[int, bool]) -> tuple[int, int]:
-        """Return the largest index that is known to hold, and the smallest that is known not to.
+        """Return the largest index that is known to fit, and the smallest that is known not to.
 
         A success above a failure does not count.
         """
-        high = min((index for index, holds in answers.items() if not holds), default=self.num_candidates)
-        low = max((index for index, holds in answers.items() if holds and index < high), default=-1)
+        high = min((index for index, fits in answers.items() if not fits), default=self.num_candidates)
+        low = max((index for index, fits in answers.items() if fits and index < high), default=-1)
         return low, high
 
     def next_index(self, answers: Mapping[int, bool]) -> int | None:

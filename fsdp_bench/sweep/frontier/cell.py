@@ -15,8 +15,8 @@ from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.frontier.forecast import Forecast
 
 
-class Finding:
-    """The search in one cell."""
+class SearchedCell:
+    """One cell while it is searched: the question, the prediction, and the trials so far."""
 
     def __init__(self, search: Search, predicted: Forecast, records: dict[int, TrialRecord]) -> None:
         self.search = search
@@ -124,14 +124,14 @@ class Finding:
         """Return a candidate's value as people read it; ``none`` for -1."""
         if self.search.quantity.is_model_size and index >= 0:
             return self.search.quantity[index].model.name
-        return self.dial_range.print(self.value(index))
+        return self.quantity_range.print(self.value(index))
 
     def value(self, index: int) -> int:
         """Return the value at an index; 0 for none."""
         return self.search.quantity.values[index] if index >= 0 else 0
 
     @property
-    def dial_range(self) -> QuantityRange:
+    def quantity_range(self) -> QuantityRange:
         """The range of values, as a record has it."""
         values = self.search.quantity.values
         return QuantityRange(
@@ -140,21 +140,21 @@ class Finding:
 
     @property
     def start(self) -> str:
-        """Where the search begins, in words."""
+        """Where the search begins, as text: ``from the middle``."""
         if self.predicted.fits is None:
             return f"from the middle ({self.predicted.why_not})"
         if self.predicted.fits < 0:
             return "from the smallest: not even that is predicted to fit"
         return f"from {self.print(self.predicted.fits)}, the largest that is predicted to fit"
 
-    def cell(self) -> FrontierCell:
-        """Return what is known as a record."""
+    def record(self) -> FrontierCell:
+        """Return what is known, as ``frontier.json`` has it."""
         search, status = self.search, self.status
         predicted = self.predicted
         return FrontierCell(
             label=search.label,
             setup=search.setup,
-            dial=self.dial_range,
+            quantity=self.quantity_range,
             family=search.model.family,
             vocab_size=search.model.vocab_size,
             model=None if search.quantity.is_model_size else search.model,
@@ -162,14 +162,14 @@ class Finding:
             reason=self.reason,
             predicted=None
             if predicted.fits is None or predicted.runs is None
-            else self._reached(predicted.fits, predicted.runs, predicted.limited_by),
-            measured=self._reached(self.fits, self.runs, self._first_failure()) if status == "found" else None,
+            else self._largest_values(predicted.fits, predicted.runs, predicted.limited_by),
+            measured=self._largest_values(self.fits, self.runs, self._first_failure()) if status == "found" else None,
             steps_apart=self.fits - predicted.fits if status == "found" and predicted.fits is not None else None,
             trials=tuple(self.records[index].id for index in sorted(self._fits_answers)),
             most_trials=self._fits_bracket.most_trials,
         )
 
-    def _reached(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
+    def _largest_values(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
         return LargestValues(
             fits=self.value(fits),
             runs=self.value(runs),
@@ -199,7 +199,7 @@ def _is_answer(record: TrialRecord) -> bool:
 
 
 def _ran_out(record: TrialRecord) -> bool:
-    """Whether a trial ran out of what is being measured.
+    """Whether a trial ran out of the memory that is searched.
 
     On a CPU that is the budget alone: where the host's own memory ran out, the budget was not reached.
     """

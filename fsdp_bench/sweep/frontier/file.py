@@ -31,7 +31,8 @@ from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, one_of, table
 from fsdp_bench.sweep.config.trial import Trial, trial_id
 
-DIALS = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
+MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
+"""What a sweep can search, by the names that users write."""
 _KEYS = ("dial", "smallest", "largest")
 
 RESOLUTION = 1.01
@@ -79,12 +80,12 @@ class FrontierPlan:
     launcher: str
     device: Device
     run: RunPlan
-    card_is_limited: bool
+    gpu_is_limited: bool
     searches: tuple[Search, ...]
     source: str
     """The sweep file's text."""
     needing_gpu: tuple[str, ...] = ()
-    """In words, further cells whose sizes depend on a GPU that is not here."""
+    """Further cells, described for a message: their sizes depend on a GPU that is not here."""
     lacks_gpu: bool = False
     """Whether the GPU is not here, so that nothing is predicted for it."""
 
@@ -101,21 +102,21 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         MachineError: when all sizes depend on a GPU that is not here.
     """
     with naming(file.path):
-        words = table(file.document, "frontier")
-        check_keys("[frontier] ", words, _KEYS)
-        word = one_of("[frontier] dial", words.get("dial", "params"), DIALS)
+        frontier = table(file.document, "frontier")
+        check_keys("[frontier] ", frontier, _KEYS)
+        searched = one_of("[frontier] dial", frontier.get("dial", "params"), MEASURABLE_QUANTITIES)
         if file.device == "cpu" and file.run.memory_limit_bytes is None:
             raise SpecError("[frontier] on a CPU needs [run] memory_limit, the budget of a rank that stands for a GPU")
         excluded = excludes(file)
         for exclude in excluded:
-            _refuse_own_key(word, exclude.place, exclude.matches)
+            _refuse_own_key(searched, exclude.place, exclude.matches)
         found: dict[str, Search] = {}
         known, needing_gpu = resolvable(file)
         refuse_if_all_need_gpu(file, "cell", known, needing_gpu)
         for place, cell in known:
-            _refuse_own_key(word, place, cell)
+            _refuse_own_key(searched, place, cell)
             try:
-                search = _search(word, with_defaults(cell, file), words, file, excluded)
+                search = _search(searched, with_defaults(cell, file), frontier, file, excluded)
             except SpecError as error:
                 raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
             found.setdefault(search.trial(0).spec.id, search)
@@ -125,7 +126,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         launcher=file.launcher,
         device=file.device,
         run=file.run,
-        card_is_limited=file.card_is_limited,
+        gpu_is_limited=file.gpu_is_limited,
         searches=tuple(found.values()),
         source=file.text,
         needing_gpu=tuple(needing_gpu),
@@ -133,18 +134,20 @@ def searches_of(file: SweepFile) -> FrontierPlan:
     )
 
 
-def _refuse_own_key(word: str, place: str, keys: dict[str, Any]) -> None:
+def _refuse_own_key(searched: str, place: str, keys: dict[str, Any]) -> None:
     """Refuse a cell that fixes what is searched; where the model's size is, every name of a model does."""
-    for key in ("params", "model") if word == "params" else (word,):
+    for key in ("params", "model") if searched == "params" else (searched,):
         if key in keys:
-            raise SpecError(f"{place} {key}: [frontier] searches {word!r}; leave it out here, or choose another dial")
+            raise SpecError(
+                f"{place} {key}: [frontier] searches {searched!r}; leave it out here, or choose another dial"
+            )
 
 
-def _search(word: str, cell: Cell, words: dict[str, Any], file: SweepFile, excluded: list[Exclude]) -> Search:
-    quantity, setup = _quantity(word, cell, file)
-    quantity = _bounded(word, quantity, words)
+def _search(searched: str, cell: Cell, frontier: dict[str, Any], file: SweepFile, excluded: list[Exclude]) -> Search:
+    quantity, setup = _quantity(searched, cell, file)
+    quantity = _bounded(searched, quantity, frontier)
     smallest = quantity[0]
-    name = smallest.model.family.value if word == "params" else smallest.model.name
+    name = smallest.model.family.value if searched == "params" else smallest.model.name
     return Search(
         label=cell_label(setup, name, quantity.name),
         quantity=quantity,
@@ -156,15 +159,15 @@ def _search(word: str, cell: Cell, words: dict[str, Any], file: SweepFile, exclu
     )
 
 
-def _quantity(word: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
+def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
     setup, gpu = setup_of(cell, file.machine), gpu_of(file)
-    if word == "params":
-        vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the words too
+    if searched == "params":
+        vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the cell's keys too
         return size_ladder(Family(cell.get("family", "llama")), setup, gpu, vocab_size), setup
     shape = shape_of(cell, file.models, file.machine)
-    if word != "sequence_length":
+    if searched != "sequence_length":
         check_positions(shape, setup)
-    return OF_ONE_MODEL[word](shape, setup, gpu), setup
+    return OF_ONE_MODEL[searched](shape, setup, gpu), setup
 
 
 def gpu_of(file: SweepFile) -> Gpu | None:
@@ -177,16 +180,16 @@ def gpu_of(file: SweepFile) -> Gpu | None:
     return msgspec.structs.replace(gpu, usable_memory_bytes=min(limit, gpu.usable_memory_bytes or limit))
 
 
-def _bounded(word: str, quantity: Quantity, words: dict[str, Any]) -> Quantity:
+def _bounded(searched: str, quantity: Quantity, frontier: dict[str, Any]) -> Quantity:
     """Keep the values from smallest to largest that differ by RESOLUTION."""
-    read = partial(_bound, word, words)
+    read = partial(_bound, searched, frontier)
     smallest, largest = read("smallest", 1), read("largest", quantity.values[-1])
-    if largest > quantity.values[-1] and "largest" in words:
+    if largest > quantity.values[-1] and "largest" in frontier:
         raise SpecError(
-            f"[frontier] largest: {shown(words['largest'])} is above the largest possible, {quantity.values[-1]}"
+            f"[frontier] largest: {shown(frontier['largest'])} is above the largest possible, {quantity.values[-1]}"
         )
     if smallest > largest:
-        raise SpecError(f"[frontier] smallest: {shown(words['smallest'])} is above largest")
+        raise SpecError(f"[frontier] smallest: {shown(frontier['smallest'])} is above largest")
     values: list[int] = []
     for value in quantity.values:
         if smallest <= value <= largest and (not values or value >= RESOLUTION * values[-1]):
@@ -199,9 +202,9 @@ def _bounded(word: str, quantity: Quantity, words: dict[str, Any]) -> Quantity:
     return replace(quantity, values=tuple(values))
 
 
-def _bound(word: str, words: dict[str, Any], key: str, default: int) -> int:
-    value = words.get(key, default)
-    if word == "params":
+def _bound(searched: str, frontier: dict[str, Any], key: str, default: int) -> int:
+    value = frontier.get(key, default)
+    if searched == "params":
         return parse_count(value, f"[frontier] {key}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"[frontier] {key}: {shown(value)} is not allowed; 1 or more")

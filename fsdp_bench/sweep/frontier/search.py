@@ -12,7 +12,7 @@ from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.cell import SearchedCell
 from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
 from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import Machine
@@ -20,13 +20,13 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.sweep.run.survey import look_up
 
-Observer = Callable[[Finding, Trial, TrialRecord | None], None]
+Observer = Callable[[SearchedCell, Trial, TrialRecord | None], None]
 """Called for each trial twice: with None when it starts, and with its record when it has ended."""
 
 
-def recall(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[Finding]:
+def cells_of(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[SearchedCell]:
     """Return every cell with its prediction and its records."""
-    return [Finding(search, forecast(search), _recorded(search, records)) for search in plan.searches]
+    return [SearchedCell(search, forecast(search), _recorded(search, records)) for search in plan.searches]
 
 
 def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
@@ -40,36 +40,36 @@ def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, Trial
     return found
 
 
-def set_aside(findings: Sequence[Finding], store: Store, retry: frozenset[Outcome]) -> list[str]:
+def set_aside(cells: Sequence[SearchedCell], store: Store, retry: frozenset[Outcome]) -> list[str]:
     """Set aside the records whose trials are to run again; return one line for each.
 
     Raises:
         ResultsError: when one cannot be moved.
     """
     notes: list[str] = []
-    for finding in findings:
-        for index in list(finding.records):
-            if look_up(finding.search.trial(index), store, retry, notes) is None:
-                del finding.records[index]
+    for cell in cells:
+        for index in list(cell.records):
+            if look_up(cell.search.trial(index), store, retry, notes) is None:
+                del cell.records[index]
     return notes
 
 
-def run_frontier(findings: Sequence[Finding], runner: TrialRunner, observe: Observer) -> None:
+def run_frontier(cells: Sequence[SearchedCell], runner: TrialRunner, observe: Observer) -> None:
     """Search every cell to its end; each trial's record is stored as soon as it is known.
 
     Raises:
         ResultsError: when results cannot be written; what is stored stays.
         KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
     """
-    for finding in findings:
-        while (index := finding.next_index) is not None:
-            trial = finding.search.trial(index)
-            observe(finding, trial, None)
-            finding.records[index] = record = runner.run(trial)
-            observe(finding, trial, record)
+    for cell in cells:
+        while (index := cell.next_index) is not None:
+            trial = cell.search.trial(index)
+            observe(cell, trial, None)
+            cell.records[index] = record = runner.run(trial)
+            observe(cell, trial, record)
 
 
-def frontier_record(plan: FrontierPlan, findings: Sequence[Finding], machine: str) -> FrontierRecord:
+def frontier_record(plan: FrontierPlan, cells: Sequence[SearchedCell], machine: str) -> FrontierRecord:
     """Return what is known of a sweep."""
     return FrontierRecord(
         schema_version=FRONTIER_SCHEMA_VERSION,
@@ -78,8 +78,8 @@ def frontier_record(plan: FrontierPlan, findings: Sequence[Finding], machine: st
         device=plan.device,
         machine=machine,
         run=plan.run,
-        card_is_limited=plan.card_is_limited,
-        cells=tuple(finding.cell() for finding in findings),
+        gpu_is_limited=plan.gpu_is_limited,
+        cells=tuple(cell.record() for cell in cells),
     )
 
 

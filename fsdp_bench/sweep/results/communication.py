@@ -1,4 +1,4 @@
-"""What was sent in a step of a trial, kind by kind, and how much of it compute did not hide."""
+"""The communication of a trial's step by kind of collective, and how much of it is exposed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
             "communication_seconds": record.communication_seconds,
             "exposed_communication_seconds": record.exposed_communication_seconds,
             "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
-            "exposed_shares": record.exposed_shares,
+            "exposed_shares": record.exposed_fractions,
             "collectives": [
                 {
                     "kind": kind.kind,
@@ -64,5 +64,5 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
 
 
 def trial_labels(records: list[TrialRecord]) -> list[str]:
-    """Return one line a trial that tells it from the others."""
+    """Return one line a trial that distinguishes it from the others."""
     return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])

@@ -110,7 +110,7 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
     predicted, measured = cell.predicted, cell.measured
     failure = measured.limited_by if measured else None
     setup = to_builtins(cell.setup)
-    setup.pop(cell.dial.name, None)
+    setup.pop(cell.quantity.name, None)
     return {
         "cell": cell.label,
         "sweep": record.sweep,
@@ -118,13 +118,13 @@ def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
         "device": record.device,
         "machine": record.machine,
         "memory_limit_bytes": record.run.memory_limit_bytes,
-        "card_is_limited": record.card_is_limited,
+        "card_is_limited": record.gpu_is_limited,
         "model": cell.model.name if cell.model else None,
         "family": cell.family.value,
         "vocab_size": cell.vocab_size,
         **setup,
-        "dial": cell.dial.name,
-        "num_steps": cell.dial.num_steps,
+        "dial": cell.quantity.name,
+        "num_steps": cell.quantity.num_steps,
         "status": cell.status,
         "reason": cell.reason,
         "predicted_fits": predicted.fits if predicted else None,

@@ -78,8 +78,8 @@ class ForkServer:
             unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
         except LauncherError as error:  # no trial has anything to do with it
             self.close()
-            words = " ".join(last_lines(self._log, 1)) or "it printed nothing"
-            raise MachineError(f"the process that starts the ranks did not start: {error}: {words}") from None
+            printed = " ".join(last_lines(self._log, 1)) or "it printed nothing"
+            raise MachineError(f"the process that starts the ranks did not start: {error}: {printed}") from None
         if unsafe is not None:
             self._unsafe = str(unsafe)
             self.close()

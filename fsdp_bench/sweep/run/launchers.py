@@ -98,10 +98,17 @@ class Torchrun:
 
     def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
-        words = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
-        words += ["--log-dir", str(scratch), "-m", "fsdp_bench.train.processes.torchrun_rank", str(trial), str(scratch)]
+        command = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
+        command += [
+            "--log-dir",
+            str(scratch),
+            "-m",
+            "fsdp_bench.train.processes.torchrun_rank",
+            str(trial),
+            str(scratch),
+        ]
         with open(scratch / "rank-0.log", "ab") as log:
-            return TorchrunTrial(start_process(words, self._mark, subprocess.DEVNULL, log))
+            return TorchrunTrial(start_process(command, self._mark, subprocess.DEVNULL, log))
 
     def end_leftovers(self) -> None:
         """End what the ranks of a trial that has ended left running."""
@@ -112,19 +119,19 @@ class Torchrun:
         end_marked(self._mark)
 
 
-def start_process(words: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a module of Python in a session of its own: an interrupt at the terminal is the manager's alone.
+def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a module of Python in a session of its own: an interrupt at the terminal then reaches only its parent.
 
     Args:
-        words: the module and its arguments; between them it is given this process's number.
+        command: the module and its arguments; this process's number is passed between them.
         mark: the sweep's.
         pipes: subprocess.PIPE for its input and output; subprocess.DEVNULL for no input, and output to the log.
-        log: what it prints goes there.
+        log: the file for what it prints.
 
     Raises:
         MachineError: when no process can be started.
     """
-    module, *arguments = words
+    module, *arguments = command
     try:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), *arguments],
@@ -147,7 +154,7 @@ class TorchrunTrial:
         self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return torchrun's own end as that of no rank in particular."""
+        """Return torchrun's exit, which is that of no rank in particular."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What ranks print: a log file each, of which only a bounded part is ever kept or read."""
+"""The ranks' log files; only a bounded part of each is ever kept or read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 MOST_LOG_BYTES = 16 * 1024**2
-"""A log that has grown beyond this while a trial runs is cut down to its end."""
+"""A log that grows beyond this while a trial runs is cut to its last TAIL_BYTES."""
 TAIL_BYTES = 64 * 1024
 MOST_LINE_CHARACTERS = 500
 
@@ -29,7 +29,7 @@ def last_lines_of(file: IO[bytes], count: int) -> list[str]:
 
 
 def cut_down(folder: Path) -> None:
-    """Cut the logs in a folder that have grown too large down to their ends; their writers append."""
+    """Cut each log in a folder that is too large to its end. Ranks append, so they go on writing after it."""
     with contextlib.suppress(OSError):
         for path in folder.glob("*.log"):
             if path.stat().st_size > MOST_LOG_BYTES:

@@ -1,4 +1,4 @@
-"""The processes of a sweep: the mark by which they are found, and how all of them are ended."""
+"""Finds and ends the processes of a sweep by its mark, an environment variable that they inherit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 MARK = "FSDP_BENCH_SWEEP"
-"""The environment variable that names the sweep's folder. Whatever a rank starts inherits it, in any session."""
+"""The environment variable with a sweep's mark: its folder. Whatever a rank starts inherits it, in any session."""
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 5.0
@@ -23,25 +23,25 @@ def mark_of(folder: Path) -> str:
     return str(folder.resolve())
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes that have a mark, but for this one; none where there is no /proc."""
+def pids_with(mark: str) -> list[int]:
+    """Return the processes that have a mark, without this one; none where there is no /proc."""
     wanted, found = os.fsencode(f"{MARK}={mark}"), []
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
-                with contextlib.suppress(OSError):  # somebody else's, or it has ended
+                with contextlib.suppress(OSError):  # another user's process, or one that has ended
                     if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                         found.append(int(name))
     return found
 
 
 def end_marked(mark: str, keep: Collection[int] = ()) -> None:
-    """End every process that has a mark, but for some, and wait until they are gone; stopped ones too.
+    """Kill every process that has a mark except those to keep, stopped ones too; wait until they are gone.
 
-    This ends what a rank left behind: in its process group, in a session of its own, or after its parent's death.
+    This finds what a rank started wherever it is: in its process group, in another session, or without a parent.
     """
     deadline = time.monotonic() + _SECONDS_TO_END
-    while (leftovers := [pid for pid in marked(mark) if pid not in keep]) and time.monotonic() < deadline:
+    while (leftovers := [pid for pid in pids_with(mark) if pid not in keep]) and time.monotonic() < deadline:
         for pid in leftovers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -49,7 +49,7 @@ def end_marked(mark: str, keep: Collection[int] = ()) -> None:
 
 
 def kill_group(pgid: int) -> None:
-    """End every process of a process group; stopped ones too."""
+    """Kill every process of a process group, stopped ones too."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""`python -m fsdp_bench.train.calibrating.calibrator OUT`: one rank that measures this machine together with its peers.
+"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT``: one rank that measures this machine with its peers.
 
-RANK, WORLD_SIZE, LOCAL_RANK and RENDEZVOUS come from the environment. Rank 0 prints a line of JSON before each part,
-and writes what was measured to OUT.
+PARENT is the process number of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, THREADS and RENDEZVOUS come from the
+environment. Rank 0 prints a line of JSON before each part, and writes what was measured to OUT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.profile import PROBE, PROBE_SEQUENCE, RankMeasurements
+from fsdp_bench.spec.profile import CALIBRATION_MODEL, CALIBRATION_SEQUENCE_LENGTH, RankMeasurements
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.calibrating.collective_times import collective_times
 from fsdp_bench.train.calibrating.operator_times import (
@@ -77,14 +77,14 @@ def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurement
         threads_per_rank=torch.get_num_threads(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         versions=versions,
-        probe_step_seconds=probe_steps(watch),
+        model_step_seconds=time_model_steps(watch),
         context_bytes=context_bytes,
         **found,
     )
 
 
 def _context_bytes(device: torch.device) -> int | None:
-    """Return what the CUDA context takes once a step of the probe has loaded its kernels; None if NVML is missing."""
+    """Return what the CUDA context takes once a step has loaded its kernels; None where NVML is missing."""
     if device.type != "cuda":
         return None
     _bare_step(device)()
@@ -94,16 +94,16 @@ def _context_bytes(device: torch.device) -> int | None:
 
 
 def _bare_step(device: torch.device) -> Callable[[], object]:
-    """Return a step of the small model PROBE, unwrapped."""
-    bare = build(PROBE).to_empty(device=device)
+    """Return a step of CALIBRATION_MODEL, unwrapped."""
+    bare = build(CALIBRATION_MODEL).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
-    setup = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1)
+    setup = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=CALIBRATION_SEQUENCE_LENGTH, micro_batch_size=1)
     return _stepper(bare, setup, device)
 
 
-def probe_steps(watch: Stopwatch) -> dict[str, float]:
-    """Time a step of the small model PROBE: unwrapped, and under each api with collectives that end at once.
+def time_model_steps(watch: Stopwatch) -> dict[str, float]:
+    """Time a step of CALIBRATION_MODEL: unwrapped, and under each api with collectives that end at once.
 
     The difference is what FSDP's hooks cost the host.
     """
@@ -113,12 +113,16 @@ def probe_steps(watch: Stopwatch) -> dict[str, float]:
     alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):
         wrapped_setup = TrainSetup(
-            api=api, world_size=world, optimizer=OptimizerKind.SGD, sequence_length=PROBE_SEQUENCE, micro_batch_size=1
+            api=api,
+            world_size=world,
+            optimizer=OptimizerKind.SGD,
+            sequence_length=CALIBRATION_SEQUENCE_LENGTH,
+            micro_batch_size=1,
         )
         model = fsdp(
-            build(PROBE),
+            build(CALIBRATION_MODEL),
             setup=wrapped_setup,
-            TransformerBlock=BLOCKS[PROBE.family],
+            TransformerBlock=BLOCKS[CALIBRATION_MODEL.family],
             device=device,
             initialize=lambda parameter, name: initialize(parameter, name, 0),
         )
@@ -135,13 +139,13 @@ def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Calla
         device=device,
         meter=Unmetered(),
     )
-    tokens = torch.zeros(1, PROBE_SEQUENCE + 1, dtype=torch.long)
+    tokens = torch.zeros(1, CALIBRATION_SEQUENCE_LENGTH + 1, dtype=torch.long)
     return lambda: train_step(training, [tokens])
 
 
 def main() -> None:
     """Join the peers, measure, report."""
-    die_with_parent(int(os.environ["PARENT"]))
+    die_with_parent(int(sys.argv[1]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cuda = os.environ["DEVICE"] == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -159,7 +163,7 @@ def main() -> None:
 
     measured = measure(device, say)
     if rank == 0:
-        write_atomically(Path(sys.argv[1]), to_json(measured))
+        write_atomically(Path(sys.argv[2]), to_json(measured))
     sys.stdout.flush()
     os._exit(0)  # no destructors: a fake process group has taken the place of the real one
 

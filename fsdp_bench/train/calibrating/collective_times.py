@@ -1,4 +1,4 @@
-"""What collectives take: by kind, by group and by the size of the message."""
+"""Times collectives, by kind, by group and by the size of the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single operators take: matrix products, attention, what memory bounds, copies, optimizers."""
+"""Times single operators: matrix products, attention, memory-bound operators, copies, optimizers."""
 
 from __future__ import annotations
 
@@ -251,8 +251,8 @@ def _optimizer_step(kind: OptimizerKind, num_tensors: int, numel: int, device: t
     steps = [_one_optimizer_step(kind, num_tensors, numel, device) for _ in range(copies)]
     for step in steps:
         step()
-    turns = cycle(steps)
-    return lambda: next(turns)()
+    rotation = cycle(steps)
+    return lambda: next(rotation)()
 
 
 def _one_optimizer_step(

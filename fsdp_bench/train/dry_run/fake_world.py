@@ -42,8 +42,8 @@ class FakeWorld:
     mesh: DeviceMesh | None
     tracker: FakeTracker
 
-    def home_of(self, setup: TrainSetup) -> torch.device:
-        """Return where to build a model: FSDP moves its units from the host to the device, DDP the whole model."""
+    def build_device(self, setup: TrainSetup) -> torch.device:
+        """Return the device to build a model on: for FSDP the host, from which it moves each unit itself."""
         return self.device if _is_ddp(setup) else torch.device("cpu")
 
     def wrap(
@@ -77,7 +77,7 @@ class _AcceleratorMode(FakeTensorMode):
 
 @contextmanager
 def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator[FakeWorld]:
-    """Make this process one rank of the setup's world for a while.
+    """Make this process one rank of the setup's world inside the context.
 
     Raises:
         MachineError: when this torch cannot be worked around (workarounds.py).
@@ -90,7 +90,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
         device = _device(kernels)
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
-        mesh = _mesh(setup, device)  # it computes with the ranks' numbers, so it must be made of real tensors
+        mesh = _mesh(setup, device)  # before the mode: a mesh computes with rank numbers, so its tensors must be real
         stack.enter_context(mode)
         if kernels == "cuda":
             stack.enter_context(fused_kernels())
@@ -102,7 +102,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
 
 @contextmanager
 def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
-    """Make this process one rank of the setup's world for a while, with real tensors on the CPU.
+    """Make this process one rank of the setup's world inside the context, with real tensors on the CPU.
 
     Collectives are finished at once; a gather fills every place with this rank's own shard.
     """
@@ -112,7 +112,7 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
         stack.callback(_end_world)
         device = torch.device("cpu")
         mesh = _mesh(setup, device)
-        tracker = stack.enter_context(RealTracker(device, _tensors_of(mesh)))
+        tracker = stack.enter_context(RealTracker(device, _rank_tensors(mesh)))
         yield FakeWorld(device, mesh, tracker)
 
 
@@ -132,8 +132,8 @@ def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     return None
 
 
-def _tensors_of(mesh: DeviceMesh | None) -> list[torch.Tensor]:
-    """Return the tensors with the ranks' numbers, which operators see when dimensions are taken out of a mesh."""
+def _rank_tensors(mesh: DeviceMesh | None) -> list[torch.Tensor]:
+    """Return a mesh's tensors of rank numbers, on which slicing a mesh runs operators."""
     names = ("_mesh", "_rank_map", "mesh")
     found = [getattr(mesh, name, None) for name in names]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

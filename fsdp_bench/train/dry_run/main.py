@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunReading, DryRunSpec
+from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.setup import Api, TrainSetup, impossible
 from fsdp_bench.train.dry_run.breakdown import Owners
@@ -44,7 +44,7 @@ WARM_STEPS = 2
 buckets before the second."""
 
 
-def dry_run(spec: DryRunSpec) -> DryRunReading:
+def dry_run(spec: DryRunSpec) -> DryRunResult:
     """Run three steps; track the last one, and the first one's forward.
 
     Raises:
@@ -70,7 +70,7 @@ def dry_run(spec: DryRunSpec) -> DryRunReading:
             _write_trace(Path(spec.trace), step)
         phases = step.peaks | {"forward": max(step.peaks["forward"], _first_forward(first, setup))}
         worst = max(phases, key=lambda phase: phases[phase])
-        return DryRunReading(
+        return DryRunResult(
             peak_allocated_bytes=phases[worst],
             peak_phase=worst,
             phases=phases,
@@ -112,8 +112,8 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     setup = spec.setup
     dtype = DTYPES[setup.precision.store]
     if spec.module is not None:
-        with torch.device(world.home_of(setup)):
-            user = load_user_module(spec.module, setup, dtype, world.home_of(setup))
+        with torch.device(world.build_device(setup)):
+            user = load_user_module(spec.module, setup, dtype, world.build_device(setup))
             step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
             return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
     assert spec.model is not None
@@ -195,7 +195,7 @@ def _write_trace(path: Path, step: RecordedStep) -> None:
 def answer(line: str) -> DryRunAnswer:
     """Read one spec, run it, and put whatever happens into an answer."""
     try:
-        return DryRunAnswer(reading=dry_run(from_json(line.encode(), DryRunSpec)))
+        return DryRunAnswer(result=dry_run(from_json(line.encode(), DryRunSpec)))
     except (FsdpBenchError, msgspec.DecodeError) as error:
         return DryRunAnswer(error=" ".join(str(error).split()))
     except Exception as error:

@@ -76,7 +76,7 @@ class _Phases:
 
 
 class CpuMeter:
-    """Live tensor bytes while phases are followed; the budget, when there is one, is enforced there.
+    """Live tensor bytes while phases are followed, with an optional budget that ends the trial.
 
     torch.compile falls back to eager under a dispatch mode, and compiled code allocates without operators; so a
     compiled trial is not tracked, and its peak is unknown.

@@ -88,8 +88,8 @@ def _replacement(
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def collective(*arguments: Any, **words: Any) -> Any:
-        bound = signature.bind(*arguments, **words)
+    def collective(*arguments: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*arguments, **keywords)
         return instead(lambda found: original(*found.args, **found.kwargs), bound)
 
     setattr(collective, _ORIGINAL, original)

@@ -1,4 +1,4 @@
-"""Times something on all ranks at once: repeated until it is long enough to be read.
+"""Times a function on all ranks at once, repeated until it takes long enough to be measured.
 
 The mean counts, not the median: ranks that share cores run by turns, and a round in which one had a core for itself is
 not what it will have in training.
@@ -47,7 +47,7 @@ class Stopwatch:
         dist.barrier()
         rounds = [self._round(call, times) for _ in range(self.rounds)]
         mean = self._average(rounds)
-        if dist.get_backend() == "fake":  # nobody adds anything up there
+        if dist.get_backend() == "fake":  # its collectives add nothing up
             return mean
         return self._over_ranks(mean, dist.ReduceOp.SUM) / dist.get_world_size()
 

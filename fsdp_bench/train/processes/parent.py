@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
-AGENT = "FSDP_BENCH_AGENT"
-"""The environment variable with the process number of torchrun's agent, for its workers."""
+PARENT_PID = "FSDP_BENCH_PARENT_PID"
+"""The environment variable in which torchrun's ranks get its process number; every other process gets an argument."""
 
 _PR_SET_PDEATHSIG = 1
 

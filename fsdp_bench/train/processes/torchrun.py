@@ -12,12 +12,12 @@ from pathlib import Path
 
 from torch.distributed.run import main
 
-from fsdp_bench.train.processes.parent import AGENT, die_with_parent
+from fsdp_bench.train.processes.parent import PARENT_PID, die_with_parent
 from fsdp_bench.train.processes.rendezvous import plain_path
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    os.environ[AGENT] = str(os.getpid())  # its workers end when it does, which torchrun alone does not see to
+    os.environ[PARENT_PID] = str(os.getpid())  # its ranks end when it does; torchrun alone would let them run
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    words = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
-    main([*words, f"--rdzv-endpoint={plain_path(Path(sys.argv[2]))}/agent", *sys.argv[3:]])
+    options = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+    main([*options, f"--rdzv-endpoint={plain_path(Path(sys.argv[2]))}/agent", *sys.argv[3:]])

@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from fsdp_bench.train.processes.parent import AGENT, die_with_parent
+from fsdp_bench.train.processes.parent import PARENT_PID, die_with_parent
 
 
 def main() -> None:
     """Run the rank that torchrun names in RANK and LOCAL_RANK."""
-    die_with_parent(int(os.environ[AGENT]))  # before torch is imported, which takes seconds
+    die_with_parent(int(os.environ[PARENT_PID]))  # before torch is imported, which takes seconds
 
     from fsdp_bench.spec.codec import from_json
     from fsdp_bench.spec.record import TrialSpec

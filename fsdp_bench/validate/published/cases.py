@@ -1,8 +1,8 @@
-"""Other people's measurements: the rows of catalog/published.csv, read.
+"""Reads other people's measurements: the rows of catalog/published.csv.
 
-Each row was copied from the source that it names. A blank means that the source does not say; ``from_defaults`` names
-what was read from the framework's code, ``derived`` what was computed from printed numbers.
-``CaseInputs`` is what was run and has no measured column: predictions are made from it alone.
+Each row was copied from the source that it names. An empty cell means that the source does not say. The column
+``from_defaults`` names what was read from the framework's code, ``derived`` what was computed from printed numbers.
+``CaseInputs`` is what was run, without what was measured: predictions are made from it alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     gradient_accumulation_steps: int | None
     interconnect: str | None
     step: str | None
-    """torchtune's cumulative ladder: the last thing that was switched on."""
+    """Of torchtune's rows, which switch on one option after another: the last of TORCHTUNE_STEPS that is on."""
 
 
 class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """max_allocated, max_active, max_reserved, or unknown."""
     num_bytes: int | None
-    """None where the printed unit leaves it open."""
+    """None where the source does not say in which unit it prints."""
 
 
 class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
     hfu: float | None = None
     """As printed."""
     outcome: str | None = None
-    """``fits``: it ran; ``OOM``."""
+    """``fits`` where it ran, ``OOM`` where it ran out of memory."""
 
 
 def packaged_rows() -> list[dict[str, str]]:
@@ -139,7 +139,7 @@ def _inputs(row: Mapping[str, str]) -> CaseInputs:
         sequence_length=_count(row["seq_len"]),
         gradient_accumulation_steps=_count(row["grad_accum"]),
         interconnect=row["interconnect"] or None,
-        step=_ladder_step(row["notes"]),
+        step=_torchtune_step(row["notes"]),
     )
 
 
@@ -150,8 +150,8 @@ def _measured(row: Mapping[str, str]) -> tuple[PublishedPeak, ...]:
     )
 
 
-_LADDER_NOTE = "cumulative step: "
-LADDER = (
+_STEP_NOTE = "cumulative step: "
+TORCHTUNE_STEPS = (
     "baseline unpacked",
     "+packed",
     "+compile",
@@ -161,16 +161,16 @@ LADDER = (
     "+activation offload",
     "+8-bit AdamW",
 )
-"""torchtune's README: each step keeps the ones before it."""
+"""The options of torchtune's README in their order: each row keeps those before it."""
 
 
-def _ladder_step(notes: str) -> str | None:
-    return notes.removeprefix(_LADDER_NOTE) if notes.startswith(_LADDER_NOTE) else None
+def _torchtune_step(notes: str) -> str | None:
+    return notes.removeprefix(_STEP_NOTE) if notes.startswith(_STEP_NOTE) else None
 
 
 def has_step(inputs: CaseInputs, step: str) -> bool:
-    """Return whether a step of torchtune's ladder, and so all before it, is switched on."""
-    return inputs.step is not None and LADDER.index(inputs.step) >= LADDER.index(step)
+    """Return whether one of TORCHTUNE_STEPS, and so all before it, is switched on."""
+    return inputs.step is not None and TORCHTUNE_STEPS.index(inputs.step) >= TORCHTUNE_STEPS.index(step)
 
 
 def describe(inputs: CaseInputs) -> str:

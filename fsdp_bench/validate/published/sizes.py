@@ -118,7 +118,7 @@ def compare_published_sizes() -> list[SizeComparison]:
 
 
 def _cluster(bar: PublishedSize) -> Cluster:
-    """Return the server, its cards as large as what the bar reserved."""
+    """Return the server, its GPUs as large as what the bar reserved."""
     server = loader.server(SERVER)
     source = Source(title=f"{bar.as_printed}, {bar.source}", date=bar.date)
     gpu = replace(loader.gpu(server.gpu), usable_memory_bytes=bar.reserved_bytes, usable_memory_source=source)

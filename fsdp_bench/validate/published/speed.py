@@ -2,8 +2,8 @@
 
 No constant was fitted to these rows: the GPUs' rates are facts of gpus.toml with their sources, the links' rates NCCL's
 own model. What a source does not say is taken from the framework's code and listed, or the row is left out with the
-reason. Where it does not state the share of checkpointed blocks, that comes from the ratio of the HFU and MFU that are
-printed with it: the ratio says how much was computed twice, and nothing about time.
+reason. Where it does not state which fraction of the blocks is checkpointed, that comes from the ratio of the HFU and
+MFU that are printed with it: the ratio says how much was computed twice, and nothing about time.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _best_constant(mfus: Iterable[float]) -> float:
 
 
 def _recomputed_shares(cases: Sequence[PublishedCase]) -> dict[tuple[str, str], float]:
-    """Return by model and GPU the share of blocks that is checkpointed, from rows that print HFU and MFU.
+    """Return by model and GPU the fraction of blocks that is checkpointed, from rows that print HFU and MFU.
 
     Recomputing every block's forward adds a third to a step's FLOPs.
     """
@@ -182,9 +182,9 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> S
         parts = _parts(inputs, recomputed.get((inputs.model, inputs.gpu)))
         cluster = _cluster(inputs)
         seconds = exposed = 0.0
-        for share, plan in parts:
+        for fraction, plan in parts:
             step, waited = _step(inputs, plan, cluster)
-            seconds, exposed = seconds + share * step, exposed + share * waited
+            seconds, exposed = seconds + fraction * step, exposed + fraction * waited
     except SpecError as error:
         return msgspec.structs.replace(row, reason=str(error))
     plan = parts[0][1]
@@ -209,11 +209,11 @@ def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Pl
     if inputs.checkpointing == "selective_block" and recomputed is not None:
         kinds = [(1 - recomputed, Checkpointing.NONE), (recomputed, Checkpointing.FULL)]
     parts = []
-    for share, checkpointing in kinds:
+    for fraction, checkpointing in kinds:
         plan = plan_case(inputs, checkpointing)
         if isinstance(plan, Unpredictable):
             raise SpecError(plan.reason)
-        parts.append((share, plan))
+        parts.append((fraction, plan))
     return parts
 
 
@@ -231,8 +231,8 @@ def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> lis
     elif inputs.family in _WRITES_NORMS_IN_PYTHON:
         found.append(f"norms are elementary operators in fp32 ({_WRITES_NORMS_IN_PYTHON[inputs.family]})")
     if len(parts) > 1:
-        share = f"{parts[1][0]:.0%} of {inputs.model}'s blocks on {inputs.gpu}"
-        found.append(f"{share} are checkpointed, from the printed HFU over MFU")
+        blocks = f"{parts[1][0]:.0%} of {inputs.model}'s blocks on {inputs.gpu}"
+        found.append(f"{blocks} are checkpointed, from the printed HFU over MFU")
     if _runs_triton(inputs):
         found.append("attention by FlashAttention in Triton, 1.4 and 2 times slower than FlashAttention-2 on sm80")
     return found

@@ -140,7 +140,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    shares = [CARD.host_share(candidate) for candidate in (quantity[index] for index in range(len(quantity)))]
+    shares = [CARD.host_memory_fraction(candidate) for candidate in (quantity[index] for index in range(len(quantity)))]
     assert found.fits == max(index for index, share in enumerate(shares) if share <= 1)
     assert any(share > 1 for share in shares[: found.fits])
 
@@ -222,7 +222,7 @@ class Curve:
         """Live bytes never fall."""
         return min(self.reserved[candidate.model.num_hidden_layers - 1 :]) * 3 // 4 / self.size
 
-    def host_share(self, candidate: Candidate) -> float:
+    def host_memory_fraction(self, candidate: Candidate) -> float:
         """The host has enough for any of them."""
         return 0.5
 

@@ -45,7 +45,7 @@ def texts_of(figure: Figure) -> list[Text]:
     return [text for text in found if text.get_text().strip() and text.get_visible()]
 
 
-def words_of(figure: Figure) -> str:
+def text_of_quantity(figure: Figure) -> str:
     """Return everything that is written, with single blanks."""
     return " ".join(" ".join(text.get_text() for text in texts_of(figure)).split())
 

@@ -30,7 +30,12 @@ from fsdp_bench.report.charts.max_size_bars import arrange
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, texts_of, words_of
+from tests.report.charts.pictures import (
+    assert_is_a_slide,
+    assert_texts_are_inside_and_apart,
+    text_of_quantity,
+    texts_of,
+)
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
@@ -71,7 +76,7 @@ def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
     both = replace(made, rows=(BarRow("p4d.24xlarge", made.rows[0].bars), BarRow("p5.48xlarge", made.rows[0].bars)))
     figure = max_size_figure(both)
     assert_texts_are_inside_and_apart(figure)
-    assert "p4d.24xlarge" in words_of(figure)
+    assert "p4d.24xlarge" in text_of_quantity(figure)
     assert len(figure.axes) == 2 * len(STRATEGIES)
 
 
@@ -92,7 +97,7 @@ def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -
     assert [line.get_ydata()[0] for line in marks] == [104]
     (bar,) = solid(made)
     assert bar.get_facecolor()[:3] == to_rgb(STYLES[MEASURED][0][0])
-    assert "measured" in words_of(made)
+    assert "measured" in text_of_quantity(made)
     assert_texts_are_inside_and_apart(made)
 
 
@@ -135,7 +140,7 @@ def test_it_is_written_in_the_size_of_a_slide(tmp_path: Path) -> None:
         assert_is_a_slide(tmp_path / name, *words)
 
 
-def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
+def ladders(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
     names = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed")[:precisions]
     gpu = loader.gpu("A10G")
     return [
@@ -151,12 +156,12 @@ def dials(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg
 
 
 def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_rows() -> None:
-    assert arrange([("one", dials())]).levels == ("checkpointing",)
-    assert arrange([("one", dials()), ("other", dials())]).levels == ("server", "checkpointing")
-    split = arrange([("one", dials(precisions=2)), ("other", dials(precisions=2))])
+    assert arrange([("one", ladders())]).levels == ("checkpointing",)
+    assert arrange([("one", ladders()), ("other", ladders())]).levels == ("server", "checkpointing")
+    split = arrange([("one", ladders(precisions=2)), ("other", ladders(precisions=2))])
     assert (split.rows, split.levels) == ("server", ("precision", "checkpointing"))
 
 
 def test_a_picture_that_nobody_could_read_is_refused() -> None:
     with pytest.raises(SpecError, match="too many for one picture; at most 30"):
-        arrange([("one", dials(precisions=4, modes=3)), ("other", dials(precisions=4, modes=3))])
+        arrange([("one", ladders(precisions=4, modes=3)), ("other", ladders(precisions=4, modes=3))])

@@ -23,7 +23,7 @@ from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from tests.conftest import run_command
-from tests.report.charts.pictures import assert_texts_are_inside_and_apart, words_of
+from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
 
 MODEL = nearest_size(Family.LLAMA, 10**9)
 GIB = 1024**3
@@ -101,7 +101,7 @@ def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
     made = record()
     worse = MemoryReading(peak_allocated_bytes=11 * GIB, peak_phase="optimizer", phases={})
     bar = memory_bar(replace(made, ranks=(made.ranks[0], replace(made.ranks[1], memory=worse))))
-    assert (bar.total, bar.words) == (11 * GIB, ("optimizer",))
+    assert (bar.total, bar.labels) == (11 * GIB, ("optimizer",))
 
 
 def test_what_is_offloaded_is_not_stacked_as_if_it_were_on_the_device() -> None:
@@ -123,7 +123,7 @@ def test_a_trial_that_did_not_end_ok_is_a_word_and_never_a_success(outcome: Outc
     failed = record(outcome)
     for bar in (memory_bar(failed), throughput_bar(failed), communication_bar(failed)):
         assert not bar.succeeded
-        assert bar.words == (ended(failed),)
+        assert bar.labels == (ended(failed),)
         assert not bar.pieces  # what was measured until then is not drawn
         assert bar.spread is None
 
@@ -134,24 +134,24 @@ def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough() -> None:
     assert exceeded_limit(out_of_memory("device")) == card.nvml_total_bytes
     limited = out_of_memory("budget", "cpu", RunPlan(memory_limit_bytes=24 * GIB))
     bar = memory_bar(limited)
-    assert (bar.succeeded, bar.pieces, bar.words) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
+    assert (bar.succeeded, bar.pieces, bar.labels) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
     assert throughput_bar(limited).pieces == ()
 
 
 def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() -> None:
     bar = memory_bar(out_of_memory("host", plan=RunPlan(memory_limit_bytes=24 * GIB)))
-    assert (bar.pieces, bar.words) == ((), ("OOM (host)",))
+    assert (bar.pieces, bar.labels) == ((), ("OOM (host)",))
 
 
 def test_an_unknown_value_is_said_to_be_unknown() -> None:
     bare = replace(record(), ranks=())
-    assert [bar(bare).words for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
+    assert [bar(bare).labels for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
 
 
 def test_retries_and_suspicion_are_named_on_the_bar() -> None:
     doubtful = replace(record(retries=1), suspect=("another process",))
-    assert memory_bar(doubtful).words == ("backward", "retries", "suspect")
-    assert memory_bar(record()).words == ("backward",)
+    assert memory_bar(doubtful).labels == ("backward", "retries", "suspect")
+    assert memory_bar(record()).labels == ("backward",)
 
 
 def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
@@ -163,14 +163,14 @@ def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
 def test_mfu_is_named_where_the_peak_is_known() -> None:
     known = replace(record(), peak_flops_per_second=1e15)
     assert known.mfu is not None
-    assert throughput_bar(known).words == (f"MFU {known.mfu:.0%}",)
-    assert throughput_bar(record()).words == ()
+    assert throughput_bar(known).labels == (f"MFU {known.mfu:.0%}",)
+    assert throughput_bar(record()).labels == ()
 
 
 def test_exposed_and_overlapped_add_up_to_the_total() -> None:
     bar = communication_bar(record())
     assert dict(bar.pieces) == pytest.approx({bars.EXPOSED: 0.2, bars.OVERLAPPED: 0.3})
-    assert bar.words == ("40%",)
+    assert bar.labels == ("40%",)
 
 
 @pytest.mark.parametrize(("device", "named"), [("cuda", "NVIDIA H100 80GB HBM3"), ("cpu", "CPU, gloo")])
@@ -318,7 +318,7 @@ def test_texts_lie_on_the_picture_and_apart(chart: object, fields: dict[str, lis
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
     (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
-    written = words_of(measured_figure(CHARTS[0], slide))
+    written = text_of_quantity(measured_figure(CHARTS[0], slide))
     assert written.count("10.0 backward") == 5
     assert "Peak memory by sharding strategy: 4 ranks, NVIDIA H100 80GB HBM3" in written
     for words in ("stored parameters", "optimizer state", "FULL_SHARD", "NO_SHARD", "machine: the machine"):

@@ -21,7 +21,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, words_of
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
 
 TINY = ModelShape(
     name="tiny",
@@ -154,7 +154,7 @@ def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     titles = [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes]
     assert titles == ["FULL_SHARD: fits", "NO_SHARD: fits"]
-    assert "impossible: HYBRID_SHARD: " in words_of(figure)
+    assert "impossible: HYBRID_SHARD: " in text_of_quantity(figure)
 
 
 def test_the_cards_limit_is_drawn_where_it_is() -> None:
@@ -205,7 +205,7 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
 
 
 def test_conditions_are_printed_on_the_picture() -> None:
-    told = words_of(timeline_chart.timeline_figure([answer(question())], []))
+    told = text_of_quantity(timeline_chart.timeline_figure([answer(question())], []))
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
         assert words in told

@@ -24,7 +24,7 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
 from tests.conftest import run_command
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, words_of
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
 
 MIXED = Precision("fp32", "bf16", "fp32")
 
@@ -101,7 +101,7 @@ def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
     full, whole = scaling_curves(questions)
     assert (full.fits[-1], whole.fits) == (True, (False,) * 3)
     figure = scaling_figure(questions)
-    written = words_of(figure)
+    written = text_of_quantity(figure)
     assert "white marks: predicted not to fit in memory" in written
     (axes,) = figure.axes
     white = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
@@ -121,7 +121,7 @@ def test_every_point_of_the_trade_off_is_inside_the_picture() -> None:
     figure = trade_off_figure(predictions)
     axes, _ = figure.axes
     assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in trade_off_points(predictions))
-    assert "2 x p5.48xlarge (16 x H100-SXM)" in words_of(figure)
+    assert "2 x p5.48xlarge (16 x H100-SXM)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
     far = TradeOffPoint(None, 1000.0, 1.0, False)
     assert right_end([TradeOffPoint(None, 40.0, 2.0, True), far], 80.0) < 100
@@ -138,8 +138,8 @@ def test_boxes_of_the_trade_off_never_overlap_and_name_every_point(places: list[
 def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
     question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))
     figure = step_figure([question])
-    assert "casts, divisions" in words_of(figure)
-    assert "2 x p4d.24xlarge (16 x A100-SXM-40GB)" in words_of(figure)
+    assert "casts, divisions" in text_of_quantity(figure)
+    assert "2 x p4d.24xlarge (16 x A100-SXM-40GB)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
 
 

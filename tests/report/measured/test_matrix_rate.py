@@ -45,7 +45,7 @@ def test_the_fastest_trial_stands_beside_the_fastest_product() -> None:
     (rate,) = matrix_rates([slow, fast], PROFILE)
     assert (rate.dtype, rate.matmul_flops_per_second) == ("fp32", pytest.approx(2e6))
     assert rate.model_flops_per_second == pytest.approx(flops)
-    assert rate.share == pytest.approx(flops / 2e6)
+    assert rate.fraction == pytest.approx(flops / 2e6)
     assert "calibrated on two cores, 2026-11-21" in matrix_rate_line(rate, PROFILE)
 
 

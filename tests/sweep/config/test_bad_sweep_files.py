@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import PROBE
+from fsdp_bench.spec.profile import CALIBRATION_MODEL
 from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
@@ -134,7 +134,7 @@ def test_pictures_of_models_are_in_the_folder_whatever_the_models_are_called(tmp
     assert frontier is not None
     (cell, *_) = [cell for cell in frontier.cells if cell.status == "found"]
     names = ("org/a", "org-a", "../" + "n" * 190)
-    models = [replace(PROBE, name=name) for name in names]
+    models = [replace(CALIBRATION_MODEL, name=name) for name in names]
     frontier = replace(frontier, cells=tuple(replace(cell, model=model) for model in models))
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.frontier.cell import Finding
+from fsdp_bench.sweep.frontier.cell import SearchedCell
 from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.frontier.forecast import Forecast
 
@@ -32,12 +32,12 @@ STEPS = 32
 def a_search(device: Device = "cuda", skip_reason: str | None = None) -> Search:
     """Return a search of 1 to 32 layers."""
     setup = TrainSetup(sequence_length=16)
-    dial = Quantity(
+    layers = Quantity(
         "num_hidden_layers",
         range(1, STEPS + 1),
-        lambda layers: Candidate(replace(SHAPE, num_hidden_layers=layers), setup, None),
+        lambda count: Candidate(replace(SHAPE, num_hidden_layers=count), setup, None),
     )
-    return Search("a cell", dial, SHAPE, setup, RunPlan(), device, skip_reason)
+    return Search("a cell", layers, SHAPE, setup, RunPlan(), device, skip_reason)
 
 
 def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, limit: str = "device") -> TrialRecord:
@@ -66,31 +66,31 @@ def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, li
     )
 
 
-def answer(finding: Finding, fits: int, runs: int) -> list[int]:
+def answer(searched: SearchedCell, fits: int, runs: int) -> list[int]:
     """Search with a card on which ``fits`` and ``runs`` are the truth; return what was tried."""
     tried = []
-    while (index := finding.next_index) is not None:
+    while (index := searched.next_index) is not None:
         outcome = Outcome.OK if index <= runs else Outcome.OOM_GPU
-        finding.records[index] = record_of(finding.search, index, outcome, retries=0 if index <= fits else 7)
+        searched.records[index] = record_of(searched.search, index, outcome, retries=0 if index <= fits else 7)
         tried.append(index)
     return tried
 
 
 def test_trials_with_retries_run_but_do_not_fit_and_each_limit_takes_its_prediction_and_the_step_above() -> None:
-    finding = Finding(a_search(), Forecast(10, 14, None), {})
-    assert answer(finding, 10, 14) == [10, 11, 14, 15]
-    cell = finding.cell()
+    searched = SearchedCell(a_search(), Forecast(10, 14, None), {})
+    assert answer(searched, 10, 14) == [10, 11, 14, 15]
+    cell = searched.record()
     assert cell.measured is not None
     assert (cell.measured.fits, cell.measured.runs, cell.steps_apart) == (11, 15, 0)
     assert cell.measured.limited_by is not None
     assert (cell.measured.limited_by.phase, cell.measured.limited_by.ran_out) == ("backward", False)
-    assert cell.measured.num_parameters == finding.search.quantity[10].model.num_parameters
+    assert cell.measured.num_parameters == searched.search.quantity[10].model.num_parameters
 
 
 def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_trials() -> None:
-    finding = Finding(a_search(), Forecast(10, 14, None), {})
-    assert answer(finding, 10, 10) == [10, 11]
-    cell = finding.cell()
+    searched = SearchedCell(a_search(), Forecast(10, 14, None), {})
+    assert answer(searched, 10, 10) == [10, 11]
+    cell = searched.record()
     assert cell.measured is not None
     assert (cell.measured.fits, cell.measured.runs) == (11, 11)
     assert cell.measured.limited_by is not None
@@ -103,34 +103,34 @@ def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_
 def test_both_limits_are_found_whatever_was_predicted(
     truth: tuple[int, int], predicted: tuple[int | None, int | None]
 ) -> None:
-    finding = Finding(a_search(), Forecast(*predicted, None), {})
-    tried = answer(finding, *truth)
-    assert (finding.fits, finding.runs) == truth
+    searched = SearchedCell(a_search(), Forecast(*predicted, None), {})
+    tried = answer(searched, *truth)
+    assert (searched.fits, searched.runs) == truth
     assert len(tried) == len(set(tried))
-    assert finding.status == "found"
+    assert searched.status == "found"
 
 
 def test_nothing_above_a_remembered_oom_is_tried_under_another_prediction() -> None:
     search = a_search()
-    finding = Finding(search, Forecast(25, 25, None), {8: record_of(search, 8, Outcome.OOM_GPU)})
-    assert max(answer(finding, 5, 5)) < 8
-    assert finding.fits == 5
+    searched = SearchedCell(search, Forecast(25, 25, None), {8: record_of(search, 8, Outcome.OOM_GPU)})
+    assert max(answer(searched, 5, 5)) < 8
+    assert searched.fits == 5
 
 
 def test_what_is_recorded_is_never_tried_again() -> None:
-    first = Finding(a_search(), Forecast(10, 12, None), {})
+    first = SearchedCell(a_search(), Forecast(10, 12, None), {})
     answer(first, 10, 12)
-    again = Finding(a_search(), Forecast(10, 12, None), dict(first.records))
+    again = SearchedCell(a_search(), Forecast(10, 12, None), dict(first.records))
     assert again.next_index is None
-    assert again.cell() == first.cell()
+    assert again.record() == first.record()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT])
 def test_a_crash_or_a_hang_is_no_answer_and_stops_the_cell_with_the_reason(outcome: Outcome) -> None:
     search = a_search()
-    finding = Finding(search, Forecast(10, 10, None), {10: record_of(search, 10, outcome)})
-    assert finding.next_index is None
-    cell = finding.cell()
+    searched = SearchedCell(search, Forecast(10, 10, None), {10: record_of(search, 10, outcome)})
+    assert searched.next_index is None
+    cell = searched.record()
     assert (cell.status, cell.measured, cell.trials) == ("unknown", None, ())
     assert cell.reason == f"11 layers ended {outcome.value}, which is no answer: why"
 
@@ -139,19 +139,19 @@ def test_on_a_cpu_the_hosts_own_memory_is_not_the_budget() -> None:
     search = a_search("cpu")
     for limit, status in (("budget", "not searched"), ("host", "unknown")):
         record = record_of(search, 10, Outcome.OOM_HOST, limit=limit)
-        assert Finding(search, Forecast(10, 10, None), {10: record}).status == status
+        assert SearchedCell(search, Forecast(10, 10, None), {10: record}).status == status
 
 
 def test_on_a_card_the_hosts_memory_that_offload_fills_is_a_limit_and_named() -> None:
     search = a_search("cuda")
     records = {10: record_of(search, 10, Outcome.OK), 11: record_of(search, 11, Outcome.OOM_HOST, limit="host")}
-    cell = Finding(search, Forecast(10, 10, None), records).cell()
+    cell = SearchedCell(search, Forecast(10, 10, None), records).record()
     assert cell.measured is not None
     assert cell.measured.limited_by is not None
     assert cell.measured.limited_by.place == "host"
 
 
 def test_a_cell_that_cannot_run_is_skipped_with_its_reason() -> None:
-    finding = Finding(a_search(skip_reason="no way"), Forecast(10, 10, None), {})
-    assert finding.next_index is None
-    assert (finding.cell().status, finding.cell().reason) == ("skipped", "no way")
+    searched = SearchedCell(a_search(skip_reason="no way"), Forecast(10, 10, None), {})
+    assert searched.next_index is None
+    assert (searched.record().status, searched.record().reason) == ("skipped", "no way")

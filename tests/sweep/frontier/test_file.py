@@ -111,8 +111,8 @@ def test_what_is_wrong_is_said_in_one_line_with_the_place(tmp_path: Path, text: 
 def test_a_large_gpu_is_limited_to_a_small_ones_memory_and_says_so(tmp_path: Path) -> None:
     text = "[frontier]\nsmallest='100M'\n[grid]\nworld_size='gpus'\nprecision='bf16-mixed'\ncheckpointing='full'"
     whole, small = read(tmp_path, text, GPUS), read(tmp_path, text, GPUS, 24 * GIB)
-    assert (whole.name, whole.card_is_limited, whole.run.memory_limit_bytes) == ("file", False, None)
-    assert (small.name, small.card_is_limited, small.run.memory_limit_bytes) == ("file-on-24GiB", True, 24 * GIB)
+    assert (whole.name, whole.gpu_is_limited, whole.run.memory_limit_bytes) == ("file", False, None)
+    assert (small.name, small.gpu_is_limited, small.run.memory_limit_bytes) == ("file-on-24GiB", True, 24 * GIB)
     assert whole.searches[0].trial(0).spec.id != small.searches[0].trial(0).spec.id
     large_fits, small_fits = forecast(whole.searches[0]).fits, forecast(small.searches[0]).fits
     assert large_fits is not None

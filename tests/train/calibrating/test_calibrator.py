@@ -38,8 +38,8 @@ def test_every_table_is_filled_and_all_ranks_agree(world_size: int, tmp_path: Pa
     assert {one.kind for one in measured.optimizer} == {kind.value for kind in OptimizerKind}
     assert {one.group_size for one in measured.collective} == ({2} if world_size == 2 else {2, 4})
     assert {one.kind for one in measured.collective} == {"all_gather", "reduce_scatter", "all_reduce"}
-    assert set(measured.probe_step_seconds) == {"none", "fsdp1", "fsdp2"}
-    assert min(measured.probe_step_seconds.values()) > 0
+    assert set(measured.model_step_seconds) == {"none", "fsdp1", "fsdp2"}
+    assert min(measured.model_step_seconds.values()) > 0
     assert all(one.collective == measured.collective for one in found)  # means over ranks
 
 

@@ -138,10 +138,10 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
 
 
 def _expect_equal(answer: DryRunAnswer, measured: dict[str, int], setup: TrainSetup) -> None:
-    assert answer.reading is not None, answer.error
+    assert answer.result is not None, answer.error
     has_mesh = setup.strategy.is_hybrid or (setup.api is Api.FSDP2 and setup.strategy is not S.NO_SHARD)
     mesh = MESH_BYTES * setup.world_size if has_mesh else 0
-    assert {phase: peak + mesh for phase, peak in answer.reading.phases.items()} == measured
+    assert {phase: peak + mesh for phase, peak in answer.result.phases.items()} == measured
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
@@ -160,9 +160,9 @@ def test_phases_of_hybrid_strategies_equal_those_of_real_ranks(
 
 def test_the_breakdown_adds_up_to_the_peak(dry: dict[str, DryRunAnswer]) -> None:
     for name, answer in dry.items():
-        assert answer.reading is not None, name
-        assert sum(answer.reading.breakdown_bytes.values()) == answer.reading.peak_allocated_bytes, name
-        assert answer.reading.peak_allocated_bytes == max(answer.reading.phases.values()), name
+        assert answer.result is not None, name
+        assert sum(answer.result.breakdown_bytes.values()) == answer.result.peak_allocated_bytes, name
+        assert answer.result.peak_allocated_bytes == max(answer.result.phases.values()), name
 
 
 def _answers(*specs: DryRunSpec) -> list[DryRunAnswer]:
@@ -175,16 +175,16 @@ def test_a_gpus_rank_holds_its_shards_and_with_offload_nothing() -> None:
     on_device, on_host = _answers(
         DryRunSpec(model=LLAMA, setup=setup, kernels="cuda"), DryRunSpec(model=LLAMA, setup=offloaded, kernels="cuda")
     )
-    assert on_device.reading is not None, on_device.error
-    assert on_host.reading is not None, on_host.error
+    assert on_device.result is not None, on_device.error
+    assert on_host.result is not None, on_host.error
     # By hand: each unit's flat parameter is cut into eight fp32 shards; all are multiples of eight but the root's.
     block, root = LLAMA.num_block_parameters, LLAMA.num_root_parameters
     shard = 2 * -(-block // 8) + -(-root // 8)
-    assert on_device.reading.resident.optimizer_state_bytes == 2 * on_device.reading.resident.parameters_bytes
+    assert on_device.result.resident.optimizer_state_bytes == 2 * on_device.result.resident.parameters_bytes
     # FSDP1 also pads each parameter to 16 bytes: at most three elements for each of 9 + 9 + 3 parameters.
-    assert 4 * shard <= on_device.reading.resident.parameters_bytes <= 4 * (shard + 3 * 21)
-    assert on_host.reading.resident.parameters_bytes == 0
-    assert on_host.reading.resident.optimizer_state_bytes == 0
+    assert 4 * shard <= on_device.result.resident.parameters_bytes <= 4 * (shard + 3 * 21)
+    assert on_host.result.resident.parameters_bytes == 0
+    assert on_host.result.resident.optimizer_state_bytes == 0
 
 
 def test_every_strategy_runs_on_the_fake_accelerator() -> None:
@@ -196,7 +196,7 @@ def test_every_strategy_runs_on_the_fake_accelerator() -> None:
     ]
     answers = _answers(*(DryRunSpec(model=GPT2, setup=setup) for setup in setups))
     for setup, answer in zip(setups, answers, strict=True):
-        assert answer.reading is not None, (setup, answer.error)
+        assert answer.result is not None, (setup, answer.error)
 
 
 def test_what_cannot_be_run_dry_is_refused_and_the_next_spec_is_answered() -> None:
@@ -209,7 +209,7 @@ def test_what_cannot_be_run_dry_is_refused_and_the_next_spec_is_answered() -> No
     assert "torch.compile falls back to eager" in str(compiled.error)
     assert "needs an accelerator" in str(offloaded.error)
     assert compiled.users_mistake
-    assert answered.reading is not None
+    assert answered.result is not None
 
 
 def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_with_it(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_wit
         assert mistake.users_mistake
     assert "ended with code 7" in str(dead.error)
     assert not dead.users_mistake
-    assert alive.reading is not None
+    assert alive.result is not None
 
 
 def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input(tmp_path: Path) -> None:
@@ -247,10 +247,10 @@ def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input(tmp_pat
     # By hand, elements: 100 x 100 parameters and DDP's bucket and 10 x 100 inputs in fp32; in bf16 the weight, the
     # input and the output. On a CPU moving the batch to the device copies nothing.
     expected = 4 * (10_000 + 10_000 + 1_000) + 2 * (10_000 + 1_000 + 1_000)
-    assert on_cuda.reading is not None, on_cuda.error
-    assert on_cpu.reading is not None, on_cpu.error
-    assert on_cuda.reading.phases["forward"] == expected
-    assert on_cpu.reading.phases["forward"] == expected
+    assert on_cuda.result is not None, on_cuda.error
+    assert on_cpu.result is not None, on_cpu.error
+    assert on_cuda.result.phases["forward"] == expected
+    assert on_cpu.result.phases["forward"] == expected
 
 
 def test_a_torch_whose_symbol_has_changed_is_refused_before_anything_is_touched(

@@ -11,7 +11,7 @@ import torch
 from fsdp_bench.spec.dry_run import DryRunSpec, UserModule
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.dry_run import dry_runs, reading_of
+from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.train.models.user_module import loss_of
 
 USERS = """
@@ -69,18 +69,18 @@ def test_a_model_may_answer_with_any_of_the_promised_forms(tmp_path: Path) -> No
     asked = [*(spec(tmp_path, form) for form in forms), spec(tmp_path, "sized", sequence_length=7), *wrong]
     answers = dict(dry_runs(asked))
     for index, form in enumerate(forms):
-        reading = reading_of(answers[index])
-        assert reading.num_parameters == 2 * 64 * 64
-        assert sum(reading.breakdown_bytes.values()) == reading.peak_allocated_bytes
-        has_logits = reading.breakdown_bytes["logits"] > 0
+        result = result_of(answers[index])
+        assert result.num_parameters == 2 * 64 * 64
+        assert sum(result.breakdown_bytes.values()) == result.peak_allocated_bytes
+        has_logits = result.breakdown_bytes["logits"] > 0
         assert has_logits == (form == "in_dict"), form
-        assert reading.arguments == {}
+        assert result.arguments == {}
     # --seq was asked for; the batch has no default of its own, so the setup's is passed.
-    assert reading_of(answers[5]).arguments == {"micro_batch_size": 3, "sequence_length": 7}
+    assert result_of(answers[5]).arguments == {"micro_batch_size": 3, "sequence_length": 7}
     with pytest.raises(MachineError, match=r"returned NoneType, which has no loss.*model\(\*\*batch\) for a dict"):
-        reading_of(answers[6])
+        result_of(answers[6])
     with pytest.raises(MachineError, match=r"seq: users:scalar\(\) makes its own batch; .* sequence_length"):
-        reading_of(answers[7])
+        result_of(answers[7])
 
 
 def test_the_loss_is_found_by_name_before_other_tensors() -> None:

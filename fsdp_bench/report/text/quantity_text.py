@@ -1,4 +1,4 @@
-"""What max-size looks for, in words: its name in tables, charts and messages."""
+"""The names of the quantity that max-size looks for, in tables, charts and messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fsdp_bench.spec.units import format_count
 
 
 @dataclass(frozen=True)
-class QuantityWords:
-    """A quantity in words."""
+class QuantityText:
+    """The names of one quantity."""
 
     option: str
     """Its name on the command line."""
@@ -22,32 +22,32 @@ class QuantityWords:
     """The smallest value in a sentence, with ``{model}`` and ``{value}``."""
 
 
-WORDS = {
-    "num_parameters": QuantityWords(
+QUANTITY_TEXTS = {
+    "num_parameters": QuantityText(
         "params",
         "Largest model that fits",
         ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
         "the smallest model, {model},",
     ),
-    "num_hidden_layers": QuantityWords(
+    "num_hidden_layers": QuantityText(
         "num_hidden_layers",
         "Deepest model that fits",
         ((1.0, "most layers that fit"),),
         "one layer of {model}",
     ),
-    "micro_batch_size": QuantityWords(
+    "micro_batch_size": QuantityText(
         "micro_batch_size",
         "Largest batch per GPU that fits",
         ((1.0, "largest batch per GPU that fits, sequences"),),
         "a batch of 1 of {model}",
     ),
-    "sequence_length": QuantityWords(
+    "sequence_length": QuantityText(
         "sequence_length",
         "Longest sequence that fits",
         ((1.0, "longest sequence that fits, tokens"),),
         "a sequence of {value} tokens of {model}",
     ),
-    "world_size": QuantityWords(
+    "world_size": QuantityText(
         "gpus",
         "Fewest GPUs on which it fits",
         ((1.0, "fewest GPUs on which it fits"),),
@@ -57,9 +57,9 @@ WORDS = {
 """By the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
-def words_of(cell: SettingResult) -> QuantityWords:
-    """Return the words of a setting's quantity."""
-    return WORDS[cell.quantity.name]
+def quantity_text(cell: SettingResult) -> QuantityText:
+    """Return the names of a setting's quantity."""
+    return QUANTITY_TEXTS[cell.quantity.name]
 
 
 def value_text(name: str, value: int) -> str:

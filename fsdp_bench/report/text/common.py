@@ -1,4 +1,4 @@
-"""Words and lines that several texts share."""
+"""What several texts share: the word for what is unknown, hardware as text, lines of a name and a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNKNOWN = "unknown"
 _INDENT = 18
 
 
-def hardware_words(hardware: Cluster | Gpu | None, world_size: int) -> str:
+def hardware_text(hardware: Cluster | Gpu | None, world_size: int) -> str:
     """Return what a chart is of: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs alone, or ranks on a CPU."""
     if isinstance(hardware, Cluster):
         gpus = f"{hardware.num_nodes * hardware.gpus_per_node} x {hardware.gpu.name}"
