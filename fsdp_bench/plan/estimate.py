@@ -264,7 +264,7 @@ def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int
     return found
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _program(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
     return program(first_steps(shape, setup, kernels, rank))
 

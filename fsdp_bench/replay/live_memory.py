@@ -79,7 +79,7 @@ def live_memory(log: Log) -> LiveMemory:
     return LiveMemory(phases, levels[-1] + repeated)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
     """Return a step in the steady state of the rank with the highest peak, the lowest of equals."""
     logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]

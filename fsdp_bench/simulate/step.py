@@ -31,7 +31,7 @@ def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
     return replace(shape, name="any depth", num_hidden_layers=min(shape.num_hidden_layers, MORE_BLOCKS + 1))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
