@@ -22,7 +22,7 @@ FEW_BLOCKS = 4
 """The two that are compared, and one before and behind them: prefetching and deferred frees reach one block."""
 
 MORE_BLOCKS = 6
-"""For who also names tensors: a block may use what its second neighbour has made (replay/program.py)."""
+"""Where tensors are named (replay/caching_allocator/program.py): a block may use tensors of its second neighbour."""
 
 _MARK, _REPEAT = Kind.MARK, Kind.REPEAT
 _OF_A_TENSOR = (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM)

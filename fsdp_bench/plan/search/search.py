@@ -26,8 +26,8 @@ from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.replay.allocator import AllocatorReading
-from fsdp_bench.replay.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup

@@ -114,5 +114,5 @@ def _shortage(prediction: Prediction) -> str:
     """Return what is missing, where it runs out, and what the peak consists of."""
     full = prediction.estimate.allocator.out_of_memory
     assert full is not None
-    where = place_text(full.phase, full.unit if full.unit >= 0 else None)
+    where = place_text(full.phase, full.block if full.block >= 0 else None)
     return f"{_needed(prediction)}{_would_be_left(prediction)}; it runs out in {where} at {full.label}"
