@@ -1,8 +1,8 @@
-"""PyTorch's autograd without data: tensors, the graph and its engine.
+"""PyTorch's autograd without data: the graph and its engine.
 
-A tensor here has a size and no data. Who holds it decides how long it lives, exactly as in torch: Python's own
-reference counts free a storage when its last tensor, saved variable or gradient buffer is gone (CPython only). So
-the model and the wrappers are written as torch's code is written, and the order of allocations and frees follows.
+A tensor (tape.py) has a size and no data. It lives as long as in torch: Python's reference counts free a storage when
+its last tensor, saved variable or gradient buffer is gone (CPython only). So the model and the wrappers are written as
+torch's code is written, and the order of allocations and frees follows.
 
 The engine is that of torch/csrc/autograd/engine.cpp: of the nodes whose gradients are all there, the one that was
 created last runs first (ReadyQueue), except gradient accumulators, which run at once (AccumulateGrad's

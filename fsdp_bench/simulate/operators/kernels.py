@@ -1,6 +1,7 @@
 """Which implementations of operators run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
 
-What CUDA's allocate inside of themselves is in workspaces.py and batched_copies.py. Kernels have run on no GPU of ours.
+What CUDA's kernels allocate beside their results is in attention_workspaces.py, reduction_workspaces.py and
+batched_copies.py. None of it was measured on a GPU of ours.
 """
 
 from __future__ import annotations
