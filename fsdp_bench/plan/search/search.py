@@ -5,7 +5,7 @@ answer is defined in two parts: the last width whose shallowest model fits, and 
 Any other quantity is searched as if all its candidates were of one width.
 
 1. The ceiling is the largest candidate whose live bytes and host memory are within the limits. Both are predicted in
-   milliseconds and grow with the width and with the number of layers, so interpolation finds it. (The shallowest model of
+   milliseconds and grow with the width and the number of layers, so interpolation finds it. (The shallowest model of
    a width is less deep than that of any larger width.)
 2. The caching allocator reserves more than is live. Its replay takes longer, and what it reserves grows less regularly:
    it may fall by some percent where a model gets wider. So the shallowest models are replayed one by one, from the
