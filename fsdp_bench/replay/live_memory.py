@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -56,27 +55,25 @@ class LiveMemory:
 def live_memory(log: Log) -> LiveMemory:
     """Follow the live bytes of a log."""
     phases: dict[str, Peak] = {}
-    changes = [
-        event.num_bytes if event.kind is _ALLOCATE else -event.num_bytes if event.kind is _FREE else 0
-        for event in log.events
-    ]
-    levels = list(accumulate(changes, initial=0))
-    repeated = 0
+    level, events = 0, log.events
     for part in log.parts:
-        within = levels[part.begin : part.end + 1]
-        top = highest = max(within)
-        runs, further = 0, log.times(part) - 1
-        if further:
-            added = further * (within[-1] - within[0])
-            if added > 0:
-                top, runs = top + added, further
-        top += repeated
-        if further:
-            repeated += added
-        known = phases.get(part.phase)
-        if known is None or top > known.num_bytes:
-            phases[part.phase] = Peak(top, part.begin + max(within.index(highest) - 1, 0), runs)
-    return LiveMemory(phases, levels[-1] + repeated)
+        before, top, reached_by, runs = level, level, part.begin, 0
+        for index in range(part.begin, part.end):
+            event = events[index]
+            if event.kind is _ALLOCATE:
+                level += event.num_bytes
+                if level > top:
+                    top, reached_by = level, index
+            elif event.kind is _FREE:
+                level -= event.num_bytes
+        further = log.times(part) - 1
+        added = further * (level - before)
+        if added > 0:
+            top, runs = top + added, further
+        level += added
+        if part.phase not in phases or top > phases[part.phase].num_bytes:
+            phases[part.phase] = Peak(top, reached_by, runs)
+    return LiveMemory(phases, level)
 
 
 @lru_cache(maxsize=16)

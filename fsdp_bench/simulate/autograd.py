@@ -32,7 +32,7 @@ Backward = Callable[[Any, list[Tensor]], Gradients]
 """Called with what the node saved (a list, or Packed) and with its gradients; returns a gradient for each edge."""
 
 
-class Packed:
+class Packed(msgspec.Struct, eq=False):
     """What a node saved under hooks: opened all at once, for the only time.
 
     Generated backward functions open their saved variables first and hold them until they return
@@ -40,11 +40,9 @@ class Packed:
     (validate_outputs in engine.cpp).
     """
 
-    __slots__ = ("hooks", "packed")
-
-    def __init__(self, hooks: Any, saved: Sequence[Tensor]) -> None:
-        self.hooks = hooks
-        self.packed = hooks.pack(saved)
+    hooks: Any
+    packed: Any
+    """What the hooks' ``pack`` returned."""
 
     def copy(self) -> list[Tensor]:
         """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
@@ -94,7 +92,7 @@ def operator_node(
         [(tensor.node, tensor.output) for tensor in inputs],
         [None] * num_outputs,
         backward,
-        Packed(tape.hooks[-1], saved) if saved and tape.hooks else saved,
+        Packed(tape.hooks[-1], tape.hooks[-1].pack(saved)) if saved and tape.hooks else saved,
     )
 
 

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+
+import msgspec
 
 from fsdp_bench.simulate.events import Event, Kind
 
@@ -28,7 +29,7 @@ _MARK, _REPEAT = Kind.MARK, Kind.REPEAT
 _OF_A_TENSOR = (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM)
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """Consecutive events of one phase, of one block or of none."""
 
     phase: str
@@ -59,7 +60,7 @@ class Log:
     replaces: Sequence[tuple[int, int]] = ()
     """Tensors that the last step uses up, each with the one that it leaves in its place (further_steps.py)."""
 
-    @property
+    @cached_property
     def repeated_block(self) -> int:
         """The one that stands for others."""
         return self.num_blocks // 2 - 1
@@ -87,14 +88,15 @@ class Log:
 
     def _are_alike(self, one: Part, other: Part) -> bool:
         """Whether two parts do the same, each to its own tensors."""
-        return one.end - one.begin == other.end - other.begin and all(
-            a.kind is b.kind
-            and a.num_bytes == b.num_bytes
-            and a.stream is b.stream
-            and (a.number == b.number or a.kind in _OF_A_TENSOR or a.kind is _MARK)
-            and a.work == b.work
-            for a, b in zip(self.events[one.begin : one.end], self.events[other.begin : other.end], strict=True)
-        )
+        if one.end - one.begin != other.end - other.begin:
+            return False
+        for a, b in zip(self.events[one.begin : one.end], self.events[other.begin : other.end], strict=True):
+            same_number = a.number == b.number or a.kind in _OF_A_TENSOR or a.kind is _MARK
+            if a.kind is not b.kind or a.num_bytes != b.num_bytes or not same_number:
+                return False
+            if a.stream is not b.stream or a.work != b.work:
+                return False
+        return True
 
     def last_step(self) -> Iterator[Event]:
         """Yield the events of the last step, with every block and every micro-batch.

@@ -43,4 +43,5 @@ def chunk_cat_arguments(parts: Sequence[int]) -> int:
 
 
 def _tiles(parts: Sequence[int], iterations: int) -> int:
-    return sum(-(-part // (_TILE_BYTES * iterations)) for part in parts)
+    tile_bytes = _TILE_BYTES * iterations
+    return sum([-(-part // tile_bytes) for part in parts])
