@@ -1,7 +1,7 @@
 """Live memory of one rank: the peak of each phase, and what is alive there.
 
-What the repeated block adds is the same each time (simulate/repeat.py), so that a peak within its part lies in its
-first or in its last run.
+Each run of the repeated block changes live memory by the same amount (simulate/repeat.py), so a peak within its part
+lies in its first or in its last run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ALLOCATE, _FREE = Kind.ALLOCATE, Kind.FREE
 
 @dataclass(frozen=True)
 class Peak:
-    """Where the most is allocated in one phase."""
+    """The peak of one phase, and where it is."""
 
     num_bytes: int
     event: int
-    """Index of the event that reaches it; of the mark where it is the beginning of a part."""
+    """Index of the allocation that reaches it, or of the part's MARK where the part begins with it."""
     runs: int
-    """How often the part of the repeated block had run before."""
+    """How often the repeated block's part ran before."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LiveMemory:
 
     phases: dict[str, Peak]
     end_bytes: int
-    """What is left at the end of the events."""
+    """Live bytes after the last event."""
 
     @property
     def peak_phase(self) -> str:
@@ -78,7 +78,7 @@ def live_memory(log: Log) -> LiveMemory:
 
 @lru_cache(maxsize=16)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
-    """Return a step in the steady state of the rank with the highest peak, the lowest of equals."""
+    """Return a step in the steady state of the rank with the highest peak; of ties the lowest rank."""
     logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]
     return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
 

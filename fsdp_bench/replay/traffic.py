@@ -1,4 +1,4 @@
-"""What a rank sends and receives in a step: the collectives that the wrapper issues, and what they take."""
+"""The collectives that a wrapper issues in a step: bytes that a rank sends and receives, and their duration."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Backward = Callable[[Any, list[Tensor]], Gradients]
 
 
 class Packed(msgspec.Struct, eq=False):
-    """What a node saved under hooks: opened all at once, for the only time.
+    """The tensors that a node saved under saved-tensor hooks; unpacked once, all together.
 
     Generated backward functions open their saved variables first and hold them until they return
     (torch/csrc/autograd/generated/Functions.cpp). Gradients are summed to a smaller shape after that
@@ -42,15 +42,15 @@ class Packed(msgspec.Struct, eq=False):
 
     hooks: Any
     packed: Any
-    """What the hooks' ``pack`` returned."""
+    """The result of the hooks' ``pack``."""
 
     def copy(self) -> list[Tensor]:
-        """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
+        """Unpack the tensors. For tensors saved without hooks, a list's own ``copy`` does the same."""
         found: list[Tensor] = self.hooks.unpack(self.packed)
         return found
 
     def pop(self) -> None:
-        """Nothing to release: what was opened is held by nobody else."""
+        """Do nothing: nothing else holds the unpacked tensors."""
 
 
 class Node(msgspec.Struct, eq=False):
@@ -63,18 +63,18 @@ class Node(msgspec.Struct, eq=False):
     edges: Sequence[tuple[Node | None, int]]
     """The nodes that made its inputs, with the number of their output; None where no gradient is needed."""
     buffer: list[Tensor | None]
-    """Gradients of the outputs, as far as they are there."""
+    """The gradients of the outputs that have arrived."""
     backward: Backward | None = None
     saved: Any = None
-    """For ``backward``: a list of tensors, or Packed; gone when that ran."""
+    """Saved tensors for ``backward``: a list, or Packed; None after ``backward`` ran."""
     accumulate: Callable[[Tensor], None] | None = None
     """AccumulateGrad alone: takes the gradient of a parameter."""
     waiting: int = 0
     """How many gradients are still to come."""
     waits_for: Stream | None = None
-    """Another stream, on which gradients for it were computed."""
+    """Another stream, on which its incoming gradients were computed; it waits for that stream."""
     pre_hooks: list[Callable[[], None]] | None = None
-    """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
+    """Called when all its gradients have arrived, before it runs (Tensor.register_hook on its output)."""
 
     def before(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` when the gradients of the outputs are known."""

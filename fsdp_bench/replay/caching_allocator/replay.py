@@ -61,12 +61,12 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorReading:
-    """What torch.cuda.memory_stats() would show after the steps, or when memory ran out."""
+    """The values of torch.cuda.memory_stats() after the steps, or when memory ran out."""
 
     peak_allocated_bytes: int
     """allocated_bytes.all.peak: blocks in use, including rounding and remainders that were not split off."""
     phases: dict[str, int]
-    """The same in each phase of the step."""
+    """peak_allocated_bytes of each phase of the step."""
     peak_active_bytes: int
     """active_bytes.all.peak: allocated blocks, and those whose free is deferred."""
     peak_reserved_bytes: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.schedule import Span, Spans, union
+from fsdp_bench.replay.schedule import Span, Intervals, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
@@ -158,10 +158,10 @@ def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
     axes.set_axisbelow(True)
 
 
-def _bars(spans: Spans, panel: StepPanel) -> list[tuple[float, float]]:
+def _bars(spans: Intervals, panel: StepPanel) -> list[tuple[float, float]]:
     """Return begin and length in milliseconds of what is drawn; spans nearer than half a pixel become one."""
     pixel = (panel.end - panel.begin) / WIDTH
-    merged: Spans = []
+    merged: Intervals = []
     for begin, end in spans:
         begin, end = max(begin, panel.begin), min(end, panel.end)
         if merged and begin - merged[-1][1] < pixel / 2:

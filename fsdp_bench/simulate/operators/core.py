@@ -1,7 +1,7 @@
-"""What each operator allocates, saves for backward and allocates in backward.
+"""Pointwise operators, matrix products and embedding: what they allocate, save for backward and allocate in backward.
 
-One method an operator of torch, as the dispatcher sees it; the docstring names the operator. Numbers are elements,
-``itemsize`` is bytes. Two kernel sets differ in the norms, attention and what happens inside of operators.
+One method for each operator of torch, as the dispatcher sees it; the docstring names the operator. ``numel`` counts
+elements, ``itemsize`` bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backwar
 from fsdp_bench.simulate.tape import Tape, Tensor
 
 Saved = Any
-"""What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
+"""Saved tensors: a list, or autograd.Packed."""
 
 
 class Parameter(Tensor, eq=False):

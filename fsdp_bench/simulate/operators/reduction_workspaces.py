@@ -49,7 +49,7 @@ def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[i
 
 _REDUCE_THREADS, _WARP = 512, 32
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
-"""That a thread is given."""
+"""Values that one thread adds up."""
 
 
 def _last_power(number: int, most: int) -> int:

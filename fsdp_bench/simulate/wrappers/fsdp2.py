@@ -417,7 +417,7 @@ class Fsdp2(Wrapper):
             group.gradient = None
 
     def _by_block(self) -> Iterator[ParamGroup]:
-        """Yield the units, marking whose turn it is."""
+        """Yield the units, each after a mark of its block."""
         for group in self.groups:
             self.tape.mark_block(group.block)
             yield group
