@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.schedule import Span, Intervals, union
+from fsdp_bench.replay.schedule import Intervals, Span, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
