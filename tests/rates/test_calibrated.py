@@ -120,7 +120,7 @@ def test_more_bytes_never_take_less(one: int, other: int) -> None:
         assert first is not None
         assert second is not None
         assert first <= second
-    sent = [RATES.send(Work("all_gather", size, group="shard")) for size in (low, high)]
+    sent = [RATES.collective(Work("all_gather", size, group="shard")) for size in (low, high)]
     assert sent[0] is not None
     assert sent[1] is not None
     assert sent[0] <= sent[1]
@@ -128,13 +128,13 @@ def test_more_bytes_never_take_less(one: int, other: int) -> None:
 
 def test_what_was_measured_is_what_is_said() -> None:
     assert RATES.run(Work("aten::silu", 2**16)) == pytest.approx(2**16 / BANDWIDTH)
-    assert RATES.send(Work("all_reduce", 2**22, group="world")) == pytest.approx(LATENCY + 2**22 / NETWORK)
+    assert RATES.collective(Work("all_reduce", 2**22, group="world")) == pytest.approx(LATENCY + 2**22 / NETWORK)
     assert RATES.run(Work("optimizer sgd", 0, (8, 2**23))) == pytest.approx(8e-5 + 2**23 / BANDWIDTH)
 
 
 def test_between_two_sizes_a_time_is_on_the_line_between_them() -> None:
     middle = (2**16 + 2**22) // 2
-    assert RATES.send(Work("all_gather", middle, group="shard")) == pytest.approx(LATENCY + middle / NETWORK)
+    assert RATES.collective(Work("all_gather", middle, group="shard")) == pytest.approx(LATENCY + middle / NETWORK)
 
 
 def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
@@ -181,14 +181,14 @@ def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, prec
 
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
-    assert Calibrated(profile(), setup, 8).send(Work("all_gather", 1, group="shard")) is None
+    assert Calibrated(profile(), setup, 8).collective(Work("all_gather", 1, group="shard")) is None
     found = speed(CALIBRATION_MODEL, setup, None, "cpu", profile(hooks=1e-5))
     assert found.time.step_seconds is None
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
 
 def test_a_calibration_of_another_device_is_refused() -> None:
-    with pytest.raises(SpecError, match="--kernels cpu goes with it"):
+    with pytest.raises(SpecError, match="use --kernels cpu"):
         speed(CALIBRATION_MODEL, SETUP, None, "cuda", profile())
 
 
