@@ -22,7 +22,7 @@ from fsdp_bench.report.charts.max_size import (
     STYLES,
     BarRow,
     MaxSizeBar,
-    MaxSizePicture,
+    MaxSizeChart,
     draw,
     max_size_figure,
 )
@@ -41,9 +41,9 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
 
 
-def picture(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizePicture:
+def picture(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizeChart:
     conditions = ("source: predicted", "setup: 8 ranks", "hardware: " + "a server of many words " * 4)
-    return MaxSizePicture("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
+    return MaxSizeChart("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
 
 
 def rows(source: str = "predicted", **fields: int) -> list[MaxSizeBar]:
