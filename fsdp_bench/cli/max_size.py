@@ -129,9 +129,9 @@ def command(
     if chart is not None:
         from fsdp_bench.report.charts.max_size_bars import arrange
 
-        arrangement = arrange([(_name(hardware), sizes) for hardware, sizes in targets])
+        arrangement = arrange([(_name(hardware), quantities) for hardware, quantities in targets])
     show = _show_progress if sys.stderr.isatty() else _show_nothing
-    show(0, sum(len(sizes) for _, sizes in targets))
+    show(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
     found = max_sizes(targets, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), show)
     cells = [cell for one in found for cell in one.cells]

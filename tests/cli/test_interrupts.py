@@ -1,4 +1,4 @@
-"""Interrupts at any moment, and readers that go away."""
+"""Interrupts at any moment, and readers that close the pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates of a calibration: measured seconds where they were measured, and sensible ones between."""
+"""Rates of a calibration: measured seconds at measured sizes, and interpolated seconds between them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
 
 
 def test_what_casts_on_its_way_is_timed_as_such() -> None:
-    """bf16 to fp32 takes what that takes, not what fp32 to bf16 does; gradients that are cast have an own row."""
+    """Casts from bf16 to fp32 and from fp32 to bf16 have different times; casts of gradients have their own row."""
     rows = (
         OperatorTime(operator="aten::_to_copy", dtype="bf16", num_bytes=2**20, seconds=4e-3),
         OperatorTime(operator="aten::_to_copy", dtype="fp32", num_bytes=2**20, seconds=1e-3),
@@ -196,7 +196,7 @@ def test_a_calibration_of_another_device_is_refused() -> None:
     ("cpu", 0.0, 0.0), ("cpu", 5e-6, 2e-4), ("cuda", 1e-3, 2e-3),
 ])  # fmt: skip
 def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: float, hook: float) -> None:
-    """A step that is predicted with known overheads and then taken for a measurement gives these overheads.
+    """Predict a step with known overheads, use it as a measurement, and find these overheads.
 
     On a CPU the host does the operators itself; on a GPU one so slow hides them: their time is not subtracted.
     """

@@ -72,7 +72,7 @@ def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
 
 
 def test_a_hybrids_replicas_share_the_network_of_their_nodes() -> None:
-    """Eight pairs across two nodes, each with an eighth of the network."""
+    """Eight groups of two ranks on two nodes; each has an eighth of the network."""
     groups = groups_of(cluster(nodes=2), hybrid(8))
     assert groups.shard == shard_group(cluster())
     pair = groups.replicate
@@ -101,7 +101,7 @@ def test_a_shard_group_of_two_nodes_has_its_replicas_one_on_a_node() -> None:
 
 @pytest.mark.parametrize(("server", "share"), [("DGX-A100", 0.5), ("g5.48xlarge", 1.0), ("p5.48xlarge", 0.5)])
 def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, share: float) -> None:
-    """Eight NICs, one, and 32 for eight GPUs."""
+    """Servers with 8, 1 and 32 NICs for eight GPUs."""
 
     def of_a_node(each: int) -> float:
         setup = TrainSetup(strategy=S.HYBRID_SHARD, world_size=2 * each, shard_size=each)
@@ -155,7 +155,7 @@ def test_what_nobody_documents_is_unknown() -> None:
 
 @pytest.mark.parametrize("shard_size", [3, 12])
 def test_groups_that_lie_across_nodes_unevenly_are_unknown(shard_size: int) -> None:
-    """Of three ranks some lie in two nodes; of twelve one node has eight and the other four."""
+    """Groups of three ranks may span two nodes; a group of twelve has eight ranks on one node and four on the other."""
     groups = groups_of(cluster(nodes=3), hybrid(shard_size, nodes=3))
     assert (groups.shard, groups.replicate) == (None, None)
     assert groups.world is not None
@@ -196,7 +196,7 @@ def test_a_larger_message_is_never_faster(kind: str, size: float, times: float, 
 
 @given(BYTES, WIRINGS)
 def test_no_collective_beats_its_bus(size: float, topology: Topology) -> None:
-    """The bytes that every rank must send or receive, at the rate of the slowest link on their way."""
+    """The lower bound is the bytes that every rank sends or receives, at the bandwidth of the slowest link."""
     least = size * (topology.size - 1) / topology.size / topology.bus_bandwidth
     for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
         assert collective_seconds(kind, size, topology) > passes * least * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""The pictures of a frontier sweep, from the committed record of one on two cores."""
+"""The charts of a frontier sweep, from a committed record of a sweep on two cores."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_conditions_are_printed() -> None:
         assert word in words
 
 
-def test_cells_on_other_worlds_have_a_picture_of_their_own(tmp_path: Path) -> None:
+def test_cells_on_other_worlds_have_a_chart_of_their_own(tmp_path: Path) -> None:
     names = [path.name for path in draw_frontier(record(), tmp_path)]
     assert names == ["max-size-2-ranks.png", "max-size-4-ranks.png"]
     for name in names:
         assert_is_a_slide(tmp_path / name)
 
 
-def test_more_cells_than_a_picture_shows_are_split_by_api(tmp_path: Path) -> None:
+def test_more_cells_than_a_chart_shows_are_split_by_api(tmp_path: Path) -> None:
     cells = cells_of(4)
     many = []
     for checkpointing in Checkpointing:

@@ -1,4 +1,4 @@
-"""What pictures say: stacks that add up, failures that are no successes, conditions that are complete."""
+"""Charts of measured trials: stacks add up, failures are no results, conditions are complete."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
     ],
     ids=["device", "run", "torch", "gpu"],
 )
-def test_what_cannot_be_compared_never_shares_a_picture(other: TrialRecord) -> None:
+def test_what_cannot_be_compared_never_shares_a_chart(other: TrialRecord) -> None:
     made = slides([record(), other], "m")
     assert [len(drawn(slide)) for slide in made] == [1, 1]
     assert len({slide.suffix for slide in made}) == 2
@@ -269,7 +269,7 @@ def test_a_dry_run_is_not_drawn_as_measured(tmp_path: Path) -> None:
     assert draw_all([record(device="fake")], tmp_path, "m") == []
 
 
-def test_too_many_bars_become_several_pictures_and_none_is_lost() -> None:
+def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
     many = grid(
         strategy=list(ShardingStrategy),
         world_size=[4, 8],
@@ -291,7 +291,7 @@ def test_trials_without_any_difference_are_all_drawn() -> None:
     assert len({slide.suffix for slide in made}) == 2
 
 
-def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
+def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
     sizes = [nearest_size(Family.LLAMA, count) for count in (10**7, 10**8, 10**9)]
     few = [replace(record(), model=size) for size in sizes]
     (slide,) = slides(few, "m")
@@ -311,7 +311,7 @@ def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
     ],
     ids=["strategies", "as many bars as there may be", "one bar"],
 )  # fmt: skip
-def test_texts_lie_on_the_picture_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
+def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
     for slide in slides(grid(**fields), "a machine"):
         assert_texts_are_inside_and_apart(measured_figure(chart, slide))  # type: ignore[arg-type]
 
@@ -325,7 +325,7 @@ def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> 
         assert words in written
 
 
-def test_pictures_are_pngs_of_slide_size(tmp_path: Path) -> None:
+def test_charts_are_pngs_of_slide_size(tmp_path: Path) -> None:
     doubtful = replace(record(api=Api.FSDP2, retries=1), suspect=("x " * 400,))
     paths = draw_all([doubtful, record(), out_of_memory("device")], tmp_path, "m")
     assert [path.name for path in paths] == ["peak-memory.png", "throughput.png", "communication.png"]
@@ -346,7 +346,7 @@ def test_a_sweep_that_only_ran_out_of_memory_shows_that_and_nothing_else(tmp_pat
     assert [path.name for path in draw_all([out_of_memory("device")], tmp_path, "m")] == ["peak-memory.png"]
 
 
-def test_a_world_that_does_not_communicate_has_no_picture_of_it(tmp_path: Path) -> None:
+def test_a_world_that_does_not_communicate_has_no_chart_of_it(tmp_path: Path) -> None:
     silent = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
     alone = replace(record(), ranks=(replace(record().ranks[0], communication=(silent,)),))
     assert [path.stem for path in draw_all([alone], tmp_path, "m")] == ["peak-memory", "throughput"]
@@ -375,7 +375,7 @@ def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixtu
     assert "unknown" in text  # MFU: no peak for this GPU
 
 
-def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
+def test_charts_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "peak-memory-old.png").write_text("")
     (tmp_path / "mine.png").write_text("")
     drawn = draw_all([record()], tmp_path, "m")
@@ -383,7 +383,7 @@ def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
 
 
 def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: Path) -> None:
-    """There the machine is described; several sweeps below are refused, whatever machine they are of."""
+    """The sweep's folder describes the machine; a folder with several sweeps is refused, even of several machines."""
     for machine in ("one", "two"):
         trials = tmp_path / machine / "s" / "trials"
         trials.mkdir(parents=True)
