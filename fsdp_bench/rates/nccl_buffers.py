@@ -68,14 +68,18 @@ class Connections:
     """Bytes on one GPU of one channel's connection to a peer, by direction and link."""
 
     send: int
-    """Over NVLink (p2pSendSetup, src/transport/p2p.cc).
+    """Bytes of a send connection over NVLink (p2pSendSetup, src/transport/p2p.cc).
 
     Includes the Simple buffer when the receiver reads from the sender's memory."""
     receive: int
-    """Over NVLink (p2pRecvSetup): the LL and LL128 buffers, and the Simple buffer when the sender writes."""
+    """Bytes of a receive connection over NVLink (p2pRecvSetup).
+
+    Includes the LL and LL128 buffers, and the Simple buffer when the sender writes into it.
+    """
     net_send: int
-    """Over the network (sendProxyConnect, src/transport/net.cc): the LL buffer is in host memory."""
+    """Bytes of a send connection over the network (sendProxyConnect, src/transport/net.cc), without the LL buffer."""
     net_receive: int
+    """Bytes of a receive connection over the network."""
 
     @property
     def pair(self) -> int:

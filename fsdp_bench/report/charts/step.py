@@ -33,18 +33,18 @@ STYLES = {
     "all_gather": ("#35AB85", "\\\\\\"),
     "reduce_scatter": ("#5B3A66", "..."),
     "all_reduce": ("#CC79A7", "xx"),
-    "beside": ("#8C8C8C", ""),
+    "cast": ("#8C8C8C", ""),
     "copy": ("#F0E442", "--"),
 }
 """Colour and hatch by the phase of an operator or the kind of a collective.
 
-Hatches distinguish them without colour. Operators of any phase on a stream of collectives have the style ``beside``.
+Hatches distinguish them without colour. Operators of any phase on a stream of collectives have the style ``cast``.
 """
 LEGEND_LABELS = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
-    "beside": "casts, divisions",
+    "cast": "casts, divisions",
 }
 ROWS = {
     Stream.COMPUTE: "operators",
@@ -136,7 +136,7 @@ def _style_of(span: Span) -> str:
         return span.work.name
     if span.kind == "copy":
         return "copy"
-    return span.phase if span.stream is Stream.COMPUTE else "beside"
+    return span.phase if span.stream is Stream.COMPUTE else "cast"
 
 
 def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
