@@ -28,7 +28,7 @@ from fsdp_bench.report.charts.figure import (
     save,
     strategy_panels,
 )
-from fsdp_bench.report.charts.slides import Slide, slides
+from fsdp_bench.report.charts.slides import ChartTrials, group_by_chart
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 
@@ -119,11 +119,11 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
         for outdated in folder.glob(f"{chart.name}*.png"):
             outdated.unlink()
     paths = []
-    for slide in slides(records, machine):
+    for trials in group_by_chart(records, machine):
         for chart in CHARTS:
-            if any(chart.bar(slot.record).top for group in slide.groups for slot in group.slots):
-                path = folder / f"{chart.name}{slide.suffix}.png"
-                save(measured_figure(chart, slide), path)
+            if any(chart.bar(slot.record).top for group in trials.groups for slot in group.slots):
+                path = folder / f"{chart.name}{trials.suffix}.png"
+                save(measured_figure(chart, trials), path)
                 paths.append(path)
     return paths
 
@@ -147,18 +147,18 @@ class ChartsMeanwhile:
         self._due = now + max(FIRST_AFTER_SECONDS, (now - begin) / MOST_TIME)
 
 
-def measured_figure(chart: Chart, slide: Slide) -> Figure:
+def measured_figure(chart: Chart, trials: ChartTrials) -> Figure:
     """Return one chart of the trials that share it."""
-    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in slide.groups]
+    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in trials.groups]
     everything = [bar for group in drawn for bar in group]
     scale, unit = _unit(chart, everything)
-    record = slide.groups[0].slots[0].record
+    record = trials.groups[0].slots[0].record
     is_emulated = record.device == "emulated"
     meaning = chart.meaning.get(record.hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
     title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
-    frame = new_frame(f"{title}: {slide.place}", slide.subtitle, (*slide.conditions, meaning), _noted(slide.notes))
-    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in slide.groups]
-    axes = strategy_panels(frame, panels, slide.levels)[0]
+    frame = new_frame(f"{title}: {trials.place}", trials.subtitle, (*trials.conditions, meaning), _noted(trials.notes))
+    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in trials.groups]
+    axes = strategy_panels(frame, panels, trials.levels)[0]
     words = [[_words(bar, scale) for bar in group] for group in drawn]
     flat = [lines for group in words for lines in group]
     upright = are_upright(flat, len(flat))

@@ -70,7 +70,7 @@ class Group(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Slide:
+class ChartTrials:
     """The trials of one chart, and the texts of the chart."""
 
     suffix: str
@@ -88,7 +88,7 @@ class Slide:
     groups: tuple[Group[TrialRecord], ...]
 
 
-def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
+def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
     """Group measured records by chart.
 
     Args:
@@ -97,7 +97,7 @@ def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
     """
     measured = [record for record in records if record.source == "measured" and record.device != "fake"]
     kinds = len({record.device for record in measured})
-    made: list[Slide] = []
+    made: list[ChartTrials] = []
     names: Counter[str] = Counter()
     for members in _comparable(measured):
         for values, part in split(members):
@@ -106,7 +106,7 @@ def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
             names[name] += 1
             number = (str(names[name]),) if names[name] > 1 else ()
             suffix = "".join(f"-{word}" for word in (name, *number) if word)
-            made.append(_slide(part, values, machine, suffix))
+            made.append(_chart_trials(part, values, machine, suffix))
     return made
 
 
@@ -200,7 +200,7 @@ def _plan(record: TrialRecord) -> Hashable:
     return run.warmup_steps, run.steps, run.communication_steps, run.memory_limit_bytes, run.threads_per_rank
 
 
-def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> Slide:
+def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> ChartTrials:
     varying = varying_fields(records)
     middle = [field for field in varying if field not in _OUTER + _INNER]
     levels = [field for field in (*_OUTER, *middle, *_INNER) if field in varying]
@@ -208,7 +208,7 @@ def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, su
     model = models[0].describe() if len(models) == 1 else phrase("model", *models)
     ranks = phrase("world_size", *sorted({record.setup.world_size for record in records}))
     named = {ranks, *(phrase("model", model) for model in models)}
-    return Slide(
+    return ChartTrials(
         suffix=suffix,
         levels=tuple(field_title(level) for level in levels),
         place=f"{ranks}, {device_of(records)}",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST = 30
 """Most setups in one chart that remain legible."""
 FAR = 1.3
-"""A setup is far beyond, and drawn at the right end with an arrow, above this many times the GPU or what fits."""
+"""A setup above this many times the GPU's memory, or the most that fits, is at the right end, with an arrow."""
 BOX_HEIGHT, BOX_WIDTH, DIGIT = 0.05, 0.02, 0.012
 """Size of a point's box as fractions of the axes: its height, its width without numbers, and the width of a digit."""
 FRONTIER, FITS = "#0072B2", "#5B7F95"
