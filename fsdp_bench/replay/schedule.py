@@ -176,7 +176,7 @@ class Durations:
         key = (kind, work)
         if key not in self._known:
             ask = {Kind.KERNEL: self._rates.run, Kind.COPY: self._rates.copy, Kind.HOST_WORK: self._rates.host}
-            self._known[key] = ask.get(kind, self._rates.send)(work)
+            self._known[key] = ask.get(kind, self._rates.collective)(work)
         return self._known[key]
 
 

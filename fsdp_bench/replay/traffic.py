@@ -52,5 +52,5 @@ def traffic(sent: Sequence[Work], setup: TrainSetup, rates: Rates | None = None)
 
 
 def _seconds(issued: Sequence[Work], rates: Rates) -> float | None:
-    known = [seconds for seconds in map(rates.send, issued) if seconds is not None]
+    known = [seconds for seconds in map(rates.collective, issued) if seconds is not None]
     return sum(known) if len(known) == len(issued) else None
