@@ -11,7 +11,8 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
-from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_id
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.config.trial_id import trial_id
 from fsdp_bench.sweep.machine import Machine
 
 

@@ -1,18 +1,16 @@
-"""What a sweep runs: trials, each with an ID that is a hash of everything that decides its outcome."""
+"""The trials of a sweep and their labels. trial_id.py computes their IDs."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
+from fsdp_bench.spec.record import Device, TrialSpec
 from fsdp_bench.spec.setup import Offload, TrainSetup
-from fsdp_bench.sweep.machine import Machine, torch_version
+from fsdp_bench.sweep.machine import Machine
 
 _LABELLED = ("strategy", "shard_size", "api", "precision", "offload", "checkpointing", "world_size")
 _UNLABELLED = tuple(field for field in TrainSetup.__struct_fields__ if field not in _LABELLED)
@@ -115,24 +113,3 @@ def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
     specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
     trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
     return replace(plan, trials=tuple(trials))
-
-
-def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
-    """Hash everything that decides a trial's outcome, except its machine (a folder) and its time limit.
-
-    The time limit decides only whether there is an outcome: a trial that timed out runs again under a longer one.
-    A plan without what earlier versions did not know has the ID that it had then.
-    """
-    run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
-    for field in ("steps_without_communication", "emulate", "backend", "attention"):
-        if not run_fields[field]:
-            del run_fields[field]
-    decisive = {
-        "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
-        "setup": to_builtins(setup),
-        "run": run_fields,
-        "device": device,
-        "torch": torch_version(),
-        "revision": MEASUREMENT_REVISION,
-    }
-    return hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:12]

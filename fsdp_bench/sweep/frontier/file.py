@@ -29,7 +29,8 @@ from fsdp_bench.sweep.config.grid import check_positions, refuse_if_all_need_gpu
 from fsdp_bench.sweep.config.reading import check_keys
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, one_of, table
-from fsdp_bench.sweep.config.trial import Trial, trial_id
+from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.config.trial_id import trial_id
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 """What a sweep can search, by the names that users write."""

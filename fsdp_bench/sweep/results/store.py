@@ -1,5 +1,7 @@
 """Results on disk: append-only, readable without the tool.
 
+A trial counts as done when trials/ID.json exists; config/trial_id.py computes the ID.
+
 results/MACHINE/SWEEP/
     machine.json     the machine and its versions
     sweep.toml       the sweep file, as it was run
