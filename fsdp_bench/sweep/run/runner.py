@@ -25,6 +25,7 @@ from fsdp_bench.sweep.run.logs import cut_down, last_lines
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.run.processes import end_marked, mark_of
 from fsdp_bench.sweep.run.survey import SweepState
+from fsdp_bench.sweep.run.time_limit import TimeLimit
 
 GRACE_SECONDS = 3.0
 """After a rank failed: time for its peers to write their reports before they are ended."""
@@ -33,8 +34,6 @@ STDERR_TAIL_LINES = 30
 
 MOST_REPORT_BYTES = 64 * 1024**2
 MOST_STAGE_BYTES = 100
-MOST_SECONDS_BETWEEN_LOOKS = 2.0
-"""The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
 
 Observer = Callable[[Trial, TrialRecord | None], None]
 """Called for each trial twice: with None when it starts, and with its record when it has ended."""
@@ -120,28 +119,6 @@ def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) ->
     )
 
 
-class Watch:
-    """A time limit that counts the time in which this process runs, not that in which it is stopped.
-
-    A stopped manager's ranks go on; what they have reported meanwhile is read before the limit is checked.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-        self._last = time.monotonic()
-
-    def has_run_out(self) -> bool:
-        """Whether no time is left; to be called at every look."""
-        now = time.monotonic()
-        self._left -= min(now - self._last, MOST_SECONDS_BETWEEN_LOOKS)
-        self._last = now
-        return self._left <= 0
-
-    def stop_within(self, seconds: float) -> None:
-        """Leave no more than some seconds."""
-        self._left = min(self._left, seconds)
-
-
 class TrialRun:
     """One trial, from its scratch folder to its record."""
 
@@ -201,7 +178,7 @@ class TrialRun:
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
         may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
-        begin, watch = time.monotonic(), Watch(self._spec.run.timeout_seconds)
+        begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False
         try:
             while True:
@@ -210,8 +187,8 @@ class TrialRun:
                     left_no_report = end.rank is not None and self._report(end.rank) is None
                     if (end.exit_code != 0 or left_no_report) and not failed:
                         failed = True
-                        watch.stop_within(GRACE_SECONDS)
-                if launched.finished or watch.has_run_out():
+                        limit.stop_within(GRACE_SECONDS)
+                if launched.finished or limit.has_run_out():
                     break
                 cut_down(self._scratch)
             self._timed_out = not launched.finished and not failed
