@@ -1,4 +1,8 @@
-"""One pure function that decides how a trial ended, from what its ranks left behind."""
+"""How a trial ended, decided from what its ranks left: reports, exit codes, signals.
+
+Each rank reports its own outcome. train/processes/exception_to_outcome.py decides that one: out of GPU memory, out of
+host memory, or a crash. Here the ranks' outcomes become one: the first cause wins.
+"""
 
 from __future__ import annotations
 
