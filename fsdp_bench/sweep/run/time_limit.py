@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 MOST_SECONDS_BETWEEN_LOOKS = 2.0
-"""The limit is checked several times a second. Where more than this passes between two checks, the runner was stopped."""
+"""The runner checks its limit several times a second. A longer time between two checks means that it was stopped."""
 
 
 class TimeLimit:
