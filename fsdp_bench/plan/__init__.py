@@ -3,6 +3,6 @@
 ``ask.py`` has the functions that Python users call. ``estimate.py`` predicts memory, ``speed.py`` time;
 ``question.py`` puts both into one answer, ``document.py`` writes it as JSON. ``search/`` finds the largest model,
 micro-batch or sequence that fits, ``max_size.py`` for many settings. ``advice/`` looks for settings that fit where the
-asked one does not. ``headroom.py`` and ``usable_memory.py`` say how much of a GPU there is, ``defaults.py`` what is
+asked one does not. ``headroom.py`` and ``gpu_memory_option.py`` say how much of a GPU there is, ``defaults.py`` what is
 assumed where the user says nothing. ``chart_data/`` computes what charts show.
 """

@@ -17,11 +17,11 @@ from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.spec.checked import build as build_checked
