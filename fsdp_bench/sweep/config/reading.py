@@ -39,6 +39,17 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
         raise SpecError(f"{place} {error}".strip()) from None
 
 
+def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return the value, which must be one of ``allowed``.
+
+    Raises:
+        SpecError: naming what is allowed.
+    """
+    if value not in allowed:
+        raise SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(allowed)}")
+    return str(value)
+
+
 def check_folder_name(name: str, where: str) -> None:
     """Refuse a name that is not one folder's, such as one that leads out of the results.
 

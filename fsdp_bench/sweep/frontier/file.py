@@ -26,9 +26,9 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
 from fsdp_bench.sweep.config.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.grid import check_positions, refuse_if_all_need_gpu, refuse_if_none_runs
-from fsdp_bench.sweep.config.reading import check_keys
+from fsdp_bench.sweep.config.reading import check_keys, one_of
 from fsdp_bench.sweep.config.shapes import shape_of
-from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, one_of, table
+from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, table
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.config.trial_id import trial_id
 
