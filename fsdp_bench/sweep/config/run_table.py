@@ -15,8 +15,8 @@
     attention                    "flash": the kernel of 16-bit attention on GPUs; by default PyTorch's own choice
     emulate                      true: run only rank 0 of the world, with collectives that end at once
 
-``name``, ``device``, ``launcher`` and ``memory_limit`` are read here. The others are fields of RunPlan, which holds their
-defaults and checks their values (spec/record.py).
+``name``, ``device``, ``launcher`` and ``memory_limit`` are read here. The others are fields of RunPlan in
+spec/record.py, where their defaults and ranges are.
 """
 
 from __future__ import annotations
