@@ -1,6 +1,7 @@
 """The catalogue: GPUs, servers and models, from the built-in files and from a user's file.
 
-Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name."""
+Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
+"""
 
 from __future__ import annotations
 

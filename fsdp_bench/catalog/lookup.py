@@ -151,7 +151,8 @@ def _counts(
 ) -> tuple[int | None, int, int]:
     """Return nodes, GPUs per node, and GPUs in total.
 
-    ``available`` is the number of GPUs of the server; None if no server is named."""
+    ``available`` is the number of GPUs of the server; None if no server is named.
+    """
     if world_size is None:
         if gpus_per_node is None and available is None and (nodes or 1) > 1:
             raise SpecError("nodes: without a server, gpus_per_node is needed too")

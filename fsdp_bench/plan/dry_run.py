@@ -1,7 +1,7 @@
 """Whether a setup fits a GPU, decided from its dry run.
 
-A dry run measures live bytes only. The memory that the caching allocator reserves is predicted for the benchmark models.
-For a user's own module it is unknown, so live bytes can only show that the module does not fit.
+A dry run measures live bytes only. Reserved memory is predicted for the benchmark models. For a user's own module it is
+unknown, so live bytes can only show that the module does not fit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DryRun:
 
     @property
     def available_bytes(self) -> int | None:
-        """GPU memory that torch's allocator can reserve: all but the headroom. None if the GPU's memory is not known."""
+        """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
         communicators = communicators_of(self.spec.setup, self.cluster)
         return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
 

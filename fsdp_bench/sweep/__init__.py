@@ -24,10 +24,10 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """A package that is called as its function of the same name; Python knows only one name for both."""
+    """A package that can be called: the public function and the package have the same name."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Run a sweep file: see ``fsdp_bench.sweep.session.sweep``."""
+        """Run a sweep file: see ``fsdp_bench.sweep.start.sweep``."""
         from fsdp_bench.sweep.start import sweep
 
         return sweep(*arguments, **options)

@@ -49,7 +49,7 @@ def node_counts(most: int) -> tuple[int, ...]:
 
 
 def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
-    """Predict every setup on 1, 2, 4, ... nodes, up to the largest number that the questions name.
+    """Predict every setup on 1, 2, 4, ... nodes, up to the number that the first question names.
 
     Raises:
         SpecError: if no server is named.
@@ -82,7 +82,7 @@ def _answer(question: Question, nodes: int) -> Prediction | None:
 
 
 def on_nodes(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
-    """Return a setup with the world size of ``cluster``. Hybrid strategies shard within a node and need two; None for one."""
+    """Return a setup with the world size of ``cluster``. Hybrid strategies shard within a node; None on one node."""
     if not setup.strategy.is_hybrid:
         return msgspec.structs.replace(setup, world_size=cluster.world_size)
     if cluster.num_nodes == 1:

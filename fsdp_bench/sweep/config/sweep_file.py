@@ -37,13 +37,13 @@ _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
 
 @dataclass(frozen=True)
 class SweepFile:
-    """One file, its [run] resolved for a machine; its cells still as they were written."""
+    """One sweep file. [run] is resolved for a machine, the other tables are still as they were written."""
 
     path: Path
     text: str
     document: dict[str, Any]
     machine: Machine
-    """With the memory that --gpu-memory leaves of its GPUs."""
+    """The machine. With --gpu-memory, its GPUs have that memory."""
     name: str
     launcher: str
     device: Device
@@ -52,11 +52,11 @@ class SweepFile:
     gpu_is_limited: bool
     """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
-    """Whether it asks for a GPU that is not here, so that it can be listed and not run."""
+    """Whether the file asks for a GPU that this machine lacks. Such a file can be listed but not run."""
 
     @property
     def has_frontier(self) -> bool:
-        """Whether cells are searched, not run."""
+        """Whether the file has [frontier], so that cells are searched instead of run."""
         return "frontier" in self.document
 
 
@@ -70,10 +70,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def require_gpu(file: SweepFile) -> SweepFile:
-    """Return the file where this machine has what it asks for.
+    """Return the file, if this machine has the GPU that it asks for.
 
     Raises:
-        MachineError: when it asks for a GPU and there is none.
+        MachineError: if the file asks for a GPU and there is none.
     """
     if file.lacks_gpu:
         raise MachineError(
@@ -86,17 +86,17 @@ def require_gpu(file: SweepFile) -> SweepFile:
 def read_file(
     path: Path, machine: Machine, gpu_memory_bytes: int | None = None, emulate_world: int | None = None
 ) -> SweepFile:
-    """Read a sweep file and resolve its [run] for this machine; ``require_gpu`` refuses it where it cannot run.
+    """Read a sweep file and resolve [run] for a machine. ``require_gpu`` refuses a file that cannot run there.
 
     Args:
         path: the file.
-        machine: where it will run.
-        gpu_memory_bytes: what --gpu-memory leaves of each GPU; it goes before [run] memory_limit.
-        emulate_world: ranks of which every trial is rank 0, instead of the file's world sizes.
+        machine: the machine that runs the trials.
+        gpu_memory_bytes: memory of each GPU (--gpu-memory). It overrides memory_limit of [run].
+        emulate_world: emulate every trial as rank 0 of this many ranks, instead of the file's world sizes.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when --gpu-memory asks for a larger GPU.
+        MachineError: if --gpu-memory is more than a GPU has.
     """
     if not path.exists():
         raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")
@@ -112,7 +112,7 @@ def read_file(
 
 
 def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
-    """Return a document whose trials are all emulated as rank 0 of ``world_size`` ranks, without what needs peers."""
+    """Return a document whose trials are all emulated as rank 0 of ``world_size`` ranks."""
     cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
@@ -164,10 +164,10 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
 
 
 def table(document: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table of the file, empty when it is not there.
+    """Return a table of the file; an empty one if it is missing.
 
     Raises:
-        SpecError: when it is something else.
+        SpecError: if the value is something else.
     """
     value = document.get(key, {})
     if not isinstance(value, dict):
@@ -176,10 +176,10 @@ def table(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a list of tables of the file, empty when it is not there.
+    """Return a list of tables of the file; an empty one if it is missing.
 
     Raises:
-        SpecError: when it is something else.
+        SpecError: if the value is something else.
     """
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
