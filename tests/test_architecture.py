@@ -1,13 +1,31 @@
-"""The house: imports go in one direction."""
+"""Imports go in one direction, and every package lists its files."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fsdp_bench"
+UNLISTED = ("cli", "cli/common", "rates", "simulate", "simulate/models", "simulate/operators", "simulate/wrappers")
+"""Packages whose __init__ does not name all files yet."""
+PACKAGES = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
 
 
 def test_imports_go_in_one_direction() -> None:
     words = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package not in UNLISTED])
+def test_a_package_lists_its_files(package: str) -> None:
+    folder = PACKAGE / package
+    text = (folder / "__init__.py").read_text().split('"""')[1]
+    entries = {path.name for path in folder.iterdir() if path.suffix in (".py", ".toml", ".csv")} - {"__init__.py"}
+    entries |= {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
+    assert {entry for entry in entries if not re.search(rf"(^|[ `]){re.escape(entry)}", text, re.MULTILINE)} == set()
+    assert set(re.findall(r"^    ([\w.]+/?)  ", text, re.MULTILINE)) <= entries

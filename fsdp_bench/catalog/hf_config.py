@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json: llama, mistral and gpt2 exactly, everything else refused in one line."""
+"""Reads a Hugging Face config.json. llama, mistral and gpt2 are read exactly, other models are refused."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _OTHER_MODULES = (
 )
 """Keys of a config that describe modules which llama, mistral and gpt2 do not have."""
 _MISTRAL_SLIDING_WINDOW = 4096
-"""MistralConfig's default where the file has none."""
+"""MistralConfig's default, used if the file does not set it."""
 _MISTRAL_KEY_VALUE_HEADS = 8
-"""MistralConfig's default where the file has none; LlamaConfig's is as many as attention heads."""
+"""MistralConfig's default, used if the file does not set it. LlamaConfig's default is the number of attention heads."""
 
 
 def read_hf_config(path: Path) -> ModelShape:
-    """Read a config.json. A sliding window has no parameters; ``read_sliding_window`` reads it.
+    """Read the dimensions in a config.json. ``read_sliding_window`` reads the sliding window, which has no parameters.
 
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
@@ -88,10 +88,10 @@ def read_hf_config(path: Path) -> ModelShape:
 
 
 def read_sliding_window(path: Path) -> int | None:
-    """Return the tokens that attention looks back on in a model of a config.json; None where that is all of them.
+    """Return the sliding window of a config.json in tokens. None if attention sees all tokens.
 
     Raises:
-        SpecError: when the file cannot be read, or the window is no number.
+        SpecError: if the file cannot be read, or the window is not a number.
     """
     config = _load(path)
     if config.get("model_type") != "mistral":
@@ -103,7 +103,7 @@ def read_sliding_window(path: Path) -> int | None:
 
 
 def sliding_window_note(window: int) -> str:
-    """Say what is not modelled once a sequence is longer than the window."""
+    """Return the note for a sequence longer than the window: predictions do not model the window."""
     return (
         f"beyond {window} tokens the model's sliding window is not modelled: attention is predicted over all earlier"
         " tokens. flash_attention_2 with a window computes less, so the step takes less time; under sdpa Hugging Face"
@@ -119,7 +119,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _refuse_variants(config: dict[str, Any]) -> None:
-    """Refuse settings that change the modules but not the sizes that are read here."""
+    """Refuse settings that add or change modules without changing the dimensions that are read here."""
     field, known = _ACTIVATIONS[config["model_type"]]
     if config.get(field, known[0]) not in known:
         raise SpecError(f"{field} {shown(config[field])} is not built here; one of {', '.join(known)}")

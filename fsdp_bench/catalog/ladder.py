@@ -1,8 +1,8 @@
 """The size ladder: a fixed list of models from 10M to 1T parameters, so that "7B" always means the same shape.
 
-Each model is given by its number of heads, which is its width, and its number of layers. The smallest of n heads has n
-layers (as GPT-2 small, Llama-2-7B and 13B have). Layers are then added one by one, as long as the model has fewer
-parameters than the one of n + 1 heads and n + 1 layers. Heads are 128 wide for llama, 64 for gpt2.
+A model is defined by its number of heads (its width) and its number of layers. The smallest model with n heads has n
+layers, as GPT-2 small, Llama-2-7B and 13B have. The next models have one layer more each, as long as they have fewer
+parameters than the model with n + 1 heads and n + 1 layers. A head is 128 wide for llama, 64 for gpt2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 
 
 def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: int) -> ModelShape:
-    """Build the shape that is ``width`` heads wide and ``depth`` layers deep."""
+    """Build the shape with ``width`` heads and ``depth`` layers."""
     hidden_size = width * _HEAD_DIM[family]
     # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
     swiglu_size = -(-(8 * hidden_size // 3) // 256) * 256
@@ -46,7 +46,7 @@ def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: i
 
 @lru_cache(maxsize=32)
 def all_sizes(family: Family, vocab_size: int | None = None, positions: int | None = None) -> tuple[ModelShape, ...]:
-    """Return a family's ladder: its shapes in the order of their parameters, each with more than the one before."""
+    """Return a family's ladder: its shapes, ordered by number of parameters."""
     vocab_size = vocab_size or _VOCAB_SIZE[family]
     positions = positions or _MAX_POSITIONS[family]
     shapes: list[ModelShape] = []
@@ -68,7 +68,7 @@ def nearest_size(
     """Return the ladder's shape whose parameter count is nearest to ``num_parameters``.
 
     Raises:
-        SpecError: below 10M or above 1T parameters, where the ladder has no shapes to offer.
+        SpecError: below 10M or above 1T parameters; the ladder has no such shapes.
     """
     if not SMALLEST <= num_parameters <= LARGEST:
         raise SpecError(f"params: {format_count(num_parameters)} is not on the size ladder; 10M to 1T")

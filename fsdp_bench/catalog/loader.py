@@ -1,4 +1,7 @@
-"""Reads the catalogue: the built-in files, each on first use, and a user's file, whose entries replace or add."""
+"""The catalogue: GPUs, servers and models, from the built-in files and from a user's file.
+
+Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def models() -> tuple[ModelEntry, ...]:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The built-in catalogue with a user's entries: one of the same name replaces, others are added."""
+    """The built-in catalogue and a user's entries. A user's entry replaces the built-in entry of the same name."""
 
     added_gpus: tuple[Gpu, ...] = ()
     added_servers: tuple[Server, ...] = ()
@@ -60,14 +63,14 @@ class Catalog:
         return _merged(servers(), self.added_servers)
 
     def models(self) -> tuple[ModelEntry, ...]:
-        """Return every model, also those that cannot be predicted or trained."""
+        """Return every model, including those that cannot be predicted or trained."""
         return _merged(models(), self.added_models)
 
     def gpu(self, name: str) -> Gpu:
-        """Return the GPU of that name in any case, or the only one that ``A100 PCIe 80GB`` or the like can mean.
+        """Return the GPU with this name (case-insensitive), or the only GPU matching all its words.
 
         Raises:
-            SpecError: naming those that it could be, or the nearest one.
+            SpecError: if no GPU or several GPUs match, naming these or the nearest name.
         """
         meant = _meant(name, self.gpus())
         if len(meant) > 1:
@@ -82,18 +85,18 @@ class Catalog:
         return _find_by_name("gpu", name, self.gpus())
 
     def server(self, name: str) -> Server:
-        """Return the server of that name or alias, in any case.
+        """Return the server with this name or alias (case-insensitive).
 
         Raises:
-            SpecError: naming the nearest one.
+            SpecError: if there is none, naming the nearest name.
         """
         return _find_by_name("server", name, self.servers())
 
     def model(self, name: str) -> ModelEntry:
-        """Return the model of that name or alias, in any case.
+        """Return the model with this name or alias (case-insensitive).
 
         Raises:
-            SpecError: naming the nearest one.
+            SpecError: if there is none, naming the nearest name.
         """
         return _find_by_name("model", name, self.models())
 
@@ -102,7 +105,7 @@ BUILT_IN = Catalog()
 
 
 def load_user_catalog(path: Path | None) -> Catalog:
-    """Return the catalogue with the entries of a user's TOML file; without a file, the built-in one.
+    """Return the catalogue with the entries of a user's TOML file. Without a file, return the built-in catalogue.
 
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
@@ -124,34 +127,34 @@ def load_user_catalog(path: Path | None) -> Catalog:
 
 
 def gpu(name: str) -> Gpu:
-    """Return the built-in GPU of that name, in any case.
+    """Return the built-in GPU with this name (case-insensitive).
 
     Raises:
-        SpecError: naming the nearest one.
+        SpecError: if there is none, naming the nearest name.
     """
     return BUILT_IN.gpu(name)
 
 
 def server(name: str) -> Server:
-    """Return the built-in server of that name or alias, in any case.
+    """Return the built-in server with this name or alias (case-insensitive).
 
     Raises:
-        SpecError: naming the nearest one.
+        SpecError: if there is none, naming the nearest name.
     """
     return BUILT_IN.server(name)
 
 
 def model(name: str) -> ModelEntry:
-    """Return the built-in model of that name or alias, in any case.
+    """Return the built-in model with this name or alias (case-insensitive).
 
     Raises:
-        SpecError: naming the nearest one.
+        SpecError: if there is none, naming the nearest name.
     """
     return BUILT_IN.model(name)
 
 
 def gpu_by_product_name(product_name: str) -> Gpu | None:
-    """Return the GPU that NVML or torch calls ``product_name``, the whole name; None when none or several are."""
+    """Return the GPU that NVML or torch reports as ``product_name``. None unless exactly one GPU matches."""
     found = [entry for entry in gpus() if product_name in entry.product_names]
     return found[0] if len(found) == 1 else None
 
@@ -164,7 +167,7 @@ def _merged(built_in: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
-    """Return the GPUs that a name can mean: the one of that name, here or in the driver, or all that have its parts."""
+    """Return the GPUs that match a name: the one with exactly this name, else all GPUs matching all its words."""
     folded = " ".join(name.lower().split())
     if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
         return exact[-1:]  # a user's own
@@ -182,30 +185,30 @@ _FORM_FACTOR = re.compile(r"\b(sxm|hbm)[0-9]\b")
 
 
 def _squashed(name: str) -> str:
-    """Return a name without blanks, hyphens and the like."""
+    """Return a name without blanks, hyphens and other separators."""
     return re.sub(r"[^a-z0-9]", "", name)
 
 
 def _name_parts(name: str) -> set[str]:
-    """Split a GPU's name: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
+    """Split a GPU's name into words: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
     text = _FORM_FACTOR.sub(r"\1", _MEMORY.sub(r" \1gb ", name.lower()))
     return set(re.findall(r"[a-z0-9]+", text))
 
 
 def _all_name_parts(entry: Gpu) -> set[str]:
-    """Return the parts of all names of a GPU, the catalogue's and the driver's, and its memory."""
+    """Return the words of all names of a GPU, in the catalogue and in the driver, and its memory size."""
     own = f"{entry.name} {entry.memory_gib:g}GB"
     products = [name for name in entry.product_names if _is_without_memory(name)]
     return set().union(*map(_name_parts, (own, *products)))
 
 
 def _chip(entry: Gpu) -> set[str]:
-    """Return the parts of a GPU's name with letters before digits: ``h100``, not ``80gb``."""
+    """Return the words that name the chip: letters before digits, ``h100`` and not ``80gb``."""
     return {part for part in _name_parts(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", part)}
 
 
 def _is_without_memory(product_name: str) -> bool:
-    """Whether a driver's name is without a memory size; GH200 480GB is not the GPU's own memory."""
+    """Return whether a driver's name contains no GPU memory size. GH200's 480GB is CPU memory."""
     return _MEMORY.search(product_name.lower()) is None
 
 

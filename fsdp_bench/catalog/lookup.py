@@ -1,6 +1,6 @@
-"""gpu(), server() and model() by name, size or file; and on which hardware a run takes place.
+"""gpu(), server() and model(): lookup by name, size or file. find_placement(): the hardware of a run.
 
-A name, a size or an object is taken wherever one of them is asked for, so that ``estimate("Llama-3.1-8B", ...)`` and
+Every function takes a name or the object itself, so that ``estimate("Llama-3.1-8B", ...)`` and
 ``estimate(model("Llama-3.1-8B"), ...)`` are the same.
 """
 
@@ -21,20 +21,20 @@ from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count
 
 Hardware = Cluster | Gpu | None
-"""A cluster of known servers, a GPU alone, or nothing known."""
+"""A cluster of servers; a GPU, if the servers are not known; None, if nothing is known."""
 
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
-"""Positions of the ladder's models; a longer sequence gets as many as it needs, as in sweep files."""
+"""Positions of the ladder's models. For a longer sequence the model gets as many positions as the sequence is long."""
 
 _SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
-"""A number of parameters, as people write it."""
+"""A number of parameters as users write it: ``7B``, ``124m``."""
 
 
 def gpu(name: str | Gpu, catalog: Catalog = BUILT_IN) -> Gpu:
     """Return a GPU of the catalogue: ``gpu("H100-SXM")``, ``gpu("A100 PCIe 80GB")``.
 
     Raises:
-        SpecError: naming the candidates or the nearest one, for a name that is none or several.
+        SpecError: if no GPU or several GPUs match, naming these or the nearest name.
     """
     return name if isinstance(name, Gpu) else catalog.gpu(_text("gpu", name))
 
@@ -47,11 +47,11 @@ def server(
     Args:
         name: the server's name or alias, in any case.
         nodes: how many of them.
-        gpus_per_node: GPUs that are used on each; by default all.
+        gpus_per_node: GPUs that are used on each node; by default all.
         catalog: where to look; by default what comes with fsdp-bench.
 
     Raises:
-        SpecError: for a name that is not there, naming the nearest, and for counts that the server has not.
+        SpecError: for an unknown name, naming the nearest name, and for more GPUs per node than the server has.
     """
     entry = name if isinstance(name, Server) else catalog.server(_text("server", name))
     each = entry.gpus_per_node if gpus_per_node is None else gpus_per_node
@@ -67,15 +67,15 @@ def model(
     """Return a model's dimensions.
 
     Args:
-        name: of the catalogue (``"Llama-3.1-8B"``), a size (``"7B"``: the nearest of the size ladder), or the path of a
-            Hugging Face ``config.json``.
-        sequence_length: tokens that it must have positions for.
-        family: of a size: ``llama`` or ``gpt2``.
+        name: a name of the catalogue (``"Llama-3.1-8B"``), a size (``"7B"``: the nearest of the size ladder), or the
+            path of a Hugging Face ``config.json``.
+        sequence_length: number of positions that the model must have at least.
+        family: if ``name`` is a size: ``llama`` or ``gpt2``.
         catalog: where to look; by default what comes with fsdp-bench.
 
     Raises:
-        SpecError: for a name that is not there, naming the nearest, for a model that cannot be expressed exactly, and
-            for a sequence longer than learned positions.
+        SpecError: for an unknown name, naming the nearest name, for a model that cannot be expressed exactly, and
+            for a sequence longer than the learned positions.
     """
     if isinstance(name, ModelShape):
         shape = name
@@ -100,7 +100,7 @@ def _text(field: str, name: object) -> str:
 
 
 class Placement(NamedTuple):
-    """The hardware of a run and its ranks; the number of nodes is None when only the world size is known."""
+    """The hardware of a run and its world size. The number of nodes is None if only the world size is known."""
 
     hardware: Hardware
     num_nodes: int | None
@@ -108,7 +108,7 @@ class Placement(NamedTuple):
     world_size: int
 
     def sizes(self, strategy: ShardingStrategy, shard_size: int | None) -> dict[str, int]:
-        """Return the world size, and a hybrid setup's shard size: a node's GPUs when there are several nodes."""
+        """Return the world size and, for a hybrid strategy on several nodes, the shard size: the GPUs of one node."""
         sizes = {"world_size": self.world_size}
         if shard_size is not None:
             sizes["shard_size"] = shard_size
@@ -125,10 +125,10 @@ def find_placement(
     world_size: int | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> Placement:
-    """Return the hardware of a run from the name of a server or a GPU, and how many there are.
+    """Return the hardware of a run, from the name of a server or a GPU and the number of nodes, GPUs or ranks.
 
     Raises:
-        SpecError: for names that are not there, for both names or both counts, and for counts that do not divide.
+        SpecError: for unknown names, if both names or both counts are given, and for counts that do not divide.
     """
     nodes = read(Count | None, nodes, "nodes")
     gpus_per_node = read(Count | None, gpus_per_node, "gpus_per_node")
@@ -149,7 +149,10 @@ def find_placement(
 def _counts(
     nodes: int | None, gpus_per_node: int | None, world_size: int | None, available: int | None
 ) -> tuple[int | None, int, int]:
-    """Return nodes, GPUs on each, and GPUs in total, for servers of ``available`` GPUs or for unknown ones."""
+    """Return nodes, GPUs per node, and GPUs in total.
+
+    ``available`` is the number of GPUs of the server; None if no server is named.
+    """
     if world_size is None:
         if gpus_per_node is None and available is None and (nodes or 1) > 1:
             raise SpecError("nodes: without a server, gpus_per_node is needed too")

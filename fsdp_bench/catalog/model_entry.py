@@ -8,7 +8,7 @@ from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.model import Family, ModelShape
 
 FAMILIES = {"llama": Family.LLAMA, "mistral": Family.LLAMA, "gpt2": Family.GPT2}
-"""Hugging Face's model_type, and the family that builds the same modules."""
+"""The family that builds the same modules, by Hugging Face's model_type."""
 
 _UNSUPPORTED_FAMILIES = {
     "qwen2": "Qwen 2.5 adds biases to the query, key and value projections, which the llama family here does not have",
@@ -18,34 +18,34 @@ _UNSUPPORTED_FAMILIES = {
 
 
 class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. All sizes are counts of elements, named as in Hugging Face's config.json.
+    """One published model. All sizes are numbers of elements, named as in Hugging Face's config.json.
 
     Raises:
-        SpecError: when a size is not positive, or the sizes do not divide as attention needs.
+        SpecError: if a size is not positive, or the sizes do not divide as attention needs.
     """
 
     name: str
     family: str
     """Hugging Face's model_type: llama, mistral, gpt2, qwen2, qwen3, t5, or any other."""
     num_hidden_layers: Count
-    """Of the encoder, where there is one."""
+    """Layers; of the encoder, in an encoder-decoder model."""
     hidden_size: Count
     num_attention_heads: Count
     intermediate_size: Count
     vocab_size: Count
     source: Source
     num_key_value_heads: Count | None = None
-    """Absent: as many as attention heads."""
+    """None: the number of attention heads."""
     max_position_embeddings: Count | None = None
     tie_word_embeddings: bool = False
     head_dim: Count | None = None
-    """Absent: hidden_size / num_attention_heads."""
+    """None: hidden_size / num_attention_heads."""
     attention_bias: bool = False
     mlp_bias: bool = False
     num_decoder_layers: Count | None = None
-    """Of an encoder-decoder."""
+    """Layers of the decoder, in an encoder-decoder model."""
     num_parameters: Count | None = None
-    """As published; what the code computes is ``shape().num_parameters``. A tied head counts once."""
+    """The published number of parameters. ``shape().num_parameters`` computes it. A tied head counts once."""
     aliases: tuple[str, ...] = ()
 
     def _check(self) -> None:
@@ -54,7 +54,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def unsupported_because(self) -> str | None:
-        """Why ModelShape cannot express this model exactly, or None when it can."""
+        """Why ModelShape cannot express this model exactly; None if it can."""
         if self.family not in FAMILIES:
             known = ", ".join(FAMILIES)
             return _UNSUPPORTED_FAMILIES.get(self.family, f"the family {self.family} is not built here; {known} are")
@@ -76,10 +76,10 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.unsupported_because is None
 
     def shape(self) -> ModelShape:
-        """Return the dimensions that predictions and measurements work on.
+        """Return the model as a ModelShape, which predictions and measurements take.
 
         Raises:
-            SpecError: when ModelShape cannot express the model, with the reason.
+            SpecError: if ModelShape cannot express the model, with the reason.
         """
         if (reason := self.unsupported_because) is not None:
             raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")

@@ -1,4 +1,4 @@
-"""Reads TOML files of the catalogue's format: [[gpu]], [[server]] and [[model]], the built-in ones and a user's."""
+"""Reads the catalogue's TOML files, the built-in ones and a user's: tables [[gpu]], [[server]] and [[model]]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the tables of a user's file; an entry without a source gets the file and its date.
+    """Read the tables of a user's file. An entry without a source gets the file's name and date as its source.
 
     Raises:
         SpecError: naming the file, what is wrong and what is allowed.
@@ -48,7 +48,7 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tuple[T, ...]:
-    """Turn tables into entries, strictly; a name must be unique among names and aliases.
+    """Turn tables into entries. Unknown keys are refused, and a name must be unique among names and aliases.
 
     Raises:
         SpecError: naming the file, the entry, what is wrong and what is allowed.
@@ -66,12 +66,12 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
 
 
 def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
-    """Return the lower-case names that an entry answers to."""
+    """Return the name and the aliases of an entry in lower case."""
     return tuple(name.lower() for name in (getattr(entry, "name"), *getattr(entry, "aliases", ())))  # noqa: B009
 
 
 def explain(error: ValueError) -> str:
-    """Return the message of an error of msgspec, or of our own check that it wraps, for who wrote the file."""
+    """Return an error's message for the author of the file: msgspec's, or that of our own check that msgspec wraps."""
     if isinstance(error.__cause__, SpecError):
         return str(error.__cause__)
     message = str(error).replace("Object missing required field", "has no", 1)
@@ -89,7 +89,7 @@ def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
 
 
 def _check_keys(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
-    """Check keys and vocabularies before msgspec does: it knows neither the nearest word nor other spellings."""
+    """Check keys and enumerations before msgspec does, to name the nearest key and accept other spellings."""
     fields = kind.__struct_fields__
     for key, value in table.items():
         if key not in fields:

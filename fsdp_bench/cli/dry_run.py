@@ -17,7 +17,7 @@ from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptio
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
-from fsdp_bench.plan.usable_memory import sized, stated_headroom
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.units import why_impossible

@@ -23,9 +23,9 @@ from fsdp_bench.cli.common.options import (
 )
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
-from fsdp_bench.plan.usable_memory import sized, stated_headroom
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -37,7 +37,7 @@ from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
 
 if TYPE_CHECKING:
-    from fsdp_bench.report.charts.max_size_bars import Arrangement
+    from fsdp_bench.report.charts.max_size_rows import Arrangement
 
 DEFAULTS = {
     "strategy": "all",
@@ -127,7 +127,7 @@ def command(
     targets = _targets(options, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
     if chart is not None:
-        from fsdp_bench.report.charts.max_size_bars import arrange
+        from fsdp_bench.report.charts.max_size_rows import arrange
 
         arrangement = arrange([(_name(hardware), quantities) for hardware, quantities in targets])
     show = _show_progress if sys.stderr.isatty() else _show_nothing
@@ -156,7 +156,7 @@ def _show_nothing(_done: int, _total: int) -> None:
 
 def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
     from fsdp_bench.report.charts.max_size import draw
-    from fsdp_bench.report.charts.max_size_bars import max_size_chart
+    from fsdp_bench.report.charts.max_size_rows import max_size_chart
 
     if any(cell.fits is not None for one in results for cell in one.cells):
         save_chart(lambda file: draw(max_size_chart(results, arrangement), file), path)

@@ -13,8 +13,8 @@ from fsdp_bench.cli.common.charts import check_chart, save_figure
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.plan.document import document, refusal
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
 from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json

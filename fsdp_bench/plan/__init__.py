@@ -1,8 +1,18 @@
 """Questions and answers: does it fit, how fast is it, what is the largest model, what would help.
 
-``ask.py`` has the functions that Python users call. ``estimate.py`` predicts memory, ``speed.py`` time;
-``question.py`` puts both into one answer, ``document.py`` writes it as JSON. ``search/`` finds the largest model,
-micro-batch or sequence that fits, ``max_size.py`` for many settings. ``advice/`` looks for settings that fit where the
-asked one does not. ``headroom.py`` and ``usable_memory.py`` say how much of a GPU there is, ``defaults.py`` what is
-assumed where the user says nothing. ``chart_data/`` computes what charts show.
+Read in this order:
+    ask.py                estimate() and largest_model(), the functions for Python users
+    question.py           Question: a setup and its hardware; Prediction: the answer
+    estimate.py           predicts memory, and whether it fits
+    speed.py              predicts step time, tokens per second, MFU
+    headroom.py           GPU memory that is kept free for the CUDA context and NCCL
+    gpu_memory_option.py  applies --gpu-memory, --headroom and a measured CUDA context
+    defaults.py           precision, sequence length and GPUs per node, if the user names none
+    search/               the largest candidate that fits
+    max_size.py           the answers of max-size: a search for each setting
+    advice/               settings that fit if the given one does not
+    chart_data/           the data of predicted charts
+    dry_run.py            whether a setup fits, from its dry run
+    answers.py            what estimate() and largest_model() return
+    document.py           the JSON form of a prediction
 """

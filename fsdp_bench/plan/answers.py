@@ -1,4 +1,4 @@
-"""What estimate() and largest_model() return, and how Python prints it."""
+"""The return values of estimate() and largest_model(), and their repr."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class TimedEstimate(Estimate):
-    """What is predicted of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
+    """The prediction of one setup: ``memory``, ``fits``, and how fast it trains (``speed``)."""
 
     speed: Speed
-    """Step time, tokens per second and MFU, for eager; None in it where the hardware's rates are not known."""
+    """Step time, tokens per second and MFU, in eager mode. Its fields are None if the rates are not known."""
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of one optimizer step; None where the GPU or its links are not known."""
+        """Seconds of one optimizer step. None if the rates of the GPU or its links are not known."""
         return self.speed.time.step_seconds
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens that one GPU trains on in a second; None as ``step_seconds``."""
+        """Tokens per second of one GPU. None if ``step_seconds`` is None."""
         return self.speed.tokens_per_second_per_gpu
 
     def __repr__(self) -> str:
@@ -47,11 +47,11 @@ class TimedEstimate(Estimate):
 
 @dataclass(frozen=True, repr=False)
 class LargestModel(SearchResult):
-    """The largest model of the size ladder that fits, and what the next one is short of."""
+    """The largest model of the size ladder that fits, and which memory the next one exceeds."""
 
     @property
     def model(self) -> ModelShape | None:
-        """The largest model that fits; None where not even the smallest does."""
+        """The largest model that fits. None if the smallest does not fit."""
         return None if self.at is None else self.at.model
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""estimate() and largest_model() as Python users call them: one call each, names wherever an object is taken.
+"""estimate() and largest_model(), the functions for Python users. They take names or objects.
 
-What is written is read as on the command line: a server and the number of them give the world size, and a hybrid
-strategy's shard groups are nodes when there are several.
+Arguments mean the same as on the command line: a server and the number of nodes give the world size. On several nodes,
+a hybrid strategy shards within each node.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.plan.usable_memory import sized, stated_headroom, without_context
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.spec.checked import build as build_checked
@@ -48,7 +48,7 @@ P = TypeVar("P", bound=Estimate | SearchResult)
 
 
 class SetupFields(TypedDict, total=False):
-    """The fields of TrainSetup, enums also as text; see there for what each means."""
+    """The fields of TrainSetup, which documents them. Enums can be given as text."""
 
     strategy: ShardingStrategy | str
     api: Api | str
@@ -98,24 +98,25 @@ def estimate(
 
     Args:
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
-        setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
+        setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
         hardware: a Cluster or a Gpu, instead of the names below.
-        kernels: whose operators run: ``cuda`` or ``cpu``.
-        build: who builds the model in host memory before it is sharded: ``meta``, ``rank-0`` or ``every-rank``.
+        kernels: the device whose kernels run: ``cuda`` or ``cpu``.
+        build: which ranks build the whole model in host memory before it is sharded: none (``meta``), ``rank-0``
+            or ``every-rank``.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         gpu: a GPU of the catalogue; links and host memory are then unknown, and so is the time of several GPUs.
         server: a server of the catalogue.
         nodes: how many servers; 1 by default, or what ``world_size`` needs.
-        gpus_per_node: GPUs that are used on each; by default all.
-        gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
-        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
-            known and assumed of them.
+        gpus_per_node: GPUs that are used on each node; by default all.
+        gpu_memory: usable memory of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
+            headroom.py derives and assumes.
         calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
-        setup_fields: fields of TrainSetup by name, enums also as text in any case; they replace those of ``setup``.
+        setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
 
     Raises:
-        SpecError: for what is not allowed, naming field, value and what is, and for setups that cannot run, with the
-            reason.
+        SpecError: for values that are not allowed, naming the field, the value and the allowed values; and for setups
+            that cannot run, with the reason.
     """
     fields = with_defaults(setup, setup_fields, find_model(model))
     where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), fields)
@@ -150,25 +151,25 @@ def largest_model(
 ) -> LargestModel:
     """Find the largest model that fits: ``largest_model(server="g5.48xlarge", precision="bf16-mixed")``.
 
-    Models are those of the size ladder, 10M to 1T parameters; the answer's ``model`` is the largest, ``at`` its
-    estimate, and ``limited_by`` says what the next size is short of.
+    Searches the size ladder, 10M to 1T parameters. In the answer ``model`` is the largest model that fits, ``at`` its
+    estimate, and ``limited_by`` the memory that the next larger model exceeds.
 
     Args:
-        setup: how it is trained; by default bf16-mixed, 4096 tokens.
+        setup: the training setup; by default bf16-mixed, 4096 tokens.
         hardware: a Cluster or a Gpu, instead of the names below.
         family: ``llama`` or ``gpt2``.
         check: assumptions other than the defaults.
         gpu: a GPU of the catalogue.
         server: a server of the catalogue.
         nodes: how many servers; 1 by default, or what ``world_size`` needs.
-        gpus_per_node: GPUs that are used on each; by default all.
-        gpu_memory: what a process can use of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
-        headroom: what is kept free of each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what is
-            known and assumed of them.
+        gpus_per_node: GPUs that are used on each node; by default all.
+        gpu_memory: usable memory of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
+        headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
+            headroom.py derives and assumes.
         setup_fields: fields of TrainSetup by name, as ``estimate`` takes them.
 
     Raises:
-        SpecError: for what is not allowed, for a GPU of unknown memory, and for setups that cannot run.
+        SpecError: for values that are not allowed, for a GPU of unknown memory, and for setups that cannot run.
     """
     fields = with_defaults(setup, setup_fields)
     where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), fields)
@@ -190,7 +191,7 @@ def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model
 
 
 def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: ModelShape | None = None) -> SetupFields:
-    """Return the fields with the defaults of all commands, where there is no setup and a field is not given."""
+    """Return the fields. If there is no setup, add the defaults of all commands for fields that are not given."""
     if setup is not None:
         return fields
     length = DEFAULT_SEQUENCE_LENGTH if model is None else min(DEFAULT_SEQUENCE_LENGTH, model.max_position_embeddings)
@@ -203,7 +204,7 @@ def _read(
     named: tuple[str | Gpu | None, str | Server | None, int | None, int | None],
     setup_fields: SetupFields,
 ) -> tuple[Hardware, TrainSetup]:
-    """Return where a setup runs, and the setup with the world size that follows from it."""
+    """Return the hardware of a setup, and the setup with the world size of that hardware."""
     setup = read(TrainSetup | None, setup, "setup")
     given: dict[str, Any] = dict(setup_fields)
     own = {} if setup is None else {name: getattr(setup, name) for name in setup.__struct_fields__}
@@ -223,7 +224,7 @@ def _read(
 
 
 def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Placement:
-    """Return the place of an object; a world of another size than a cluster's is refused."""
+    """Return the hardware and world size of a Cluster or Gpu. A world size other than the cluster's is refused."""
     if isinstance(hardware, Gpu):
         return Placement(hardware, None, world_size or 1, world_size or 1)
     if not isinstance(hardware, Cluster):
@@ -253,5 +254,5 @@ def _profile(calibration: str | Path | Profile | None) -> Profile | None:
 
 
 def _parts(answer: P, kind: type[P]) -> dict[str, Any]:
-    """Return the fields of a dataclass, for one that has more."""
+    """Return the fields of a dataclass, to build a dataclass with further fields."""
     return {field.name: getattr(answer, field.name) for field in fields(kind)}

@@ -1,4 +1,4 @@
-"""The JSON form of a prediction; null for what is not known."""
+"""The JSON form of a prediction. Unknown values are null."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fsdp_bench.spec.hardware import Cluster
 
 
 def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
-    """Return the JSON form of one prediction; sizes are in bytes, times in seconds, the unit in the name.
+    """Return the JSON form of one prediction. Sizes are in bytes, times in seconds; keys name the unit.
 
-    Without time, or what is sent, where many are asked for: the step is simulated for each of them once more.
+    Time and communication can be omitted if many predictions are asked for: each costs one more simulation.
     """
     return {
         **_asked(prediction.question),
@@ -37,11 +37,11 @@ def document(prediction: Prediction, with_time: bool = True, with_communication:
 
 
 ANSWERS = ("fits", "verdict", "headroom_bytes", "required_headroom_bytes", "required_headroom_source")
-"""Keys that say whether it fits, and by how much."""
+"""Keys that say whether a setup fits, and by how much."""
 
 
 def refusal(question: Question) -> dict[str, Any]:
-    """Return the JSON form of a combination that cannot run: the reason, and null for every answer."""
+    """Return the JSON form of a setup that cannot run: the reason, and null for every key of ANSWERS."""
     nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "communication", *ANSWERS))
     return {**_asked(question), "impossible": question.impossible, **nothing}
 
@@ -128,7 +128,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
 
 
 def _communicators(found: Communicators | None) -> dict[str, Any]:
-    """Return what NCCL's communicators take, each time as the least and the most; the CUDA context is not in it."""
+    """Return the GPU memory of NCCL's communicators as lower and upper bounds, without the CUDA context."""
     if found is None:
         return {"communicators_bytes": None, "communicators": None}
     total = found.num_bytes
@@ -136,7 +136,7 @@ def _communicators(found: Communicators | None) -> dict[str, Any]:
 
 
 def _host(prediction: Prediction) -> dict[str, int] | None:
-    """Return the host memory of one node by category: ``load`` before training, the others at once during training."""
+    """Return the host memory of one node by category. ``load`` is before training, the others are during training."""
     if prediction.host_bytes is None:
         return None
     host = prediction.estimate.host

@@ -1,7 +1,7 @@
-"""Whether a setup that was run dry fits a GPU.
+"""Whether a setup fits a GPU, decided from its dry run.
 
-A dry run knows live bytes alone. What the caching allocator reserves is predicted for the benchmark models, and unknown
-for a user's own module: there live bytes can only show that it does not fit.
+A dry run measures live bytes only. Reserved memory is predicted for the benchmark models. For a user's own module it is
+unknown, so live bytes can only show that the module does not fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 
 @dataclass(frozen=True)
 class DryRun:
-    """One dry run and the GPU that it is for."""
+    """One dry run and the GPU that it is compared with."""
 
     spec: DryRunSpec
     result: DryRunResult
@@ -31,19 +31,19 @@ class DryRun:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU; None where none is named, and for the kernels of a CPU."""
+        """The GPU. None if none is named, and for CPU kernels."""
         if self.spec.kernels != "cuda":
             return None
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
 
     @property
     def cluster(self) -> Cluster | None:
-        """The servers, where they are named."""
+        """The servers. None if none are named."""
         return self.hardware if isinstance(self.hardware, Cluster) else None
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """The prediction of the same setup, for what is reserved; None of a user's module."""
+        """The prediction of the same setup, for its reserved memory. None for a user's own module."""
         if self.spec.model is None or self.gpu is None:
             return None
         try:
@@ -54,42 +54,42 @@ class DryRun:
 
     @property
     def required_headroom(self) -> Headroom:
-        """What is kept free of the GPU."""
+        """The GPU memory that is kept free."""
         return headroom_of(self.gpu, communicators_of(self.spec.setup, self.cluster), self.stated_headroom_bytes)
 
     @property
     def available_bytes(self) -> int | None:
-        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
+        """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
         communicators = communicators_of(self.spec.setup, self.cluster)
         return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
 
     @property
     def exceeds(self) -> bool:
-        """Whether live bytes alone are more than the GPU has for them."""
+        """Whether live bytes alone exceed the available GPU memory."""
         return self.available_bytes is not None and self.result.peak_allocated_bytes > self.available_bytes
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits; None where that is not known."""
+        """Whether the setup fits. None if that is not known."""
         if self.exceeds:
             return Verdict.DOES_NOT_FIT
         return self.prediction.verdict if self.prediction else None
 
     @property
     def fits(self) -> bool | None:
-        """The same as yes, no or unknown."""
+        """Whether the setup fits without allocation retries. None if that is not known."""
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
     @property
     def name(self) -> str:
-        """The model, described."""
+        """The description of the model, or the name of the user's function."""
         return self.spec.model.describe() if self.spec.model is not None else str(self.spec.module.function)  # type: ignore[union-attr]
 
 
 def dry_run_document(run: DryRun) -> dict[str, Any]:
-    """Return the JSON form: the names of ``predict --json``; null for what is not known.
+    """Return the JSON form, with the keys of ``predict --json``. Unknown values are null.
 
-    ``memory`` is of the dry run but for ``peak_reserved_bytes``, whose source is named beside it.
+    ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
     """
     spec, result, setup = run.spec, run.result, run.spec.setup
     model: dict[str, Any] = {"name": spec.module.function} if spec.module is not None else to_builtins(spec.model)

@@ -1,4 +1,4 @@
-"""Predicts the peak memory of one setup on one kind of GPU: where the peak is and what it consists of.
+"""Predicts the peak memory of one setup: how large it is, in which phase, what is alive there, and whether it fits.
 
 ``predict_memory`` adds up live bytes, in milliseconds. ``estimate`` also replays PyTorch's caching allocator, whose
 reserved memory decides whether a setup fits.
@@ -32,56 +32,57 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 
 COMPILE_FROM = 200_000
-"""Instructions from which on it is faster to import numba and compile the allocator's replay."""
+"""Programs with more instructions are replayed by code that numba compiled; shorter ones take less time
+interpreted than the import of numba."""
 
 DEEPEST = 1000
-"""The most layers that are predicted: the allocator is replayed on each, in seconds for all."""
+"""The most layers that are predicted. The allocator is replayed over all of them, which takes seconds."""
 
 MOST_MICRO_BATCHES = 1024
-"""The most micro-batches that are predicted: the allocator is replayed on each, in milliseconds."""
+"""The most micro-batches that are predicted. The allocator is replayed over all of them, milliseconds each."""
 
 LARGEST_PEAK = UNLIMITED // 8
-"""The largest peak that is predicted, 32 PiB: more would overflow the replay of a GPU without limit."""
+"""The largest peak that is predicted, 32 PiB. A larger one would overflow the replay on a GPU of unlimited memory."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
 """Kernel sets by name."""
 
 
 class Verdict(StrEnum):
-    """Whether a setup fits a GPU; an allocation retry is a wait for the GPU and a flush of the allocator's cache."""
+    """Whether a setup fits a GPU. In an allocation retry, torch waits for the GPU and empties the allocator's cache."""
 
     FITS = "fits"
     RUNS_WITH_RETRIES = "runs_with_retries"
-    """It trains to the end, but does not fit: allocations fail first, and each retry costs throughput."""
+    """It does not fit but trains to the end: allocations fail and are retried, which costs throughput."""
     DOES_NOT_FIT = "does_not_fit"
 
     @property
     def text(self) -> str:
-        """As a sentence says it."""
+        """The verdict as words of a sentence."""
         return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Peak allocated bytes in one training step in the steady state, of the rank that needs the most."""
+    """Peak allocated bytes of one training step in the steady state, on the rank with the highest peak."""
 
     peak_allocated_bytes: int
     peak_phase: str
     peak_block: int | None
-    """The block whose part of the phase has the peak; None outside of blocks."""
+    """The number of the block in which the peak is. None if it is outside of blocks."""
     peak_operator: str
-    """The operator or function of torch whose allocation makes the peak."""
+    """The operator or function of torch whose allocation reaches the peak."""
     phases: dict[str, int]
-    """Peak by phase: load, forward, loss, backward, optimizer."""
+    """Peak allocated bytes by phase: load, forward, loss, backward, optimizer."""
     breakdown_bytes: dict[str, int]
-    """What is alive at the peak; adds up to it."""
+    """Bytes alive at the peak, by category. They add up to the peak."""
     peak_rank: int = 0
-    """The rank, the lowest of equals: mostly 0; see worst_rank.py."""
+    """The rank with the highest peak; of several the lowest. Usually 0: see simulate/worst_rank.py."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything that is predicted of one setup."""
+    """The predicted memory of one setup: GPU, host, communicators, and whether it fits."""
 
     model: ModelShape
     setup: TrainSetup
@@ -89,43 +90,43 @@ class Estimate:
     gpu: Gpu | None
     memory: MemoryPrediction
     allocator: AllocatorReading
-    """The caching allocator on this GPU; on a GPU without limit when its size is not known."""
+    """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
     host: HostMemory
     for_eager: bool
-    """The setup compiles, and this is the prediction for eager."""
+    """Whether the setup uses torch.compile; the prediction is for eager mode."""
     stated_headroom_bytes: int | None = None
-    """What the user keeps free of the GPU, instead of what is known and assumed."""
+    """GPU memory that the user keeps free (--headroom), instead of what headroom.py derives and assumes."""
 
     @property
     def gpu_bytes(self) -> int | None:
-        """What a process can use of the GPU; None where that is not documented."""
+        """Usable memory of the GPU. None if it is not documented."""
         return self.gpu.usable_memory_bytes if self.gpu else None
 
     @property
     def available_bytes(self) -> int | None:
-        """GPU memory that torch's allocator can reserve: all but the headroom; None where it is not known."""
+        """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
         return available_bytes(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
     def required_headroom(self) -> Headroom:
-        """What is kept free of the GPU for the CUDA context and NCCL."""
+        """GPU memory kept free for the CUDA context and NCCL."""
         return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether the GPU runs the kernel that 16-bit attention is predicted with: from sm80 on, as native bf16."""
+        """Whether the GPU runs FlashAttention, which is predicted for 16-bit attention: sm80 and later."""
         return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
 
     @property
     def host_bytes(self) -> int | None:
-        """A node's memory, or None when it is not known."""
+        """Host memory of a node. None if it is not known."""
         return self.cluster.server.host_memory_bytes if self.cluster else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits, with the headroom kept free; None when a size is unknown.
+        """Whether the setup fits with the headroom kept free. None if a size is unknown.
 
-        It runs with retries where an allocation fails, the allocator frees its cache, and then all goes on to the end.
+        It runs with retries if allocations fail but succeed once the allocator has emptied its cache.
         """
         if self.gpu_bytes is None or not self.has_flash_attention:
             return None
@@ -140,22 +141,22 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it ends without allocation retries and within the host's memory; None when a size is unknown."""
+        """Whether it runs without allocation retries and within host memory. None if a size is unknown."""
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
     @cached_property
     def communicators(self) -> Communicators:
-        """NCCL's communicators of one rank, and what they take of the GPU outside of torch's allocator."""
+        """NCCL's communicators of one rank, and the GPU memory that they take outside of torch's allocator."""
         return communicators_of(self.setup, self.cluster)
 
     @property
     def context_bytes(self) -> int | None:
-        """What the CUDA context takes, where a calibration measured it; the GPU's bytes are then without it."""
+        """Memory of the CUDA context, if a calibration measured it; ``gpu_bytes`` then does not contain it."""
         return self.gpu.context_bytes if self.gpu else None
 
     @property
     def device_bytes(self) -> int | None:
-        """The most that the process takes of the GPU: reserved, CUDA context, NCCL; None where one is not known."""
+        """The most GPU memory of the process: reserved, CUDA context, NCCL. None if one of them is not known."""
         taken = self.communicators.num_bytes
         if taken is None or self.context_bytes is None or self.allocator.out_of_memory is not None:
             return None
@@ -163,22 +164,22 @@ class Estimate:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What a process can use of the GPU beyond the reserved peak; negative where memory runs out.
+        """Usable GPU memory minus peak reserved memory; negative if memory runs out.
 
-        None where the GPU's memory is not known.
+        None if the GPU's memory is not known.
         """
         return None if self.gpu_bytes is None else self.gpu_bytes - self.memory_needed_bytes
 
     @property
     def memory_needed_bytes(self) -> int:
-        """Peak reserved; peak allocated where that is more, as memory ran out before the peak."""
+        """Peak reserved memory, or peak allocated memory if that is more because memory ran out before the peak."""
         return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
 
 
 def predict_memory(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
 ) -> MemoryPrediction:
-    """Return the peak allocated bytes of a rank, by default of the one that needs the most."""
+    """Return the peak allocated bytes of ``rank``, by default of the rank with the highest peak."""
     if rank is None:
         log, live = worst_rank(shape, setup, kernels)
     else:
@@ -198,7 +199,7 @@ def predict_memory(
 
 
 def _block_at(log: Log, peak: Peak) -> int | None:
-    """Return the block, by its number in the whole model, in which the peak is; None outside of blocks."""
+    """Return the number in the whole model of the block in which the peak is. None if it is outside of blocks."""
     part = next(part for part in log.parts if part.begin <= peak.event < part.end)
     block = part.block
     if block < 0:
@@ -210,10 +211,10 @@ def _block_at(log: Log, peak: Peak) -> int | None:
 
 
 def refuse_too_slow(shape: ModelShape, setup: TrainSetup) -> None:
-    """Refuse what would be replayed for minutes.
+    """Refuse models whose replay would take minutes.
 
     Raises:
-        SpecError: saying how much is allowed.
+        SpecError: with the most layers or micro-batches that are allowed.
     """
     if shape.num_hidden_layers > DEEPEST:
         raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
@@ -225,7 +226,7 @@ def refuse_too_slow(shape: ModelShape, setup: TrainSetup) -> None:
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
-    """Return what torch's allocator can reserve of a GPU: all but the headroom; None where its memory is unknown."""
+    """Return the GPU memory that torch's allocator can reserve: all but the headroom. None if it is unknown."""
     if gpu is None or gpu.usable_memory_bytes is None:
         return None
     return max(gpu.usable_memory_bytes - headroom_of(gpu, communicators, headroom_bytes).num_bytes, 0)
@@ -240,10 +241,10 @@ def read_allocator(
     rank: int | None = None,
     hardware: Cluster | Gpu | None = None,
 ) -> AllocatorReading:
-    """Return the caching allocator's statistics after the first steps, on a GPU of ``gpu_bytes`` or without limit.
+    """Return the caching allocator's statistics after the first steps.
 
-    ``rank``: by default the one with the highest peak. ``hardware``: how long work takes, which decides when a deferred
-    free is done.
+    ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
+    ``hardware`` says how long work takes, which decides when a deferred free happens.
     """
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
@@ -253,7 +254,7 @@ def read_allocator(
 
 
 def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
-    """Return the first steps as a program for the allocator's replay; models that differ only in depth share it."""
+    """Return the first steps as a program for the allocator's replay. Models that differ only in depth share one."""
     shallow = for_any_depth(shape, setup)
     if shallow is not None and (found := _program(shallow, setup, kernels, rank)) and found.log.extra_blocks:
         return dataclasses.replace(found, log=found.log.of_depth(shape.num_hidden_layers))
@@ -276,7 +277,7 @@ def replay(
     expandable_segments: bool = False,
     hardware: Cluster | Gpu | None = None,
 ) -> AllocatorReading:
-    """Return the caching allocator's statistics after some steps."""
+    """Replay a program in the caching allocator; return its statistics."""
     if steps.num_instructions > COMPILE_FROM:
         compile_allocator()
     rates = RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
@@ -293,9 +294,10 @@ def estimate(
     reading: AllocatorReading | None = None,
     headroom_bytes: int | None = None,
 ) -> Estimate:
-    """Return everything that is predicted of one setup; ``reading`` where the allocator was replayed before.
+    """Predict the memory of one setup.
 
-    ``headroom_bytes`` are kept free of the GPU, instead of what headroom_of knows and assumes.
+    ``reading`` is the result of an earlier replay of the allocator, if there was one. ``headroom_bytes`` of the GPU are
+    kept free, instead of what headroom_of derives and assumes.
 
     Raises:
         SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, and for attention

@@ -1,8 +1,7 @@
-"""Memory of a GPU that is kept free of torch's caching allocator: for the CUDA context and NCCL's communicators.
+"""Headroom: GPU memory that torch's caching allocator must leave free for the CUDA context and NCCL's communicators.
 
-One rule for every command. What is known is kept free: NCCL's buffers where they are derived from its source
-(communicators.py), the CUDA context where a calibration measured it. For what is not known there is an assumption, and
-whoever knows better states the whole (--headroom).
+All commands use this rule. NCCL's buffers are derived from its source (rates/communicators.py). The CUDA context is
+measured by a calibration. Whatever is unknown is assumed. --headroom replaces the whole.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import GIB
 
 ASSUMED_BYTES = 2 * GIB
-"""For the CUDA context and NCCL together: the middle of the 1 to 3 GiB that users report between what torch reserves
-and what nvidia-smi shows (issues of pytorch, OpenTau and Automodel)."""
+"""Assumed for the CUDA context and NCCL together: the middle of the 1 to 3 GiB that users report between what torch
+reserves and what nvidia-smi shows (issues of pytorch, OpenTau and Automodel)."""
 ASSUMED_CONTEXT_BYTES = ASSUMED_BYTES - GIB // 2
-"""For the context alone, where NCCL's part is derived: the same without 0.5 GiB, the least that is reported for one
-communicator."""
+"""Assumed for the CUDA context alone, if NCCL's part is derived: ASSUMED_BYTES less 0.5 GiB, the least that is reported
+for one communicator."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,18 @@ class Headroom:
 
     num_bytes: int
     source: str
-    """What it is for and how it is known, as text."""
+    """Its purpose and how it is known, as text."""
     is_assumed: bool
-    """Whether some of it is an assumption."""
+    """Whether part of it is an assumption."""
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
-    """Return how much of a GPU is kept free.
+    """Return the memory of a GPU that is kept free.
 
     Args:
-        gpu: the GPU; where a calibration measured its CUDA context, its usable memory is without that already.
-        communicators: of one rank.
-        stated_bytes: what the user says, for everything together; a measured context counts towards it.
+        gpu: the GPU. If a calibration measured its CUDA context, that is already subtracted from its usable memory.
+        communicators: the communicators of one rank.
+        stated_bytes: --headroom, for everything together. A measured context counts towards it.
     """
     context = gpu.context_bytes if gpu is not None else None
     if stated_bytes is not None:

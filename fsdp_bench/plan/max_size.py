@@ -1,6 +1,6 @@
 """The answers of ``max-size``: for each setting the largest model that fits the hardware, and their JSON form.
 
-Instead of the model's size another quantity can be searched: layers, micro-batch, sequence length, fewest GPUs.
+Other quantities can be searched instead: number of layers, micro-batch size, sequence length, fewest GPUs.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
 TIMED = 30
-"""Up to so many settings their step time is predicted by default; each takes some hundredths of a second."""
+"""By default step time is predicted for at most this many settings; each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is the same for every setting."""
+    """Assumptions that are the same for every setting."""
 
     build: Build = Build.META
     expandable_segments: bool = False
     profile: Profile | None = None
-    """A calibration, which predicts time in place of the datasheet."""
+    """A calibration that predicts time instead of the datasheet."""
     with_time: bool | None = None
-    """Whether the step time of what fits is predicted; None: for up to TIMED settings."""
+    """Whether step time is predicted for the candidates that fit. None: if there are at most TIMED settings."""
     headroom_bytes: int | None = None
-    """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
+    """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
 
     def question(self, candidate: Candidate) -> Question:
-        """Return a candidate as a question that ``predict`` answers."""
+        """Return a candidate as a Question, which ``predict`` answers."""
         return Question(
             candidate.model,
             candidate.setup,
@@ -61,7 +61,7 @@ class SettingResult:
     quantity: Quantity
     assumptions: Assumptions
     found: SearchResult | None = None
-    """None where there is no answer; then one of the reasons is set."""
+    """None if there is no answer; then ``impossible`` or ``unknown`` is set."""
     impossible: str | None = None
     """Why the setting cannot run."""
     unknown: str | None = None
@@ -69,42 +69,42 @@ class SettingResult:
 
     @property
     def setup(self) -> TrainSetup:
-        """The setting, with the first value of the quantity."""
+        """The setup with the first value of the quantity."""
         return self.quantity[0].setup
 
     @property
     def question(self) -> Question:
-        """The first candidate."""
+        """The question of the first candidate."""
         return self.assumptions.question(self.quantity[0])
 
     @property
     def shown(self) -> Question:
-        """The question that describes the setting; where the fewest GPUs are searched, that on the number found."""
+        """The question that describes the setting. If the fewest GPUs are searched, it has the number found."""
         return self.at.question if self.at and self.quantity.name == "world_size" else self.question
 
     @property
     def fits(self) -> int | None:
-        """The largest value that fits; None where none does or there is no answer."""
+        """The largest value that fits. None if none fits or there is no answer."""
         return self._value(self.found.fits) if self.found else None
 
     @property
     def runs(self) -> int | None:
-        """The largest value that ends without running out of memory, retries allowed."""
+        """The largest value that runs without running out of memory, allocation retries allowed."""
         return self._value(self.found.runs) if self.found else None
 
     @cached_property
     def at(self) -> Prediction | None:
-        """The prediction of the largest that fits; None where none does."""
+        """The prediction of the largest candidate that fits. None if none fits."""
         return self._prediction(self.found.at, None, self.found.speed) if self.found else None
 
     @cached_property
     def beyond(self) -> Prediction | None:
-        """The prediction of the next candidate, which does not fit; None where there is none."""
+        """The prediction of the next candidate, which does not fit. None if there is none."""
         return self._prediction(self.found.beyond, self.found.beyond_bytes) if self.found else None
 
     @property
     def limit(self) -> Limit | None:
-        """What the next candidate is short of."""
+        """The memory that the next candidate exceeds."""
         return self.found.limited_by if self.found else None
 
     def _value(self, index: int) -> int | None:
@@ -121,12 +121,12 @@ class SettingResult:
 
 @dataclass(frozen=True)
 class HardwareResult:
-    """Every setting on one kind of hardware."""
+    """All settings on one kind of hardware."""
 
     hardware: Cluster | Gpu
     cells: tuple[SettingResult, ...]
     with_time: bool = False
-    """Whether the step time of what fits is predicted."""
+    """Whether step time is predicted for the candidates that fit."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class HardwareResult:
 
     @property
     def title(self) -> str:
-        """Name and number: ``2 x g5.48xlarge``; the name alone where the number of GPUs is searched."""
+        """Name and number: ``2 x g5.48xlarge``. Only the name if the number of GPUs is searched."""
         if self.cells[0].quantity.name == "world_size":
             return self.name
         if isinstance(self.hardware, Cluster):
@@ -154,7 +154,7 @@ class HardwareResult:
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether every answer is that not even the smallest fits."""
+        """Whether the smallest candidate of every answered setting does not fit."""
         return bool(self.answered) and all(cell.fits is None for cell in self.answered)
 
 
@@ -165,8 +165,8 @@ def max_sizes(
 ) -> list[HardwareResult]:
     """Find the largest candidate of each quantity on each kind of hardware.
 
-    Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings that are
-    answered so far, and of all.
+    Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings answered
+    so far and the number of all settings.
     """
     asked = [(hardware, [_unanswered(quantity, assumptions) for quantity in all_of]) for hardware, all_of in places]
     open_ones = [cell.quantity for _, cells in asked for cell in cells if not cell.impossible and not cell.unknown]
@@ -196,7 +196,7 @@ def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
 
 
 def limit_text(limit: Limit) -> str:
-    """Return what the next candidate is short of: ``activations in backward on the GPU``."""
+    """Return a limit as text: ``activations in backward on the GPU``."""
     category = limit.category.replace("_", " ")
     if limit.place == "card":
         return f"{category} in {limit.phase} on the GPU"
@@ -204,7 +204,7 @@ def limit_text(limit: Limit) -> str:
 
 
 def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
-    """Return the JSON form: one server's document, or several under ``servers``."""
+    """Return the JSON form: the document of one server, or several documents under ``servers``."""
     made = [_on_hardware(one) for one in results]
     return made[0] if len(made) == 1 else {"servers": made}
 
@@ -226,7 +226,7 @@ def _on_hardware(result: HardwareResult) -> dict[str, Any]:
 
 
 def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
-    """Return one setting; null for what there is no answer to."""
+    """Return the JSON form of one setting. Values without an answer are null."""
     at = cell.at
     found = document(at, with_time, with_communication=False) if at else refusal(cell.question)
     setup, model = found["setup"], at.question.model if at else None
@@ -262,7 +262,7 @@ def _runs_parameters(cell: SettingResult) -> int | None:
 
 
 def _next(cell: SettingResult) -> dict[str, Any] | None:
-    """Return what the candidate after the largest that fits would need."""
+    """Return the JSON form of the next candidate after the largest that fits, and the memory that it needs."""
     beyond = cell.beyond
     if beyond is None or cell.found is None:
         return None

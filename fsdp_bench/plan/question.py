@@ -1,4 +1,4 @@
-"""What a user asks (Question), and the answer (Prediction); document.py has its JSON form."""
+"""Question: a setup to predict. Prediction: the answer. document.py has its JSON form."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ from fsdp_bench.spec.setup import TrainSetup
 
 @dataclass(frozen=True)
 class Question:
-    """One setup to predict, and under which assumptions."""
+    """One setup to predict, its hardware, and the assumptions."""
 
     model: ModelShape
     setup: TrainSetup
     hardware: Cluster | Gpu | None = None
     kernels: str = "cuda"
-    """``cuda`` or ``cpu``: whose operators run."""
+    """``cuda`` or ``cpu``: the device whose kernels run."""
     build: Build = Build.META
     expandable_segments: bool = False
     profile: Profile | None = None
-    """A calibration, which predicts time in place of the datasheet."""
+    """A calibration that predicts time instead of the datasheet."""
     headroom_bytes: int | None = None
-    """What is kept free of each GPU for the CUDA context and NCCL; None: what is known of them, and else assumed."""
+    """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
     sliding_window: int | None = None
-    """Of a Hugging Face model: tokens that its attention looks back on. It is not modelled."""
+    """The sliding window of a Hugging Face model, in tokens. Predictions do not model it."""
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU; None where none is named."""
+        """The GPU. None if none is named."""
         return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
 
     @property
     def kernel_set(self) -> Kernels:
-        """The operators with the cuBLAS workspace of the GPU, as ``estimate`` takes it."""
+        """The kernels as ``estimate`` takes them, with the cuBLAS workspace of the GPU."""
         return kernels_on(KERNELS[self.kernels], self.gpu)
 
     @property
     def impossible(self) -> str | None:
-        """Why the setup cannot run, or None."""
+        """Why the setup cannot run; None if it can."""
         return why_impossible(self.model, self.setup, self.kernels)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question that can be answered, with its answer."""
+    """The answer to a question."""
 
     question: Question
     estimate: Estimate
     known_needed_bytes: int | None = None
-    """``needed_bytes`` where it was predicted before."""
+    """``needed_bytes``, if it was predicted before."""
     known_speed: Speed | None = None
-    """``speed`` where it was predicted before."""
+    """``speed``, if it was predicted before."""
 
     @cached_property
     def needed_bytes(self) -> int:
-        """What is reserved without retries: where the GPU is too small for that, on one without limit."""
+        """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
         if self.known_needed_bytes is not None:
             return self.known_needed_bytes
         asked, reading = self.question, self.estimate.allocator
@@ -87,49 +87,49 @@ class Prediction:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Peak reserved; None where the GPU was full before, and for CPU kernels, which have no caching allocator."""
+        """Peak reserved memory. None if memory ran out before, and for CPU kernels, which have no caching allocator."""
         reading = self.estimate.allocator
         return reading.peak_reserved_bytes if self._on_gpu and reading.out_of_memory is None else None
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None when a size is unknown or the kernels are not a GPU's."""
+        """Whether it fits. None if a size is unknown, and for CPU kernels."""
         return self.estimate.fits if self._on_gpu else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Fits, runs with allocation retries, or does not fit; None when a size is unknown."""
+        """Fits, runs with allocation retries, or does not fit. None if a size is unknown."""
         return self.estimate.verdict if self._on_gpu else None
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What a process can use of the GPU beyond what is reserved without retries.
+        """Usable GPU memory minus ``needed_bytes``. None if the GPU's memory is not known.
 
-        It fits where that is no less than the headroom that is required; None where the GPU's memory is not known.
+        A setup fits if this is at least ``required_headroom_bytes``.
         """
         usable = self.estimate.gpu_bytes
         return usable - self.needed_bytes if self._on_gpu and usable is not None else None
 
     @property
     def required_headroom_bytes(self) -> int | None:
-        """What is kept free of the GPU for the CUDA context and NCCL; None where the GPU's memory is not known."""
+        """GPU memory kept free for the CUDA context and NCCL. None if the GPU's memory is not known."""
         known = self._on_gpu and self.estimate.gpu_bytes is not None
         return self.estimate.required_headroom.num_bytes if known else None
 
     @property
     def communicators(self) -> Communicators | None:
-        """What NCCL takes of the GPU; None for the kernels of a CPU."""
+        """NCCL's communicators and their GPU memory. None for CPU kernels."""
         return self.estimate.communicators if self._on_gpu else None
 
     @property
     def largest_category(self) -> str:
-        """The category that holds the most at the peak."""
+        """The category with the most bytes at the peak."""
         breakdown = self.estimate.memory.breakdown_bytes
         return max(breakdown, key=lambda category: breakdown[category])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the answer."""
+        """Warnings about assumptions of this answer."""
         setup, model = self.question.setup, self.question.model
         notes = []
         if self.estimate.for_eager:
@@ -155,21 +155,21 @@ class Prediction:
 
     @property
     def host_bytes(self) -> int | None:
-        """What the ranks of one node hold in its memory; None when how many ranks it has is unknown."""
+        """Host memory of all ranks of one node. None if the number of ranks on a node is unknown."""
         host = self.estimate.host.peak_bytes
         alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
         return host if alone or host == 0 else None
 
     @cached_property
     def traffic(self) -> list[Traffic]:
-        """What rank 0 sends and receives in a step, with its time where the links are documented or measured."""
+        """Bytes that rank 0 sends and receives in a step, with times if the links are documented or measured."""
         asked = self.question
         issued = collectives(steady_step(asked.model, asked.setup, asked.kernel_set))
         return traffic(issued, asked.setup, rates_of(asked.setup, asked.hardware, asked.kernels, asked.profile))
 
     @cached_property
     def speed(self) -> Speed:
-        """How fast it trains, for eager."""
+        """How fast the setup trains in eager mode."""
         return self.known_speed or speed_of(self.question)
 
     @property
@@ -178,12 +178,12 @@ class Prediction:
 
 
 def speed_of(question: Question) -> Speed:
-    """Predict how fast a setup trains, for eager."""
+    """Predict how fast a setup trains in eager mode."""
     return speed(question.model, question.setup, question.hardware, question.kernels, question.profile)
 
 
 def answer(question: Question) -> Prediction:
-    """Predict."""
+    """Predict the memory, fit and time of a question's setup."""
     hardware, kernels = question.hardware, question.kernel_set
     found = estimate(
         question.model,

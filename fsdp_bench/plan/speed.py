@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 @dataclass(frozen=True)
 class Speed:
-    """A step's time and what follows from it; None where something is unknown."""
+    """Step time, throughput, MFU and HFU of one setup. Unknown values are None."""
 
     model: ModelShape
     setup: TrainSetup
@@ -26,23 +26,23 @@ class Speed:
     """The GPU's dense peak for the compute dtype."""
     time: StepTime
     source: str | None
-    """``datasheet``, ``calibrated``, or None where nothing is known of the hardware."""
+    """``datasheet`` or ``calibrated``: where the rates come from. None if no rates are known."""
     is_over_pcie: bool = False
-    """Whether datasheets' collectives go over PCIe, of which there is no measurement to compare them with."""
+    """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Of one rank."""
+        """Tokens per second of one rank."""
         return self._per_second(self._tokens)
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs, without what checkpointing recomputes, over the peak."""
+        """Model FLOP/s, without recomputation, over the GPU's dense peak."""
         return self._fraction_of_peak(self.model.model_flops_per_token(self.setup.sequence_length))
 
     @property
     def hfu(self) -> float | None:
-        """The same with what checkpointing recomputes."""
+        """FLOP/s including recomputation, over the GPU's dense peak."""
         return self._fraction_of_peak(
             self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing)
         )
@@ -75,16 +75,16 @@ def speed(
     """Predict how fast a setup trains.
 
     Args:
-        model: what is trained.
-        setup: how.
-        hardware: a server and how many of them, or a GPU alone, whose links are then unknown.
-        kernels: ``cuda`` or ``cpu``.
+        model: the model.
+        setup: the training setup.
+        hardware: servers, or a GPU alone, whose links are then unknown.
+        kernels: the device whose kernels run: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
-        with_spans: keep when each action ran, for a picture.
-        without_communication: rank 0 is alone, and its collectives end at once.
+        with_spans: keep the time span of each operator, copy and collective, for a chart.
+        without_communication: collectives take no time, as in emulated trials.
 
     Raises:
-        SpecError: when the calibration is of another kind of device, and for models that cannot be predicted.
+        SpecError: if the calibration is of another kind of device, and for models that cannot be predicted.
     """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     rates = rates_of(setup, hardware, kernels, profile, without_communication)

@@ -1,1 +1,10 @@
-"""Reading: tables and charts."""
+"""Text, tables and charts. No other package but cli prints or draws.
+
+Read in this order:
+    text/        predictions, dry runs and max-size as text
+    measured/    measured trials as tables on the terminal
+    validation/  comparisons of two sources of numbers as text
+    charts/      all charts, drawn with matplotlib
+    table.py     tables that fit the width of the terminal
+    terminal.py  prints, with control characters escaped
+"""

@@ -1,1 +1,20 @@
-"""The vocabulary: frozen types, validation, units. No torch, nothing else of the package."""
+"""The vocabulary of all packages: frozen types, validation, units, file formats.
+
+Imports no torch, nothing else of fsdp_bench.
+
+Read in this order:
+    setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; which combinations cannot run
+    model.py        ModelShape: dimensions, number of parameters, FLOPs
+    hardware.py     Gpu, Server, Cluster and their links
+    record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults
+    rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...
+    frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
+    profile.py      Profile: the calibration of a machine
+    dry_run.py      input and output of a dry run
+    units.py        parsing and printing of sizes, counts and times
+    errors.py       the tree of errors
+    exit_codes.py   the exit codes of the command line
+    checked.py      Checked: structs that check their fields by type hints
+    codec.py        JSON and TOML in and out
+    text.py         makes names and messages from outside safe to print
+"""

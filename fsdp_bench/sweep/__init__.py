@@ -1,6 +1,19 @@
-"""Orchestration: trials are subprocesses, results are files. No torch.
+"""Sweeps: trials as subprocesses, results as files. No torch.
 
-The public function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.
+Read in this order:
+    config/          from a sweep file to its trials and their IDs
+    start.py         sweep(), and open_session(): reads a sweep file
+    session.py       runs the trials or searches of one sweep file
+    run/             starts a trial's ranks, applies the time limit, decides the outcome
+    results/         records on disk, and the tables made of them
+    frontier/        searches the largest model with real trials
+    machine.py       CPU, GPUs, memory and versions of this machine
+    calibration.py   fsdp-bench calibrate: measures this machine
+    diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
+    dry_run.py       starts dry runs in subprocesses
+    module_names.py  finds a user's function and class by name, without importing them
+
+The function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.
 """
 
 from __future__ import annotations
@@ -11,10 +24,10 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """A package that is called as its function of the same name; Python knows only one name for both."""
+    """A package that can be called: the public function and the package have the same name."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Run a sweep file: see ``fsdp_bench.sweep.session.sweep``."""
+        """Run a sweep file: see ``fsdp_bench.sweep.start.sweep``."""
         from fsdp_bench.sweep.start import sweep
 
         return sweep(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Measures this machine: starts ranks that time operators and collectives, and makes a profile of what they found."""
+"""Measures this machine: starts ranks that time operators and collectives, and makes a Profile of their times."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from fsdp_bench.sweep.run.logs import last_lines
 
 TIMEOUT_SECONDS = 600.0
 PARTS = 7
-"""Of one number of ranks: those of train/calibrating/calibrator.py, and its hooks."""
+"""Parts of the measurement with one number of ranks, for a progress bar: those of train/calibrating/calibrator.py."""
 HALVINGS = 50
-"""Until the host's times are known to a part in 10^15 of a step."""
+"""Bisection steps that find the host's times, to 10^-15 of a step."""
 Progress = Callable[[int, str], None]
-"""Called with the number of ranks and the part that they begin to measure."""
+"""Called when a part of the measurement begins, with the number of ranks and the part."""
 
 
 def rank_counts(machine: Machine) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     """Measure with each number of ranks.
 
     Raises:
-        SpecError: when a rank fails; the last line of its log is in the message.
+        SpecError: if a rank fails, with the last line of its log.
     """
     device: Hardware = "cuda" if machine.gpus else "cpu"
     found: list[RankMeasurements] = []
@@ -108,7 +108,7 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
 
 
 def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) -> None:
-    """Pass on what rank 0 says, until all have ended or one has failed."""
+    """Pass on the progress messages of rank 0 until all ranks have ended or one has failed."""
     first, deadline = ranks[0], time.monotonic() + TIMEOUT_SECONDS
     assert first.stdout is not None
     for line in first.stdout:
@@ -122,10 +122,10 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
 
 
 def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
-    """Return a profile of what was measured, with the host's time for an operator and for a hook.
+    """Return the measurements as a profile, with the host's time for an operator and for a hook.
 
-    With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured one. So they contain all
-    that the host does for each operator and hook that the prediction counts: views, Python, the dispatcher, autograd.
+    With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured step. So they contain all
+    work of the host: views, Python, the dispatcher, autograd.
     """
     times = {
         name: getattr(measured, name)
@@ -143,7 +143,7 @@ def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
 
 
 def _solve(takes: Callable[[float], float], seconds: float) -> float:
-    """Return the time of one operator or hook with which a step takes ``seconds``; none where it takes them anyway."""
+    """Return the time of one operator or hook with which a step takes ``seconds``; 0 if it takes longer anyway."""
     low, high = 0.0, seconds  # a step with one such operator already takes as much
     if takes(low) >= seconds:
         return low
@@ -154,12 +154,12 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
 
 
 def _is_bucket_copy(event: Event) -> bool:
-    """Whether it copies into or out of DistributedDataParallel's buckets, which the unwrapped model does not have."""
+    """Return whether an event copies into or out of DDP's buckets, which the unwrapped model does not have."""
     return event.work is not None and event.work.name in ("aten::mul_out", "aten::copy_")
 
 
 class _PredictedStep:
-    """The predicted step of CALIBRATION_MODEL, where collectives end at once."""
+    """The predicted step of CALIBRATION_MODEL, with collectives that take no time."""
 
     def __init__(self, measured: RankProfile, device: Hardware, api: Api, strategy: ShardingStrategy) -> None:
         self._setup = TrainSetup(
@@ -176,14 +176,14 @@ class _PredictedStep:
         self._rates = Calibrated(profile, self._setup, measured.num_ranks)
 
     def seconds(self, launch_seconds: float, hook_seconds: float) -> float:
-        """Return the step's time with these times of the host."""
+        """Return the step time for these times of the host."""
         found = run(self._events, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
         assert found is not None
         return found
 
 
 class _Host(RatesWithoutCommunication):
-    """A calibration's rates with given times of the host; what the calibration did not time takes no time."""
+    """A calibration's rates with given times of the host. Work that the calibration did not time takes no time."""
 
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
         super().__init__(rates, setup)

@@ -1,4 +1,4 @@
-"""What a sweep would do on this machine, and what prevents it: the facts behind ``fsdp-bench doctor``."""
+"""The facts that ``fsdp-bench doctor`` prints: what a sweep would use on this machine, and what prevents it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fsdp_bench.sweep.run.launchers import worker_environment
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine, torch's own view, what a sweep will use, and warnings; each a line to read."""
+    """The machine, the GPUs that torch sees, what a sweep will use, and warnings."""
 
     machine: Machine
     torch: dict[str, Any] | None
-    """None when torch is not installed or does not start."""
+    """What torch reports. None if torch is not installed or cannot be imported."""
     will: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def diagnose(machine: Machine) -> Diagnosis:
-    """Ask torch in a process of its own, and put the two views together."""
+    """Collect the facts about this machine. A subprocess asks torch."""
     torch_facts, problem = _ask_torch()
     warnings = [problem] if problem else []
     warnings += _gpu_warnings(machine, torch_facts)

@@ -1,4 +1,4 @@
-"""Starts dry runs: processes that import torch once and answer spec after spec."""
+"""Starts dry runs in subprocesses. Each imports torch once and runs one spec after another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fsdp_bench.sweep.run.outcome import signal_name
 
 
 class DryRunError(FsdpBenchError):
-    """A dry run failed in PyTorch or in this tool, not by its input; the message is one line."""
+    """A dry run failed in PyTorch or in fsdp-bench, not because of its input. The message is one line."""
 
     exit_code = ExitCode.CRASHED
 
@@ -46,14 +46,14 @@ def dry_run(
 
     Args:
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
-        setup: how it is trained; by default bf16-mixed, and 4096 tokens or all positions of a model that has fewer.
-        kernels: whose operators run, ``cpu`` or ``cuda``.
-        setup_fields: fields of TrainSetup by name, enums also as text in any case; they replace those of ``setup``.
+        setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
+        kernels: the device whose kernels are assumed: ``cpu`` or ``cuda``.
+        setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
 
     Raises:
-        SpecError: for what is not allowed, naming field, value and what is.
-        MachineError: for what cannot be run dry, or not with this torch, in one line.
-        DryRunError: when PyTorch's code fails.
+        SpecError: for values that are not allowed, naming the field, the value and the allowed values.
+        MachineError: for setups that a dry run does not support, or not with this version of torch.
+        DryRunError: if PyTorch's code fails.
     """
     found = read_setup(setup, setup_fields, find_model(model))
     shape = find_model(model, found.sequence_length)
@@ -61,16 +61,16 @@ def dry_run(
 
 
 def run_one(spec: DryRunSpec) -> DryRunAnswer:
-    """Answer one spec."""
+    """Run one spec dry."""
     ((_index, answer),) = dry_runs([spec])
     return answer
 
 
 def result_of(answer: DryRunAnswer) -> DryRunResult:
-    """Return an answer's result, or raise its error.
+    """Return the result of an answer, or raise its error.
 
     Raises:
-        MachineError: for the user's mistake.
+        MachineError: if the user can correct the error.
         DryRunError: for any other failure.
     """
     if answer.result is None:
@@ -79,13 +79,13 @@ def result_of(answer: DryRunAnswer) -> DryRunResult:
 
 
 def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tuple[int, DryRunAnswer]]:
-    """Answer specs, each as soon as it is done, with its place among them.
+    """Run specs dry. Yield each answer as soon as it is done, with the index of its spec.
 
-    Every process imports torch once and takes one spec after another. A spec that ends its process is an error of
-    its own; the others go on in a new process.
+    Every process imports torch once and runs one spec after another. If a spec ends its process, its answer is an
+    error, and the other specs run in a new process.
 
     Raises:
-        MachineError: when torch is not installed.
+        MachineError: if torch is not installed.
     """
     if torch_version() is None:
         raise MachineError("a dry run needs torch: pip install 'fsdp-bench[train]'")
@@ -104,7 +104,7 @@ def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tu
 
 
 class _Worker(threading.Thread):
-    """Asks one process at a time."""
+    """A thread that sends specs to one subprocess and waits for its answers."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Worker(threading.Thread):
         self._closed = False
 
     def run(self) -> None:
-        """Answer specs while there are any."""
+        """Run specs until none is left."""
         while not self._closed:
             try:
                 index = self._waiting.get_nowait()
@@ -136,7 +136,7 @@ class _Worker(threading.Thread):
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even during a dry run."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -159,7 +159,7 @@ class _Process:
         )
 
     def ask(self, spec: DryRunSpec) -> DryRunAnswer | None:
-        """Return the answer; None when the process has ended."""
+        """Run one spec; return its answer. None if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -1,4 +1,4 @@
-"""What this machine has, without torch: processors, memory, GPUs, versions. Goes into machine.json."""
+"""This machine: processors, memory, GPUs, versions, read without torch. Written to machine.json."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 
 
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of this machine, as NVML sees it."""
+    """One GPU of this machine, as NVML reports it."""
 
     index: int
     name: str
     memory_bytes: int
     processes: tuple[int, ...] = ()
-    """Process numbers that compute on it now."""
+    """IDs of the processes that compute on it."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine. A fact that cannot be read is None, and prints as ``unknown``."""
+    """The facts about this machine. A fact that cannot be read is None, and prints as ``unknown``."""
 
     cpu_name: str
     num_cores: int
@@ -43,7 +43,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The folder under results/: ``8xH100-80GB-HBM3``, or ``cpu-2-cores``."""
+        """The name of its folder in results/: ``8xH100-80GB-HBM3`` or ``cpu-2-cores``."""
         if not self.gpus:
             return f"cpu-{self.num_cores}-cores"
         product = re.sub(r"[^A-Za-z0-9]+", "-", self.gpus[0].name.removeprefix("NVIDIA ")).strip("-")
@@ -57,12 +57,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def available_memory_bytes(self) -> int:
-        """Host memory that may be used: the machine's, or the cgroup's limit where that is lower."""
+        """Host memory that may be used: the machine's memory, or the cgroup's limit if that is lower."""
         return min(self.memory_bytes, self.cgroup_limit_bytes or self.memory_bytes)
 
 
 def probe_machine() -> Machine:
-    """Look at this machine. Loads no torch, starts no CUDA."""
+    """Read the facts about this machine. Imports no torch, starts no CUDA."""
     gpus, driver, links = _probe_gpus()
     return Machine(
         cpu_name=_cpu_name(),
@@ -79,7 +79,7 @@ def probe_machine() -> Machine:
 
 
 def torch_version() -> str | None:
-    """Return the installed torch's version without importing it; None where there is none."""
+    """Return the version of the installed torch without importing it. None if torch is not installed."""
     return _versions("torch").get("torch")
 
 
@@ -100,7 +100,7 @@ def _cpu_name() -> str:
 
 
 def _cgroup_limit() -> int | None:
-    """Return the memory limit of this process's cgroup, version 2 or 1; None when there is none."""
+    """Return the memory limit of this process's cgroup, version 2 or 1. None if there is no limit."""
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -125,22 +125,22 @@ def _lines(path: str) -> list[str]:
 
 
 class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
-    """How many processes the kernel has killed for memory so far."""
+    """The number of processes that the kernel has killed so far because memory ran out."""
 
     own: int | None
-    """In this process's cgroup, which its ranks share; None where the kernel does not count them."""
+    """In this process's cgroup, which includes its ranks. None if the kernel does not count them."""
     machine: int
-    """On the whole machine, anybody's."""
+    """On the whole machine, any user's."""
 
     def since(self, before: OutOfMemoryKills) -> OutOfMemoryKill:
-        """Return whether one of this cgroup was killed since, as far as can be known."""
+        """Return whether a process of this cgroup was killed since ``before``, as far as the kernel shows it."""
         if self.own is not None and before.own is not None:
             return "yes" if self.own > before.own else "no"
         return "possibly" if self.machine > before.machine else "no"
 
 
 def oom_kills() -> OutOfMemoryKills:
-    """Return how many processes the kernel has killed for memory so far."""
+    """Read how many processes the kernel has killed so far because memory ran out."""
     machine = _count("oom_kill", Path("/proc/vmstat")) or 0
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -193,7 +193,7 @@ def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
 
 
 def _visible(count: int) -> list[int]:
-    """Return the indices that CUDA_VISIBLE_DEVICES leaves; names other than numbers leave all."""
+    """Return the indices of GPUs that CUDA_VISIBLE_DEVICES allows. Names other than numbers allow all GPUs."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return list(range(count))
@@ -208,7 +208,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _links(handles: list[object]) -> tuple[str, ...]:
-    """Describe the connection of each pair: the number of NVLinks to the same place, or the common ancestor."""
+    """Describe the connection of each pair of GPUs: the number of NVLinks, or the nearest common PCIe switch."""
     import pynvml
 
     ancestors = {

@@ -1,4 +1,4 @@
-"""Finds a user's function and class by name without running their code, so that a misspelt name is refused at once."""
+"""Looks up a user's function and class without running their code, to refuse a misspelt name at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fsdp_bench.spec.errors import SpecError, nearest
 
 
 def check_names(module: UserModule) -> None:
-    """Refuse names that are certainly not there; what the source alone does not show is left to the import.
+    """Refuse names that certainly do not exist. Names that the source alone does not show are found on import.
 
     Raises:
-        SpecError: when a module or a name in it does not exist, with the nearest one.
+        SpecError: if a module or a name in it does not exist, with the nearest name.
     """
     _check(module.function, "module", module.folder)
     if module.block is not None:
@@ -37,7 +37,7 @@ def _check(path: str, option: str, folder: str) -> None:
 
 
 def _find(module: str, folders: list[str]) -> ModuleSpec | None:
-    """Return where a module is; its packages are not imported."""
+    """Return the spec of a module without importing its packages."""
     found, where = None, list(folders)
     parts = module.split(".")
     for index in range(len(parts)):
@@ -49,7 +49,7 @@ def _find(module: str, folders: list[str]) -> ModuleSpec | None:
 
 
 def _names(found: ModuleSpec) -> set[str] | None:
-    """Return every name that a module's source binds anywhere; None where it may have others."""
+    """Return every name that a module's source binds anywhere. None if the module may have others."""
     if found.origin is None or not found.origin.endswith(".py"):
         return None
     try:
@@ -61,7 +61,7 @@ def _names(found: ModuleSpec) -> set[str] | None:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yield names that are bound, and all that are used: those may make others."""
+    """Yield the names that are bound, and the names that are used, because calls of these may bind others."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

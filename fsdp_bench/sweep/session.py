@@ -1,4 +1,4 @@
-"""A sweep file on this machine: a session runs its trials or searches, a watcher follows them.
+"""Session: runs the trials or searches of one sweep file. Watcher: is told of each trial.
 
 open_session() (start.py) makes a session. Nothing is written or run before Session.run().
 """
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SweepResults:
-    """What a sweep measured: now, and in earlier runs of the same file."""
+    """The results of a sweep, of this run and of earlier runs of the same file."""
 
     name: str
     folder: Path
-    """Where records, tables and charts are."""
+    """The folder of records, tables and charts."""
     machine: str
-    """One line that describes it."""
+    """One line that describes the machine."""
     records: tuple[TrialRecord, ...]
-    """Of the trials that were asked for, in their order."""
+    """Records of the trials that were asked for, in their order."""
     all_records: tuple[TrialRecord, ...]
-    """Of all trials of the file that are recorded."""
+    """Records of all trials of the file."""
     frontier: FrontierRecord | None = None
-    """The cells that were asked for, where the file has [frontier]."""
+    """The cells that were asked for, if the file has [frontier]."""
     whole_frontier: FrontierRecord | None = None
-    """All cells of the file."""
+    """All cells of the file, if it has [frontier]."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a trial, the columns of trials.csv: bytes and seconds, units in the names."""
+        """One row for each trial, the columns of trials.csv. Column names contain the unit."""
         import pandas as pd
 
         return pd.DataFrame([flat_row(record) for record in self.records])
@@ -69,23 +69,27 @@ class SweepResults:
 
 
 class Watcher:
-    """Is called as a sweep goes on; a subclass overrides the calls that it needs."""
+    """Callbacks of a running sweep. A subclass overrides the methods that it needs."""
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
-        """So many trials are recorded already; ``notes`` has a line for each record that was set aside, and the like.
+        """Called before the first trial.
 
-        From here on the session's folder exists, and ``Session.num_done`` counts.
+        From here on the session's folder exists, and ``Session.num_done`` is valid.
+
+        Args:
+            num_recorded: the number of trials that are recorded already.
+            notes: messages for the user, such as one for each record that was moved to set-aside/.
         """
 
     def trial(self, trial: Trial, record: TrialRecord | None) -> None:
-        """Begin a trial (None), or end it with its record; of a sweep without [frontier]."""
+        """Called when a trial begins (with None) and ends (with its record), in a sweep without [frontier]."""
 
     def search_trial(self, cell: SearchedCell, trial: Trial, record: TrialRecord | None) -> None:
-        """Begin a trial of a cell's search (None), or end it with its record."""
+        """Called when a trial of a cell's search begins (with None) and ends (with its record)."""
 
 
 class Session:
-    """One sweep file on this machine."""
+    """The run of one sweep file on this machine."""
 
     def __init__(self, file: SweepFile, store: Store, machine: Machine) -> None:
         self.file = file
@@ -94,16 +98,16 @@ class Session:
 
     @property
     def num_done(self) -> int:
-        """Trials that are recorded, or cells whose search has ended."""
+        """The number of recorded trials, or of cells whose search has ended."""
         raise NotImplementedError
 
     def run(self, retry: frozenset[Outcome] = frozenset(), watcher: Watcher | None = None) -> SweepResults:
-        """Run what is not recorded yet; write every record as soon as it is known, and the tables at the end.
+        """Run the trials that are not recorded yet. Write each record when its trial ends, and the tables at the end.
 
         Raises:
-            MachineError: when torch or the GPU is not here.
-            ResultsError: when results cannot be written, or another process writes there; what is stored stays.
-            KeyboardInterrupt: passed on after the running trial's processes have ended and the tables are written.
+            MachineError: if torch is not installed, or this machine lacks the GPU.
+            ResultsError: if results cannot be written, or another process writes there. Stored records stay.
+            KeyboardInterrupt: raised again after the running trial's processes have ended and the tables are written.
         """
         require_torch()
         require_gpu(self.file)
@@ -118,7 +122,7 @@ class Session:
 
 
 class TrialSession(Session):
-    """A file without [frontier]: its trials are run one after another."""
+    """The run of a file without [frontier]: its trials, one after another."""
 
     def __init__(self, file: SweepFile, store: Store, machine: Machine, whole: SweepPlan, plan: SweepPlan) -> None:
         super().__init__(file, store, machine)
@@ -129,17 +133,17 @@ class TrialSession(Session):
 
     @property
     def num_done(self) -> int:
-        """Trials that are recorded."""
+        """The number of recorded trials."""
         return len(self._state.records)
 
     @property
     def records(self) -> list[TrialRecord]:
-        """What is recorded so far, in the order of the trials."""
+        """The records so far, in the order of the trials."""
         return _recorded(self.plan, self._state)
 
     @property
     def kept(self) -> dict[str, str]:
-        """What trials keep in files, and where to look at it."""
+        """The kinds of files that trials keep (trace, snapshot), each with its folder and viewer as text."""
         kept = {}
         if any(trial.spec.keep_trace for trial in self.plan.trials):
             kept["trace"] = f"{self.store.traces}, one a rank; open them in ui.perfetto.dev"
@@ -169,7 +173,7 @@ class TrialSession(Session):
 
 
 class SearchSession(Session):
-    """A file with [frontier]: the largest that fits is searched in every cell."""
+    """The run of a file with [frontier]: a search in every cell."""
 
     def __init__(
         self, file: SweepFile, store: Store, machine: Machine, whole: FrontierPlan, plan: FrontierPlan
@@ -182,7 +186,7 @@ class SearchSession(Session):
 
     @property
     def num_done(self) -> int:
-        """Cells whose search has ended."""
+        """The number of cells whose search has ended."""
         return sum(cell.status in ("found", "skipped") for cell in self.cells)
 
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
@@ -212,20 +216,20 @@ class SearchSession(Session):
 
 
 def require_torch() -> None:
-    """Refuse to begin what cannot run.
+    """Check that torch is installed.
 
     Raises:
-        MachineError: when torch is not installed.
+        MachineError: if it is not.
     """
     if torch_version() is None:
         raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
 
 
 def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
-    """Return what is recorded, in the order of the trials."""
+    """Return the records of a plan in the order of its trials."""
     return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
 
 
 def _tried(cells: Sequence[SearchedCell]) -> list[TrialRecord]:
-    """Return what is recorded of cells, each in the order of its candidates."""
+    """Return the records of cells, cell by cell in the order of the candidates."""
     return [cell.records[index] for cell in cells for index in sorted(cell.records)]

@@ -1,4 +1,4 @@
-"""sweep() in one call, and open_session(), which reads a sweep file and refuses what cannot be run."""
+"""sweep(), the function for Python users, and open_session(), which reads a sweep file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
-"""Outcomes whose trials can be run again."""
+"""Outcomes that --retry may name."""
 
 
 MOST_EMULATED_RANKS = 4096
@@ -47,29 +47,29 @@ def sweep(
     memory_snapshot: bool = False,
     watcher: Watcher | None = None,
 ) -> SweepResults:
-    """Train every trial of a sweep file on this machine and record what it took; resume what was interrupted.
+    """Run every trial of a sweep file on this machine, and record memory and time. Resumes an interrupted sweep.
 
     Needs torch. Trials run in processes of their own: running out of memory, a crash or a hang is that trial's outcome.
-    What is recorded is not repeated. Charts are not drawn; ``fsdp-bench chart`` does.
+    Recorded trials are not repeated. ``fsdp-bench chart`` draws charts.
 
     Args:
         file: a sweep file, ``sweeps/quick.toml`` for example.
         results: the results folder; records go to RESULTS/MACHINE/SWEEP.
-        machine: the name of this machine's folder there.
+        machine: the name of this machine's folder in ``results``.
         only: run only trials that match: the beginning of an ID, or ``"FIELD=VALUE"``; several must all match.
-        part: run only a piece of the trials, in their order: ``"2/4"`` is the second quarter.
+        part: run only a part of the trials: ``"2/4"`` is the second quarter in their order.
         retry: outcomes whose trials run again: ``crashed``, ``timeout``, ``oom_gpu`` or ``oom_host``.
-        gpu_memory: leave torch this much of each GPU, ``"22GiB"`` or bytes.
-        emulate_world: run every trial as rank 0 of so many ranks, alone on one device.
-        trace: keep a profiled step of every rank, for Perfetto.
-        memory_snapshot: record every allocation on the GPU, and keep it.
-        watcher: is called as the sweep goes on.
+        gpu_memory: limit torch to this much memory of each GPU, ``"22GiB"`` or bytes.
+        emulate_world: run every trial as rank 0 of this many ranks, alone on one device.
+        trace: keep the trace of a profiled step of every rank, for Perfetto.
+        memory_snapshot: record every allocation on the GPU, and keep the snapshot.
+        watcher: callbacks, called as trials begin and end.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
         SpecError: for other arguments that are not allowed.
-        MachineError: when torch, or the GPU that the file asks for, is not here.
-        ResultsError: when results cannot be read or written; what is stored stays.
+        MachineError: if torch is not installed, or this machine lacks the GPU that the file asks for.
+        ResultsError: if results cannot be read or written. Stored records stay.
     """
     again = outcomes(retry)
     session = open_session(file, results, machine, only, part, gpu_memory, emulate_world, trace, memory_snapshot)
@@ -77,10 +77,10 @@ def sweep(
 
 
 def outcomes(retry: str | Sequence[str]) -> frozenset[Outcome]:
-    """Read the outcomes whose trials run again.
+    """Return the outcomes whose trials run again.
 
     Raises:
-        SpecError: for one that has no trial to repeat.
+        SpecError: for an outcome that is not in RETRYABLE.
     """
     names = _texts("retry", retry)
     for name in names:
@@ -100,11 +100,11 @@ def open_session(
     trace: bool = False,
     snapshot: bool = False,
 ) -> TrialSession | SearchSession:
-    """Read a sweep file and what of it to run; the arguments are those of ``sweep``. Writes and runs nothing.
+    """Read a sweep file; return the session that runs it. Arguments are those of ``sweep``. Writes and runs nothing.
 
     Raises:
         SweepFileError, SpecError: as ``sweep``.
-        MachineError: when all sizes of the file depend on a GPU that is not here.
+        MachineError: if all sizes of the file depend on a GPU that this machine lacks.
     """
     if not isinstance(file, str | Path) or not isinstance(results, str | Path):
         wrong = results if isinstance(file, str | Path) else file
@@ -137,7 +137,7 @@ def _texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_kept(file: SweepFile, trace: bool, snapshot: bool) -> None:
-    """Refuse to keep what there will not be."""
+    """Refuse to keep traces or snapshots that this sweep will not have."""
     if trace and (file.has_frontier or not file.run.communication_steps):
         what = "a file with [frontier]" if file.has_frontier else "communication_steps = 0"
         raise SpecError(f"--trace keeps profiled steps, and {what} has none")

@@ -1,5 +1,13 @@
 """One source of numbers against another: predicted, dry run, measured and published.
 
-``memory.py`` and ``step_time.py`` compare predictions with dry runs and measured trials, ``emulation.py`` emulated
-trials with real ones, ``published/`` predictions with other people's measurements. ``random_setups.py`` draws setups.
+Read in this order:
+    memory.py             predicted memory against dry runs and measured trials
+    step_time.py          predicted against measured step time
+    published/            predictions against other people's measurements
+    dry_run.py            predictions against dry runs of random setups
+    random_setups.py      draws the random setups
+    emulation.py          emulated trials against trials with all ranks
+    results.py            all comparisons with one results folder
+    calibration_match.py  whether a calibration applies to a trial
+    matrix_rate.py        model FLOP/s of a trial against the machine's fastest matrix product
 """

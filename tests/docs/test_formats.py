@@ -26,7 +26,7 @@ from fsdp_bench.spec.rank_report import (
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
-from fsdp_bench.sweep.config import sweep_file
+from fsdp_bench.sweep.config import run_table, sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.shapes import MODEL_KEYS
@@ -102,7 +102,7 @@ def test_the_versions_are_those_that_are_written() -> None:
 
 def test_every_key_of_a_sweep_file_is_described() -> None:
     run = {row[0].strip("`") for row in rows(section("sweeps.md", "[run]: how each trial is run"))}
-    assert run == set(sweep_file._RUN_KEYS)
+    assert run == set(run_table.RUN_KEYS)
     found = [row[0] for row in rows(section("sweeps.md", "[grid]: what is trained"))]
     grid = {key for cell in found for key in re.findall(r"`(\w+)`", cell)}
     assert grid == {*MODEL_KEYS, *TrainSetup.__struct_fields__, *FIELD_ALIASES}

@@ -1,4 +1,4 @@
-"""The same question on more GPUs: which numbers of GPUs there are, and the fewest on which it fits."""
+"""The same question on more GPUs: which world sizes are possible, and the smallest on which the setup fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 
 
 def larger_worlds(question: Question) -> list[int]:
-    """Return the numbers of GPUs beyond a question's: up to a full node, then whole nodes."""
+    """Return the larger world sizes to try: up to a full node, then whole nodes."""
     hardware, now = question.hardware, question.setup.world_size
     if isinstance(hardware, Cluster):
         node = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
@@ -26,7 +26,7 @@ def larger_worlds(question: Question) -> list[int]:
 
 
 def on_world(question: Question, world: int) -> tuple[str, str, Question] | None:
-    """Return the option, its value and the question on ``world`` GPUs; None where the setup cannot run on them."""
+    """Return the CLI option to change, its value, and the question on ``world`` GPUs; None if it cannot run there."""
     option, count, hardware = _hardware(question.hardware, world)
     try:
         setup = msgspec.structs.replace(question.setup, world_size=world)
@@ -48,16 +48,17 @@ def _hardware(hardware: Cluster | Gpu | None, world: int) -> tuple[str, int, Clu
 def fewest(
     worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool], below: int = 2
 ) -> int | None:
-    """Return the smallest number of GPUs on which something fits; None where it does not fit on the largest.
+    """Return the smallest world size on which a setup fits. None if it does not fit on the largest.
 
-    More GPUs need less memory of each almost everywhere, so the search bisects; after that it tries as many smaller
-    numbers as ``below`` says.
+    A larger world size nearly always needs less memory on each GPU, so the search bisects. Then it tries the next
+    ``below`` smaller world sizes, in case one of them fits too.
 
     Args:
-        worlds: the numbers of GPUs, from few to many.
-        may_fit: a condition that is necessary and quickly known.
-        fits: whether it does.
-        below: how many smaller numbers are tried last.
+        worlds: the world sizes to try, in increasing order.
+        may_fit: takes an index into ``worlds``; returns whether the setup may fit there. It is a necessary condition
+            that takes little time.
+        fits: takes an index into ``worlds``; returns whether the setup fits there.
+        below: how many smaller world sizes are tried after the bisection.
     """
     if not worlds or not may_fit(len(worlds) - 1):
         return None

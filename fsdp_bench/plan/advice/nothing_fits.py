@@ -1,4 +1,4 @@
-"""Where nothing fits: by how much the nearest setting exceeds its memory, and predictions of what would help."""
+"""If no setting fits: how much memory the nearest setting lacks, and what would help."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fsdp_bench.plan.question import Prediction
 
 @dataclass(frozen=True)
 class NothingFits:
-    """The setting that is nearest to fitting, and what was tried."""
+    """The setting that exceeds its memory by the least, and predictions of changes that may help."""
 
     cell: SettingResult
     prediction: Prediction
-    """Of the smallest size."""
+    """The prediction of the smallest candidate."""
     remedies: tuple[Remedy, ...]
     twice_the_gpus: Remedy | None
 
     @property
     def gpus_help(self) -> bool:
-        """Whether twice the GPUs need noticeably less of each."""
+        """Whether each GPU needs noticeably less memory on twice the GPUs."""
         if self.twice_the_gpus is None:
             return False
         now, then = self.prediction.needed_bytes, self.twice_the_gpus.prediction.needed_bytes
@@ -31,7 +31,7 @@ class NothingFits:
 
 
 def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
-    """Return the setting that exceeds its memory by the least; None where a setting fits or an answer is unknown."""
+    """Return the setting that exceeds its memory by the least. None if a setting fits or an answer is unknown."""
     if not sizes or not all(one.nothing_fits for one in sizes):
         return None
     cells = [cell for one in sizes for cell in one.answered if cell.beyond is not None]
@@ -44,7 +44,7 @@ def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
 
 
 def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
-    """Return the JSON form; the message is the same sentence that is printed."""
+    """Return the JSON form. ``message`` is the sentence that is printed."""
     estimate, setup = found.prediction.estimate, found.prediction.question.setup
     tried = [*found.remedies, *([found.twice_the_gpus] if found.twice_the_gpus else [])]
     return {
@@ -62,7 +62,7 @@ def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
 
 
 def lacks_host_memory(cell: SettingResult) -> bool:
-    """Whether host memory is what the next size is short of."""
+    """Return whether the next size does not fit into host memory."""
     return cell.limit is not None and cell.limit.place == "host"
 
 

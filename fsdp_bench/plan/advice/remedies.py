@@ -1,4 +1,4 @@
-"""What would make a setup fit: settings that need less memory, or more GPUs; each is predicted before it is named."""
+"""Changes that make a setup fit: other settings or more GPUs. Each change is predicted before it is proposed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
 
 MOST = 4
-"""Remedies that are proposed."""
+"""The most remedies that are proposed."""
 GAIN = 0.03
-"""Where nothing fits, a setting is named if it saves this part of the peak."""
+"""If nothing fits, a setting is proposed if it saves at least this fraction of the peak."""
 
 Switch = Callable[[Question], tuple[str, Question] | None]
-"""Changes one setting. Returns the option, ``--api fsdp2``, with the changed question; None if it cannot be changed."""
+"""Changes one setting. Returns the CLI option (``--api fsdp2``) and the changed question, or None."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A question with changed settings: each by name, and as an option of the command line."""
+    """A question with changed settings: the name of each setting, and its CLI option."""
 
     question: Question
     switches: dict[str, str] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Alternative:
         return None if found is None else Alternative(found[1], {**self.switches, name: found[0]})
 
     def on_world(self, world: int) -> Alternative | None:
-        """Return the alternative on a number of GPUs."""
+        """Return the alternative on ``world`` GPUs."""
         found = on_world(self.question, world)
         return None if found is None else Alternative(found[2], {**self.switches, GPUS: f"{found[0]} {found[1]}"})
 
 
 GPUS = "gpus"
-"""The name of the number of GPUs among the settings."""
+"""The name of the setting that is the number of GPUs."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Remedy:
     """An alternative with its prediction."""
 
     switch: str
-    """As on the command line."""
+    """The CLI options to change."""
     prediction: Prediction
 
     @property
     def cost(self) -> tuple[int, float]:
-        """What remedies are sorted by: the GPUs that it takes, then the time of a step on them."""
+        """The sort key of remedies: number of GPUs, then step time."""
         seconds = self.prediction.speed.time.step_seconds if self.prediction.fits else None
         return self.prediction.question.setup.world_size, inf if seconds is None else seconds
 
@@ -121,15 +121,16 @@ _SWITCHES: dict[str, Switch] = {
     "batch": _half,
     "offload": _setting("--offload", "params", offload=Offload.PARAMS),
 }
-"""By name; first those that cost the least speed. An optimizer on the CPU costs the most."""
+"""Changes by the name of their setting, ordered by lost speed. An optimizer on the CPU loses the most."""
 ON_MORE_GPUS = ("load", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
-"""Those that are tried together with more GPUs."""
+"""Settings that are changed together with the number of GPUs."""
 
 
 def remedies(prediction: Prediction) -> list[Remedy]:
-    """Return at most MOST changes that fit, those first that cost least; where none is found, what helps the most.
+    """Return up to MOST changes with which the setup fits, the cheapest first.
 
-    Empty for what fits, and where nothing helps. Takes a second or two.
+    If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change.
+    Takes a second or two.
     """
     if prediction.fits is not False:
         return []
@@ -145,7 +146,7 @@ def remedies(prediction: Prediction) -> list[Remedy]:
 
 
 class _Advice:
-    """Changes of one question that was predicted not to fit; each is predicted once."""
+    """Changes of one question that was predicted not to fit. Each change is predicted once."""
 
     def __init__(self, question: Question) -> None:
         self.asked = Alternative(question)
@@ -154,18 +155,18 @@ class _Advice:
         self._known: dict[str, Prediction] = {}
 
     def predicted(self, change: Alternative) -> Prediction:
-        """Return a change's prediction."""
+        """Return the prediction of a change."""
         text = _switches_text(change)
         if text not in self._known:
             self._known[text] = answer(change.question)
         return self._known[text]
 
     def fits(self, change: Alternative) -> bool:
-        """Whether a change fits, for certain."""
+        """Return whether a change is predicted to fit; False if that is unknown."""
         return _may_fit(change.question) and self.predicted(change).fits is True
 
     def on_the_same_gpus(self) -> list[Alternative]:
-        """Return single changes that fit; where none does, the fewest changes that fit together."""
+        """Return single changes with which the setup fits; if there are none, the fewest changes that suffice."""
         single = (change for name in self.names if (change := self.asked.with_switch(name)) and self.fits(change))
         found = list(islice(single, MOST - 1))
         change = self.asked
@@ -176,7 +177,7 @@ class _Advice:
         return found
 
     def on_more_gpus(self) -> list[Alternative]:
-        """Return the fewest GPUs: with every change that saves memory, with all but the api, and with none."""
+        """Return the fewest GPUs that suffice: with all changes that save memory, with all but the api, with none."""
         kinds = (ON_MORE_GPUS, tuple(name for name in ON_MORE_GPUS if name != "api"), ())
         found = [change for names in kinds if (change := self._with_more_gpus(names))]
         if not found and (last := self._with_more_gpus((*ON_MORE_GPUS, "batch", "offload"))):
@@ -184,7 +185,7 @@ class _Advice:
         return found
 
     def _with_more_gpus(self, names: Sequence[str]) -> Alternative | None:
-        """Return the fewest GPUs on which it fits with some settings, as far as these are needed there."""
+        """Return the fewest GPUs that suffice with some changed settings, and only the settings needed there."""
         base = self.asked
         for name in names:
             base = (base.with_switch(name) if name in self.names else None) or base
@@ -193,7 +194,7 @@ class _Advice:
         return self._with_what_is_needed(larger, world) if larger else None
 
     def _with_what_is_needed(self, change: Alternative, world: int | None) -> Alternative:
-        """Take back the settings without which it fits as well, those that cost the training most first."""
+        """Undo changes that are not needed to fit, the slowest first."""
         for name in [name for name in reversed(change.switches) if name not in (GPUS, "no offload")]:
             less: Alternative | None = self.asked
             for kept in change.switches:
@@ -205,7 +206,7 @@ class _Advice:
         return change
 
     def _fewest(self, change: Alternative) -> int | None:
-        """Return the fewest GPUs, more than now, on which a change fits."""
+        """Return the fewest GPUs, more than now, that suffice for a change."""
         worlds = larger_worlds(change.question)
 
         def holds(index: int, condition: Callable[[Alternative], bool]) -> bool:
@@ -219,7 +220,7 @@ class _Advice:
         )
 
     def helpful(self, prediction: Prediction) -> list[Remedy]:
-        """Return the single changes that save the most where nothing fits."""
+        """Return the single changes that save the most memory, if nothing fits."""
         peak = prediction.estimate.memory.peak_allocated_bytes
         changes = [change for name in self.names if (change := self.asked.with_switch(name))]
         live = [(_live_bytes(change.question), change) for change in changes]
@@ -234,7 +235,7 @@ def _switches_text(change: Alternative) -> str:
 
 
 def _may_fit(question: Question) -> bool:
-    """Whether live bytes and the host's memory are no obstacle; in milliseconds."""
+    """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
     cluster = question.hardware if isinstance(question.hardware, Cluster) else None
     available = available_bytes(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
     if _live_bytes(question) > available:
@@ -250,6 +251,6 @@ def _live_bytes(question: Question) -> int:
 
 
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
-    """Return the same setup on twice the GPUs, whether or not that helps; None where it cannot run."""
+    """Return the same setup on twice the GPUs, whether or not that helps. None if it cannot run there."""
     larger = Alternative(prediction.question).on_world(2 * prediction.question.setup.world_size)
     return Remedy(_switches_text(larger), answer(larger.question)) if larger else None

@@ -1,5 +1,8 @@
 """The data of the predicted charts; report/charts draws them.
 
-``memory_timeline.py``: live memory over one step. ``step_streams.py``: what runs when on which stream. ``scaling.py``:
-speed over the number of nodes. ``trade_off.py``: memory against speed.
+Read in this order:
+    memory_timeline.py  live memory over one step
+    step_streams.py     what runs when on which stream
+    scaling.py          speed over the number of nodes
+    trade_off.py        memory against speed
 """

@@ -21,12 +21,12 @@ CATEGORIES = (
     Category.LOGITS,
     Category.TEMPORARY,
 )
-"""From the bottom of the stack to its top: what stays longest is lowest, so that it stands level."""
+"""Categories from the bottom of the stacked chart to its top: memory that stays longest is at the bottom."""
 
 _PLACE = {category: index for index, category in enumerate(CATEGORIES)}
 _SKIPPED = ("load", BETWEEN_STEPS)
 FIRST_FORWARD = "first forward"
-"""What a wrapper does once, before the first forward's first operator."""
+"""The phase of a wrapper's one-time work, before the first operator of the first forward."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Live bytes of all categories."""
         return sum(self.live)
 
 
@@ -84,7 +84,7 @@ def memory_timeline(question: Question) -> MemoryTimeline:
 
 
 def phases(events: Sequence[Event]) -> list[PhaseMemory]:
-    """Return the step's phases in order; loading, and what lies between steps, only decides where they begin."""
+    """Return the phases of the step in order. Loading and the time between steps are not among them."""
     live = [0] * len(CATEGORIES)
     found: list[tuple[str, list[Moment]]] = []
     name, block, operator = "load", -1, ""
@@ -106,7 +106,7 @@ def phases(events: Sequence[Event]) -> list[PhaseMemory]:
 
 
 def _shown(found: list[PhaseMemory]) -> list[PhaseMemory]:
-    """Leave out what only the first step does, unless the peak is there."""
+    """Drop the phase that only the first step has, unless the peak is in it."""
     highest = max(found, key=lambda phase: phase.peak.total)
     return [phase for phase in found if phase.name != FIRST_FORWARD or phase is highest]
 

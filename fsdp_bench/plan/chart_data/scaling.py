@@ -1,4 +1,4 @@
-"""The speed of each GPU over the number of nodes, setup by setup."""
+"""Tokens per second of one GPU over the number of nodes, for each setup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import TrainSetup
 
 MOST_NODES = 64
-"""Where the user names no number of nodes."""
+"""The most nodes of the chart if the user names no number."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class ScalingCurve:
     question: Question
     nodes: tuple[int, ...]
     speeds: tuple[Speed | None, ...]
-    """None where the setup cannot run on so many nodes."""
+    """By number of nodes; None if the setup cannot run on that number."""
     fits: tuple[bool | None, ...]
-    """Whether the memory of a node suffices; None where that is unknown."""
+    """By number of nodes: whether the setup fits. None if that is unknown."""
 
     @property
     def tokens(self) -> tuple[float | None, ...]:
-        """Tokens a second of one GPU; None where the time is unknown."""
+        """Tokens per second of one GPU. None if the step time is unknown."""
         return tuple(None if one is None else one.tokens_per_second_per_gpu for one in self.speeds)
 
     @property
@@ -41,7 +41,7 @@ class ScalingCurve:
 
 
 def node_counts(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... up to ``most``, and that."""
+    """Return 1, 2, 4, ... and ``most``."""
     counts = [1]
     while counts[-1] * 2 <= most:
         counts.append(counts[-1] * 2)
@@ -49,10 +49,10 @@ def node_counts(most: int) -> tuple[int, ...]:
 
 
 def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
-    """Predict every setup on growing numbers of nodes, up to those that the questions name.
+    """Predict every setup on 1, 2, 4, ... nodes, up to the number that the first question names.
 
     Raises:
-        SpecError: where no server is named.
+        SpecError: if no server is named.
     """
     first = questions[0].hardware
     if not isinstance(first, Cluster):
@@ -73,7 +73,7 @@ def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
 
 
 def _answer(question: Question, nodes: int) -> Prediction | None:
-    """Predict a setup on so many nodes; None where it cannot run on them."""
+    """Predict a setup on ``nodes`` nodes. None if it cannot run on them."""
     cluster = question.hardware
     assert isinstance(cluster, Cluster)
     cluster = msgspec.structs.replace(cluster, num_nodes=nodes)
@@ -82,7 +82,7 @@ def _answer(question: Question, nodes: int) -> Prediction | None:
 
 
 def on_nodes(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
-    """Return a setup on so many nodes: hybrid strategies shard within one, and need two."""
+    """Return a setup with the world size of ``cluster``. Hybrid strategies shard within a node; None on one node."""
     if not setup.strategy.is_hybrid:
         return msgspec.structs.replace(setup, world_size=cluster.world_size)
     if cluster.num_nodes == 1:

@@ -1,4 +1,4 @@
-"""What runs when in one training step, stream by stream, and when communication is exposed."""
+"""The streams of one training step: what runs when on each, and when communication is exposed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fsdp_bench.spec.errors import SpecError
 
 @dataclass(frozen=True)
 class StepStreams:
-    """The streams of one setup's step."""
+    """The streams of one training step of a setup."""
 
     question: Question
     speed: Speed
 
     @property
     def spans(self) -> Sequence[Span]:
-        """What ran, with its stream, its begin and its end in seconds."""
+        """Operators, copies and collectives with their stream, begin and end in seconds."""
         return self.speed.time.spans
 
     @property
     def exposed(self) -> Intervals:
-        """When a collective runs and no operator does."""
+        """Times at which a collective runs and no operator does."""
         return exposed_spans(self.spans)
 
     @property
     def middle_of_backward(self) -> tuple[float, float]:
-        """When about three blocks in the middle of backward run."""
+        """The time span of about three blocks in the middle of backward."""
         spans = [span for span in self.spans if span.phase == "backward" and span.kind == "compute"]
         begin, end = spans[0].begin, max(span.end for span in spans)
         middle, each = (begin + end) / 2, (end - begin) / self.question.model.num_hidden_layers
@@ -38,10 +38,10 @@ class StepStreams:
 
 
 def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
-    """Predict when what runs in a step of each setup.
+    """Predict the streams of a training step for each setup.
 
     Raises:
-        SpecError: where a step's time is not known.
+        SpecError: if a setup's step time is not known.
     """
     found = [
         StepStreams(q, speed(q.model, q.setup, q.hardware, q.kernels, q.profile, with_spans=True)) for q in questions
@@ -53,7 +53,7 @@ def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
 
 
 def exposed_spans(spans: Sequence[Span]) -> Intervals:
-    """Return when a collective runs and no operator does."""
+    """Return the time spans in which a collective runs and no operator does."""
     compute = union([(span.begin, span.end) for span in spans if span.kind == "compute"])
     found: Intervals = []
     for begin, end in union([(span.begin, span.end) for span in spans if span.kind == "collective"]):

@@ -1,4 +1,4 @@
-"""Memory against speed: a point a setup, and the Pareto frontier, the setups that no other setup beats in both."""
+"""Memory against speed: one point for each setup, and the Pareto frontier: setups that no other setup beats in both."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fsdp_bench.spec.units import GIB
 
 @dataclass(frozen=True)
 class TradeOffPoint:
-    """One setup: what it needs of a GPU and how fast it is."""
+    """One setup: the GPU memory that it needs and how fast it is."""
 
     prediction: Prediction | None
     memory_gib: float
-    """Reserved without retries; for the kernels of a CPU live bytes."""
+    """Peak reserved memory without allocation retries. For CPU kernels: peak live bytes."""
     tokens: float
-    """A second, of one GPU."""
+    """Tokens per second of one GPU."""
     fits: bool | None
 
 
 def trade_off_points(predictions: Sequence[Prediction]) -> list[TradeOffPoint]:
-    """Return a point for each setup whose time is known, the fastest first."""
+    """Return a point for each setup whose step time is known, the fastest first."""
     points = []
     for prediction in predictions:
         tokens = prediction.speed.tokens_per_second_per_gpu
@@ -34,7 +34,7 @@ def trade_off_points(predictions: Sequence[Prediction]) -> list[TradeOffPoint]:
 
 
 def pareto_frontier(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
-    """Return the points that fit of which none needs less memory and is as fast, from the least memory upwards."""
+    """Return the points that fit and that no other point beats, in order of increasing memory."""
     best: list[TradeOffPoint] = []
     usable = [point for point in points if point.fits is not False]
     for point in sorted(usable, key=lambda point: (point.memory_gib, -point.tokens)):

@@ -1,4 +1,4 @@
-"""Decides whether a candidate fits, and names what one that does not fit is short of."""
+"""Decides whether a candidate fits; if not, names the memory that it exceeds."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ NO_FLASH_ATTENTION = (
 
 @dataclass(frozen=True)
 class Limit:
-    """What a candidate that does not fit is short of."""
+    """The memory that a candidate exceeds."""
 
     place: str
-    """``card`` (the GPU's memory) or ``host``."""
+    """``card`` (GPU memory) or ``host`` (host memory)."""
     phase: str
-    """Of the GPU the phase in which its memory runs out first; of the host ``load`` or ``training``."""
+    """For GPU memory, the phase in which it runs out first. For host memory, ``load`` or ``training``."""
     category: str
-    """The largest part of what is held in that phase: a category of the breakdown, or a part of HostMemory."""
+    """The largest category in that phase: of the breakdown for GPU memory, of HostMemory for host memory."""
 
 
 @dataclass(frozen=True)
 class FitCheck:
-    """What a candidate is checked against.
+    """The limits that a candidate is checked against.
 
-    On a GPU: the caching allocator's reserved peak within ``usable_memory_bytes`` less the headroom for the CUDA
-    context and NCCL (headroom.py, or ``headroom_bytes`` where that is given), and the host's memory where it is known.
-    With ``budget_bytes``: live bytes within a budget, as measured trials on a CPU have it.
+    On a GPU: peak reserved memory must be within ``usable_memory_bytes`` less the headroom (``headroom_bytes``, by
+    default that of headroom.py), and host memory within the node's memory, if that is known.
+    With ``budget_bytes``: peak live bytes must be within the budget, as in measured trials on a CPU.
     """
 
     kernels: Kernels = CUDA
@@ -50,11 +50,11 @@ class FitCheck:
     headroom_bytes: int | None = None
 
     def refuse(self, candidate: Candidate) -> None:
-        """Refuse what ``predict`` refuses.
+        """Refuse a candidate that ``predict`` refuses.
 
         Raises:
-            SpecError: for setups that cannot run, for 16 bits on a GPU without flash attention, for a world size that
-                is not the cluster's, and for a GPU whose usable memory is not documented.
+            SpecError: for setups that cannot run, for 16-bit precisions on a GPU without FlashAttention, for a world
+                size that is not the cluster's, and for a GPU whose usable memory is not documented.
         """
         setup, gpu = candidate.setup, _gpu(candidate)
         refuse_too_slow(candidate.model, setup)
@@ -73,16 +73,16 @@ class FitCheck:
             )
 
     def memory_limit_bytes(self, candidate: Candidate) -> int:
-        """Return the budget, or what torch's allocator can have of the GPU."""
+        """Return the budget, or the GPU memory that torch's allocator can reserve."""
         if self.budget_bytes is not None:
             return self.budget_bytes
         communicators = communicators_of(candidate.setup, _cluster(candidate))
         return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
     def fullness(self, candidate: Candidate) -> float:
-        """Return live bytes or host memory, whichever is more, as a part of its limit; quickly known.
+        """Return live bytes or host memory as a fraction of its limit, whichever fraction is larger.
 
-        Only where it is at most 1 a candidate may fit.
+        Takes milliseconds. A candidate may fit only if this is at most 1.
         """
         fraction = self.host_memory_fraction(candidate)
         if fraction > 1:
@@ -92,7 +92,7 @@ class FitCheck:
         return max(fraction, live.peak_bytes / limit) if limit else inf
 
     def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
-        """Return what the caching allocator shows on this GPU, or on one without limit."""
+        """Return the caching allocator's statistics on this GPU, or on a GPU of unlimited memory."""
         limit = self.memory_limit_bytes(candidate) if is_limited else None
         return read_allocator(
             candidate.model,
@@ -104,7 +104,7 @@ class FitCheck:
         )
 
     def host_memory_fraction(self, candidate: Candidate) -> float:
-        """Return the part of a node's memory that its ranks need; 0 where a node's memory is not known."""
+        """Return the fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
         cluster = _cluster(candidate)
         if cluster is None or cluster.server.host_memory_bytes is None:
             return 0.0
@@ -114,7 +114,7 @@ class FitCheck:
         return needed / cluster.server.host_memory_bytes
 
     def estimate(self, candidate: Candidate, reading: AllocatorReading | None = None) -> Estimate:
-        """Return everything that is predicted of a candidate; ``reading`` where it is known already."""
+        """Predict the memory of a candidate. ``reading`` is the result of an earlier ``read``, if any."""
         return estimate(
             candidate.model,
             candidate.setup,
@@ -127,13 +127,13 @@ class FitCheck:
         )
 
     def needed_bytes(self, candidate: Candidate, found: Estimate) -> int:
-        """Return what a candidate would reserve on a GPU without limit; with a budget, its peak of live bytes."""
+        """Return peak reserved memory on a GPU of unlimited memory. With a budget, return peak live bytes."""
         if self.budget_bytes is not None:
             return found.memory.peak_allocated_bytes
         return self.read(candidate, is_limited=False).peak_reserved_bytes
 
     def limit(self, candidate: Candidate, found: Estimate) -> Limit:
-        """Return what a candidate that does not fit is short of."""
+        """Return the memory that a candidate exceeds."""
         if self.budget_bytes is None and self.host_memory_fraction(candidate) > 1:
             return _host_limit(found.host, found.host_bytes or 0)
         first = None if self.budget_bytes is not None else found.allocator.full_in_phase

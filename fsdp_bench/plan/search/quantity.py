@@ -1,4 +1,4 @@
-"""The quantity whose largest value is searched, and its candidates: setups that differ in nothing else.
+"""Quantity: what max-size searches the largest value of. Candidate: a setup with one of its values.
 
 size_ladder        the models of the size ladder (catalog/ladder.py), 10M to 1T parameters
 layer_counts       num_hidden_layers of one model
@@ -26,7 +26,7 @@ from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
 Hardware = Cluster | Gpu | None
 
 SEQUENCE_STEP = 128
-"""Tokens: what kernels are tiled by, and fine enough to plan with."""
+"""Sequence lengths are multiples of this many tokens, the tile size of kernels."""
 LONGEST_SEQUENCE = 1 << 22
 LARGEST_BATCH = 1 << 14
 MOST_GPUS = 4096
@@ -35,7 +35,7 @@ MOST_GPUS = 4096
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setup that may fit or not."""
+    """One model, setup and hardware, which may fit or not."""
 
     model: ModelShape
     setup: TrainSetup
@@ -44,10 +44,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Candidates in the order in which they need more memory."""
+    """Candidates in the order of increasing memory."""
 
     name: str
-    """The field of ModelShape or TrainSetup that differs."""
+    """The field of ModelShape or TrainSetup in which the candidates differ."""
     values: Sequence[int]
     candidate: Callable[[int], Candidate]
     """Returns the candidate of a value."""
@@ -65,7 +65,7 @@ class Quantity:
 
     @property
     def widths(self) -> list[range]:
-        """Indices of the models of each width on the size ladder; of any other quantity all indices together."""
+        """Indices of the models of each width, on the size ladder. For other quantities, one range of all indices."""
         if not self.is_model_size:
             return [range(len(self))]
         widths = groupby(range(len(self)), key=lambda index: self[index].model.hidden_size)
@@ -74,7 +74,7 @@ class Quantity:
 
 
 def size_ladder(family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None) -> Quantity:
-    """Return the models of the size ladder; gpt2 gets as many learned positions as the sequence needs."""
+    """Return the models of the size ladder. gpt2 models have as many learned positions as the sequence needs."""
     positions = max(setup.sequence_length, POSITIONS[family])
     by_size = _models_by_size(family, vocab_size, positions)
     return Quantity("num_parameters", tuple(by_size), lambda size: Candidate(by_size[size], setup, hardware))
@@ -88,7 +88,7 @@ def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> d
 
 
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
-"""Positions of the ladder's models; a longer sequence gets as many as it needs."""
+"""Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
 def layer_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
@@ -101,7 +101,7 @@ def layer_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Qu
 
 
 def batch_sizes(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
-    """Return micro-batches of 1 sequence and more."""
+    """Return micro-batch sizes from 1 upwards."""
     return Quantity(
         "micro_batch_size",
         range(1, min(LARGEST_BATCH, MOST_TOKENS // setup.sequence_length) + 1),
@@ -110,7 +110,7 @@ def batch_sizes(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Qua
 
 
 def sequence_lengths(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
-    """Return sequence lengths; gpt2 ends at its learned positions.
+    """Return sequence lengths, for gpt2 up to its learned positions.
 
     Raises:
         SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
@@ -127,9 +127,9 @@ def sequence_lengths(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -
 
 
 def gpu_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
-    """Return numbers of GPUs, the largest first: whole nodes, then fewer GPUs of one node.
+    """Return world sizes in decreasing order: whole nodes, then fewer GPUs of one node.
 
-    A hybrid strategy keeps its shard size; numbers of GPUs that it cannot have are left out.
+    A hybrid strategy keeps its shard size, so world sizes that it does not divide are not among them.
     """
     each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
     counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
@@ -158,4 +158,4 @@ OF_ONE_MODEL: dict[str, Callable[[ModelShape, TrainSetup, Hardware], Quantity]] 
     "sequence_length": sequence_lengths,
     "gpus": gpu_counts,
 }
-"""What can be searched for one model, by the name that users write."""
+"""Quantities that can be searched for one model, by the name that users write."""

@@ -1,15 +1,15 @@
 """The largest candidate that fits: without allocation retries, with the headroom, and within the host's memory.
 
-On the size ladder a wider model begins with fewer layers than the one before it has, and may need less memory. So the
-answer is defined in two parts: the last width whose shallowest model fits, and of that width the most layers that fit.
-Any other quantity is searched as if all its candidates were of one width.
+On the size ladder the first model of the next width has fewer layers than the model before it, and may need less
+memory. So the answer is defined in two parts: the last width whose shallowest model fits, and the most layers that fit
+with that width. Any other quantity is searched as if all its candidates had one width.
 
 1. The ceiling is the largest candidate whose live bytes and host memory are within the limits. Both are predicted in
    milliseconds and grow with the width and the number of layers, so interpolation finds it. (The shallowest model of
    a width is less deep than that of any larger width.)
-2. The caching allocator reserves more than is live. Its replay takes longer, and what it reserves grows less regularly:
-   it may fall by some percent where a model gets wider. So the shallowest models are replayed one by one, from the
-   ceiling down, until one fits; then the number of layers is searched, again from above.
+2. Reserved memory is more than live memory. The replay of the caching allocator takes longer, and reserved memory grows
+   less regularly: it may fall by some percent when a model gets wider. So the shallowest models are replayed one by
+   one, from the ceiling down, until one fits; then the number of layers is searched, again from above.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class SearchResult:
 
     quantity: Quantity
     fits: int
-    """Its index; -1 where none fits."""
+    """Index of the largest candidate that fits; -1 if none fits."""
     runs: int
-    """Index of the largest that ends without running out of memory, allocation retries allowed; at least ``fits``."""
+    """Index of the largest that runs without running out of memory, allocation retries allowed. At least ``fits``."""
     limited_by: Limit | None
-    """What the next candidate is short of; None where there is none."""
+    """The memory that the next candidate exceeds. None if there is no next candidate."""
     at: Estimate | None
-    """The prediction of the one that fits."""
+    """The prediction of the candidate ``fits``."""
     beyond: Estimate | None
-    """The prediction of the next one."""
+    """The prediction of the next candidate."""
     beyond_bytes: int | None
-    """What the next one would reserve on a GPU without limit; None where the GPU is not what is short."""
+    """Reserved memory of the next candidate on a GPU of unlimited memory. None if GPU memory is not the limit."""
     speed: Speed | None = None
-    """How fast the one that fits trains, where that was asked for."""
+    """How fast the candidate ``fits`` trains, if that was asked for."""
 
 
 def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
     """Find the largest candidate that fits.
 
     Raises:
-        SpecError: when the GPU's memory is not known, for setups that cannot run there, and for models that cannot be
+        SpecError: if the GPU's memory is not known, for setups that cannot run there, and for models that cannot be
             predicted.
     """
     return SearchResult(quantity, *_find(quantity, check))
@@ -67,7 +67,7 @@ def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
 def largest_model(
     setup: TrainSetup, hardware: Cluster | Gpu, family: Family = Family.LLAMA, check: FitCheck | None = None
 ) -> SearchResult:
-    """Find the largest model of the size ladder that fits: ``found.at.model``; ``found.at`` is None where none does.
+    """Find the largest model of the size ladder that fits, ``found.at.model``. ``found.at`` is None if none fits.
 
     Raises:
         SpecError: as ``find_largest``.
@@ -83,7 +83,7 @@ def find_all(
 ) -> list[SearchResult]:
     """Find the largest candidate of each quantity, on all processors.
 
-    ``progress`` is called with the number found so far; ``time``, where it is given, with what fits.
+    ``progress`` is called with the number of answers so far. ``time``, if given, predicts the speed of what fits.
 
     Raises:
         SpecError: as ``find_largest``.
@@ -97,11 +97,11 @@ def find_all(
 
 _Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None, Speed | None]
 _Time = Callable[[Candidate], Speed] | None
-"""The fields of a SearchResult behind the first, which holds functions that cannot be sent between processes."""
+"""The fields of a SearchResult after the first, which holds functions that cannot be sent between processes."""
 
 
 def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> Iterator[_Answer]:
-    """Yield answers in order. What this process has loaded and compiled, forked ones have too."""
+    """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
     workers = min(len(quantities), os.cpu_count() or 1)
     alone = workers < 2 or "fork" not in get_all_start_methods()
     gc.freeze()  # what is there already need not be looked through after every simulation
@@ -153,14 +153,14 @@ def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
 
 
 class _Candidates:
-    """What is predicted of each candidate, by its index; the allocator is replayed once for each."""
+    """Predictions of candidates by index. The allocator is replayed once for each."""
 
     def __init__(self, quantity: Quantity, check: FitCheck) -> None:
         self._quantity, self._check = quantity, check
         self.readings: dict[int, AllocatorReading] = {}
 
     def runs(self, index: int) -> bool:
-        """Whether one below the ceiling ends without running out of memory, allocation retries allowed."""
+        """Return whether a candidate below the ceiling runs without running out of memory, retries allowed."""
         if index not in self.readings:
             if self._check.host_memory_fraction(self._quantity[index]) > 1:
                 return False
@@ -168,12 +168,12 @@ class _Candidates:
         return self.readings[index].out_of_memory is None
 
     def fits(self, index: int) -> bool:
-        """Whether it ends without allocation retries."""
+        """Return whether a candidate below the ceiling runs without allocation retries."""
         return self.runs(index) and not self.readings[index].num_alloc_retries
 
 
 def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list[range]:
-    """Return the candidates of each width up to the largest that may fit, see the module."""
+    """Return the candidates of each width up to the ceiling (see the docstring of this file)."""
     widths = quantity.widths
     count = _num_within(quantity.values, [width[0] for width in widths], fullness)
     if count == 0:
@@ -183,11 +183,14 @@ def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list
 
 
 _INTERPOLATIONS = 6
-"""After so many the interval is halved: for what is not as straight as a line."""
+"""Steps of interpolation; after that the search bisects, for functions that are far from linear."""
 
 
 def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callable[[int], float]) -> int:
-    """Return how many, from the first on, are at most full; the next one is asked where a straight line reaches 1."""
+    """Return how many candidates, from the first, have a fullness of at most 1.
+
+    Interpolates: the next candidate to ask is where a straight line reaches 1.
+    """
     low, high = -1, len(indices)
     known = {low: 0.0}
     while high - low > 1:
@@ -203,7 +206,7 @@ def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callabl
 
 
 def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:
-    """Return the largest candidate for which a condition holds (see the module's docstring); -1 where there is none."""
+    """Return the largest candidate for which ``holds`` is true, as this file's docstring defines it; -1 if none."""
     width = next((width for width in reversed(widths) if holds(width[0])), None)
     if width is None:
         return -1

@@ -1,1 +1,17 @@
-"""Pictures: measured trials, predicted steps, trade-offs, and the largest models per server."""
+"""All charts, drawn with matplotlib.
+
+Read in this order:
+    figure.py           the frame of every chart: title, conditions, colours, legend, saving to a file
+    max_size.py         draws the max-size chart: bars of the largest model that fits
+    max_size_rows.py    turns max-size's answers into the rows and labels that max_size.py draws
+    published_sizes.py  turns the published chart of largest models into rows for max_size.py
+    frontier.py         turns a frontier sweep into rows for max_size.py: measured sizes beside predicted ones
+    memory_timeline.py  draws predicted memory over one training step
+    step.py             draws the streams of a predicted step: compute, collectives, exposed communication
+    scaling.py          draws predicted tokens per second over the number of nodes
+    trade_off.py        draws predicted memory against speed, one point for each setup
+    measured.py         draws measured trials: peak memory, throughput, communication
+    slides.py           chooses which measured trials are in one chart, their order, labels and conditions
+    bars.py             one measured trial's bar, or the label in place of a missing bar
+    trial_facts.py      a trial's settings and conditions, as charts name them
+"""

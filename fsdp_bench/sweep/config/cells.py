@@ -1,4 +1,4 @@
-"""The cells of a sweep file: crosses [grid], adds [[include]], finds what [[exclude]] leaves out or cannot run."""
+"""The cells of a sweep file: [grid] is crossed, [[include]] adds cells, [[exclude]] names cells that are not run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _GRID_KEYS = (*MODEL_KEYS, *_SETUP_KEYS, *FIELD_ALIASES)
 Cell = dict[str, Any]
 
 MOST_CELLS = 100_000
-"""The most cells of one table of a sweep file: almost a year of trials of five minutes."""
+"""The most cells of one table. With trials of five minutes they take almost a year."""
 
 
 def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
-    """Yield every cell with the place in the file that it comes from, in the order of the file.
+    """Yield every cell in the order of the file, each with its place in the file.
 
     Raises:
         SpecError: naming the place.
@@ -78,7 +78,7 @@ def _cross(written: dict[str, Any], place: str) -> Iterator[Cell]:
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known on this machine, and as text what the others need.
+    """Return the cells whose sizes are known on this machine, and the missing information of the others as text.
 
     Raises:
         SpecError: naming the place.
@@ -89,7 +89,7 @@ def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
 
 
 def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
-    """Return which sizes of a cell depend on the GPU that is not here, or None."""
+    """Return which sizes of a cell depend on a GPU that this machine lacks; None if no size does."""
     if not file.lacks_gpu:
         return None
     is_percent = is_percent_of_gpu(cell.get("params")) and not file.gpu_is_limited
@@ -99,14 +99,14 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
 
 
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:
-    """Return a cell with the precision and the sequence length of all commands, where it has none."""
+    """Add the default precision and sequence length to a cell that has none."""
     model = file.models.get(str(cell.get("model")))
     positions = DEFAULT_SEQUENCE_LENGTH if model is None else model.max_position_embeddings
     return {"precision": DEFAULT_PRECISION, "sequence_length": min(DEFAULT_SEQUENCE_LENGTH, positions), **cell}
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
-    """Turn a cell, as it was written, into a setup.
+    """Turn a cell of the file into a TrainSetup.
 
     Raises:
         SpecError: naming the field.
@@ -127,7 +127,7 @@ class Exclude(msgspec.Struct, frozen=True):
     matches: dict[str, list[Any]]
 
     def covers(self, shape: ModelShape, setup: TrainSetup) -> bool:
-        """Whether a cell is excluded."""
+        """Return whether this [[exclude]] matches a cell."""
         return all(_field(shape, setup, key) in values for key, values in self.matches.items())
 
 
@@ -170,7 +170,7 @@ def _field(shape: ModelShape, setup: TrainSetup, key: str) -> Any:
 
 
 def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: list[Exclude]) -> str | None:
-    """Return why a cell is not run here, or None."""
+    """Return why a cell is not run on this machine; None if it is run."""
     reason = next((exclude.reason for exclude in excluded if exclude.covers(shape, setup)), None)
     if reason is not None:
         return f"excluded: {reason}"

@@ -1,4 +1,4 @@
-"""A sweep file to trials: every cell of [grid] and [[include]] is one trial."""
+"""Makes each cell of a sweep file one trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
-from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_id
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.config.trial_id import trial_id
 from fsdp_bench.sweep.machine import Machine
 
 
@@ -20,17 +21,17 @@ def read_sweep(path: Path, machine: Machine) -> SweepPlan:
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when the file asks for a device that this machine lacks.
+        MachineError: if the file asks for a device that this machine lacks.
     """
     return trials_of(require_gpu(read_file(path, machine)))
 
 
 def trials_of(file: SweepFile) -> SweepPlan:
-    """Resolve a file's cells to trials; where its GPU is not here, those whose sizes do not depend on it.
+    """Make each cell a trial. Without the file's GPU, only cells whose sizes do not depend on it become trials.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when all sizes depend on a GPU that is not here.
+        MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     with naming(file.path):
         excluded = excludes(file)
@@ -65,7 +66,7 @@ def trials_of(file: SweepFile) -> SweepPlan:
 
 
 def check_positions(shape: ModelShape, setup: TrainSetup) -> None:
-    """Refuse a sequence that is longer than what gpt2 has learned positions for.
+    """Refuse a sequence that is longer than the learned positions of gpt2.
 
     Raises:
         SpecError: naming both.
@@ -78,7 +79,7 @@ def check_positions(shape: ModelShape, setup: TrainSetup) -> None:
 
 
 def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Cell]], needing_gpu: list[str]) -> None:
-    """Refuse a sweep of which nothing is known without its GPU.
+    """Refuse a sweep whose cells all depend on a GPU that this machine lacks.
 
     Raises:
         MachineError: naming what depends on the GPU.
@@ -88,7 +89,7 @@ def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Ce
 
 
 def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:
-    """Refuse a sweep of which nothing would run.
+    """Refuse a sweep whose cells are all skipped.
 
     Raises:
         SpecError: with the first reason.

@@ -1,4 +1,4 @@
-"""Reading what a user wrote in a sweep file: known keys, aliases, and errors that name the place."""
+"""Checks of keys and values in a sweep file, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
-"""Short names, as on the command line."""
+"""Short names of fields, as on the command line."""
 
 T = TypeVar("T", bound=Checked)
 
@@ -28,7 +28,7 @@ def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> Non
 
 
 def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    """Turn what a user wrote into a spec type.
+    """Turn a table of the file into a spec type.
 
     Raises:
         SpecError: naming the place in the file, the field, the value and what is allowed.
@@ -39,11 +39,22 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
         raise SpecError(f"{place} {error}".strip()) from None
 
 
-def check_folder_name(name: str, where: str) -> None:
-    """Refuse a name that is not one folder's, such as one that leads out of the results.
+def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return the value, which must be one of ``allowed``.
 
     Raises:
-        SpecError: naming ``where`` it was given.
+        SpecError: naming what is allowed.
+    """
+    if value not in allowed:
+        raise SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(allowed)}")
+    return str(value)
+
+
+def check_folder_name(name: str, where: str) -> None:
+    """Refuse a name that cannot be the name of one folder, such as ``../x``.
+
+    Raises:
+        SpecError: naming ``where``, the option or key of the name.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""``--only``: which trials of a sweep to run, or which cells of a frontier sweep to search."""
+"""``--only`` and ``--part``: which trials of a sweep to run, or which cells of a frontier sweep to search."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fsdp_bench.sweep.config.trial import SweepPlan, Trial
 from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
 
 FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
-"""What FIELD=VALUE may name."""
+"""Fields that FIELD=VALUE may name."""
 
 
 def check_selections(selections: tuple[str, ...], part: str | None) -> None:
-    """Refuse --only and --part that no sweep could mean, before the file's cells are looked at.
+    """Refuse values of --only and --part that are wrong for every sweep, before the cells are read.
 
     Raises:
-        SpecError: for a field or value that does not exist, and for anything that is no piece.
+        SpecError: for a field or value that does not exist, and for a part that is not written K/N.
     """
     for selection in selections:
         if "=" in selection:
@@ -39,7 +39,7 @@ def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
     """Keep the trials that match every selection: the beginning of an ID, or FIELD=VALUE of setup or model.
 
     Raises:
-        SpecError: for a field or value that does not exist, and when nothing matches.
+        SpecError: for a field or value that does not exist, and if nothing matches.
     """
     if not selections:
         return plan
@@ -50,10 +50,10 @@ def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
 
 
 def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
-    """Keep one piece of a sweep: ``2/4`` is the second quarter of its trials, in their order.
+    """Keep one part of a sweep: ``2/4`` is the second quarter of its trials, in their order.
 
     Raises:
-        SpecError: for anything that is no such piece.
+        SpecError: for a part that is not written K/N, and for more parts than trials.
     """
     if part is None:
         return plan
@@ -63,7 +63,7 @@ def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
 
 
 def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
-    """Read K/N; of how many trials is not known yet where that is None."""
+    """Read K/N. ``num_trials`` is None if it is not known yet."""
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of or of > (num_trials or of):
@@ -78,7 +78,7 @@ def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> Frontier
     """Keep the cells of a frontier sweep that match every FIELD=VALUE.
 
     Raises:
-        SpecError: for a trial's ID, for a field or value that does not exist, and when nothing matches.
+        SpecError: for a trial's ID, for a field or value that does not exist, and if nothing matches.
     """
     kept = [search for search in plan.searches if all(_matches_search(search, word) for word in selections)]
     if not kept:
@@ -87,7 +87,7 @@ def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> Frontier
 
 
 def _more(plan: SweepPlan | FrontierPlan) -> str:
-    """Return what helps where nothing matches."""
+    """Return the hint for a message that nothing matches."""
     unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
     return f"; --list shows them{unknown}"
 
@@ -137,7 +137,7 @@ def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
 
 
 def _canonical(field: str, wanted: str) -> str:
-    """Read a word as the setup would, so that aliases select too."""
+    """Return the value as TrainSetup stores it, so that aliases match too."""
     if field not in ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap"):
         return wanted
     return str(to_builtins(getattr(from_text({field: wanted}, TrainSetup), field)))

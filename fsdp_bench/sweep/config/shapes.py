@@ -1,4 +1,4 @@
-"""Which model a cell of a sweep trains."""
+"""The model that a cell of a sweep trains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fsdp_bench.sweep.machine import Machine
 MODEL_KEYS = ("model", "params", "family", "vocab_size")
 
 BYTES_PER_PARAMETER = 16
-"""fp32 parameter, gradient and two Adam states: what ``"25% of card"`` counts when it chooses a size."""
+"""Bytes of an fp32 parameter, its gradient and two Adam states. ``"25% of card"`` counts these."""
 
 GPT2_POSITIONS = 1024
-"""Learned positions of gpt2; a longer sequence gets as many as it needs."""
+"""Learned positions of gpt2. For a longer sequence it has as many as the sequence is long."""
 
 _PERCENT_OF_CARD = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of card\s*$")
 
@@ -44,12 +44,12 @@ def read_models(tables: dict[str, Any]) -> dict[str, ModelShape]:
 
 
 def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machine) -> ModelShape:
-    """Return the model that a cell names: by ``model`` one of the file's own, by ``params`` a size of the ladder.
+    """Return the model of a cell. ``model`` names a table [models.NAME], ``params`` a size of the size ladder.
 
-    A gpt2 size has as many learned positions as the cell's sequence is long, but no fewer than gpt2 itself.
+    A gpt2 model has as many learned positions as the cell's sequence is long, at least GPT2_POSITIONS.
 
     Raises:
-        SpecError: when the cell names none, two, or one that does not exist or does not fit the sequence.
+        SpecError: if the cell names no model, two models, one that does not exist, or one too short for the sequence.
     """
     if "model" in cell:
         name = cell["model"]
@@ -67,7 +67,7 @@ def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machi
 
 
 def is_percent_of_gpu(params: Any) -> bool:
-    """Whether ``params`` is a size like ``"25% of card"``."""
+    """Return whether ``params`` is a size like ``"25% of card"``."""
     return _PERCENT_OF_CARD.match(str(params)) is not None
 
 

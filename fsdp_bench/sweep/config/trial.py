@@ -1,25 +1,23 @@
-"""What a sweep runs: trials, each with an ID that is a hash of everything that decides its outcome."""
+"""The trials of a sweep and their labels. trial_id.py computes their IDs."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
+from fsdp_bench.spec.record import Device, TrialSpec
 from fsdp_bench.spec.setup import Offload, TrainSetup
-from fsdp_bench.sweep.machine import Machine, torch_version
+from fsdp_bench.sweep.machine import Machine
 
 _LABELLED = ("strategy", "shard_size", "api", "precision", "offload", "checkpointing", "world_size")
 _UNLABELLED = tuple(field for field in TrainSetup.__struct_fields__ if field not in _LABELLED)
-"""Fields that a trial's label leaves out."""
+"""Fields that are not in a trial's label."""
 
 _ALWAYS = ("micro_batch_size", "sequence_length")
-"""Fields that every label of a list names when they differ in it."""
+"""Fields that all labels of a list contain if the trials differ in them."""
 
 _NAMES = {
     "micro_batch_size": "batch",
@@ -29,14 +27,14 @@ _NAMES = {
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial of a sweep, and why it is not run when it is not."""
+    """One trial of a sweep; ``skip_reason`` says why it is not run."""
 
     spec: TrialSpec
     skip_reason: str | None = None
 
     @property
     def label(self) -> str:
-        """The trial in one short line."""
+        """The model and the setup in one short line."""
         return label_of(self.spec.model, self.spec.setup, is_emulated=self.spec.run.emulate)
 
 
@@ -47,21 +45,21 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     device: Device
     trials: tuple[Trial, ...]
-    """In the order in which they run."""
+    """The trials in the order in which they run."""
     source: str
     """The sweep file's text."""
     needing_gpu: tuple[str, ...] = ()
-    """Further cells, described for a message: their sizes depend on a GPU that is not here."""
+    """Descriptions of further cells, whose sizes depend on a GPU that this machine lacks."""
 
     @property
     def labels(self) -> list[str]:
-        """The trials' labels, each with the fields in which these trials differ."""
+        """The labels of the trials, with all fields in which the trials differ."""
         specs = [trial.spec for trial in self.trials]
         return distinct_labels([(spec.model, spec.setup, spec.run.emulate) for spec in specs])
 
 
 def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False) -> str:
-    """Return what is trained and how, in one short line."""
+    """Return the model and the setup in one short line."""
     world = f"world {setup.world_size}" + (" emulated" if is_emulated else "")
     strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
     parts = [shape.name, world, strategy, setup.api.value]
@@ -72,10 +70,10 @@ def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False)
 
 
 def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> list[str]:
-    """Return the labels of trials in one list, each with the fields in which the trials of this list differ.
+    """Return the labels of trials, with all fields in which these trials differ.
 
     Args:
-        cells: of each trial the model, the setup, and whether it is emulated.
+        cells: the model of each trial, its setup, and whether it is emulated.
     """
     setups = [setup for _, setup, _ in cells]
     fields = [field for field in _UNLABELLED if len({getattr(setup, field) for setup in setups}) > 1]
@@ -89,7 +87,7 @@ def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> lis
 
 
 def _field_texts(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
-    """Return fields with their values: ``batch 4``, ``compile``; rarely changed ones only where they are changed."""
+    """Return fields with their values: ``batch 4``, ``compile``. Rarely changed fields only if not at their default."""
     default = TrainSetup()
     shown = [field for field in fields if field in _ALWAYS or getattr(setup, field) != getattr(default, field)]
     return [_field_text(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
@@ -102,7 +100,7 @@ def _field_text(name: str, value: object) -> str:
 
 
 def resolved_text(plan: SweepPlan, machine: Machine) -> str:
-    """Return the sweep file's text with, as comments, what it was resolved to on a machine: sizes, IDs, order."""
+    """Return the sweep file's text. Comments at its end list the models and the trials that it became on a machine."""
     lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
     lines += [f"# {shape}" for shape in dict.fromkeys(trial.spec.model.describe() for trial in plan.trials)]
     for trial, label in zip(plan.trials, plan.labels, strict=True):
@@ -115,24 +113,3 @@ def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
     specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
     trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
     return replace(plan, trials=tuple(trials))
-
-
-def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
-    """Hash everything that decides a trial's outcome, except its machine (a folder) and its time limit.
-
-    The time limit decides only whether there is an outcome: a trial that timed out runs again under a longer one.
-    A plan without what earlier versions did not know has the ID that it had then.
-    """
-    run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
-    for field in ("steps_without_communication", "emulate", "backend", "attention"):
-        if not run_fields[field]:
-            del run_fields[field]
-    decisive = {
-        "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
-        "setup": to_builtins(setup),
-        "run": run_fields,
-        "device": device,
-        "torch": torch_version(),
-        "revision": MEASUREMENT_REVISION,
-    }
-    return hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:12]

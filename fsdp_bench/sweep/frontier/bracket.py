@@ -1,7 +1,8 @@
-"""Which candidate to try next, in a search for the largest that fits (or runs) with real trials.
+"""Chooses the next candidate to try, in a search with real trials for the largest that fits (or runs).
 
-First the predicted one and its neighbour: two trials confirm a prediction that is right. Where it is wrong, ever
-larger strides away from it, until candidates on both sides of the answer are known; then the middle between them.
+First it tries the predicted candidate and the next larger one: two trials confirm a correct prediction. If the
+prediction is wrong, it takes ever larger strides away from it until there is a candidate that fits and a larger one
+that does not; then it bisects between the two.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bracket:
-    """One search for the index of the largest candidate that fits (or runs), -1 when none does."""
+    """One search for the index of the largest candidate that fits (or runs). -1 if none does."""
 
     num_candidates: int
     predicted: int | None
-    """The index that is predicted, -1 for none; None without a prediction: then the search begins in the middle."""
+    """The predicted index; -1 if none is predicted to fit. None: no prediction, the search begins in the middle."""
 
     @property
     def most_trials(self) -> int:
-        """The trials of a bisection: both ends, then the halvings."""
+        """The number of trials of a bisection: both ends, then the halvings."""
         return 2 + (self.num_candidates - 1).bit_length()
 
     def bounds(self, answers: Mapping[int, bool]) -> tuple[int, int]:
-        """Return the largest index that is known to fit, and the smallest that is known not to.
+        """Return the largest index that is known to fit, and the smallest index that is known not to fit.
 
-        A success above a failure does not count.
+        An index that fits above one that does not is ignored.
         """
         high = min((index for index, fits in answers.items() if not fits), default=self.num_candidates)
         low = max((index for index, fits in answers.items() if fits and index < high), default=-1)
         return low, high
 
     def next_index(self, answers: Mapping[int, bool]) -> int | None:
-        """Return the index to try next; None when the answer is known."""
+        """Return the index to try next. None if the answer is known."""
         low, high = self.bounds(answers)
         if high - low <= 1:
             return None

@@ -1,8 +1,9 @@
 """One cell of a frontier sweep: its prediction, the outcomes of its trials, and which candidate to try next.
 
-Two limits are searched: first ``fits`` (without allocation retries), then ``runs`` (without running out of memory).
-Trials of the first search answer the second too: where the candidate above ``fits`` ran out of memory, as always on a
-CPU, the second takes none of its own. Where it ended with retries, those above it are searched in the same way.
+Two limits are searched: first ``fits`` (the largest without allocation retries), then ``runs`` (the largest without
+running out of memory). If the candidate above ``fits`` ran out of memory, as always on a CPU, both limits are the same
+and the second search needs no trials. If that candidate ended with retries, larger candidates are searched in the same
+way.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from fsdp_bench.sweep.frontier.forecast import Forecast
 
 
 class SearchedCell:
-    """One cell while it is searched: the question, the prediction, and the trials so far."""
+    """One cell during its search: what is searched, the prediction, and the records of its trials so far."""
 
     def __init__(self, search: Search, predicted: Forecast, records: dict[int, TrialRecord]) -> None:
         self.search = search
         self.predicted = predicted
         self.records = records
-        """By index of the candidate."""
+        """Records by the index of their candidate."""
 
     @property
     def next_index(self) -> int | None:
-        """The candidate to try next; None when both limits are known, or cannot be."""
+        """The candidate to try next. None if both limits are known, or cannot be found."""
         index = self._undecided
         return None if index in self.records else index
 
     @property
     def _undecided(self) -> int | None:
-        """The candidate that decides how the search goes on: not tried yet, or tried without an answer."""
+        """The candidate that the search needs next. It is not tried yet, or its trial gave no answer."""
         if self.search.skip_reason is not None:
             return None
         index = self._fits_bracket.next_index(self._fits_answers)
@@ -53,12 +54,12 @@ class SearchedCell:
 
     @property
     def fits(self) -> int:
-        """The largest index that is known to fit; -1 for none."""
+        """The largest index that is known to fit; -1 if none."""
         return self._fits_bracket.bounds(self._fits_answers)[0]
 
     @property
     def _retried(self) -> bool:
-        """Whether the candidate above ``fits`` ended ok, with retries."""
+        """Whether the candidate above ``fits`` ended ``ok`` with allocation retries."""
         record = self.records.get(self.fits + 1)
         return record is not None and record.outcome is Outcome.OK
 
@@ -84,14 +85,14 @@ class SearchedCell:
 
     @property
     def runs(self) -> int:
-        """The largest index that is known to run; -1 for none."""
+        """The largest index that is known to run; -1 if none."""
         if not self._retried:
             return self.fits
         return self._first_above + self._runs_bracket.bounds(self._runs_answers)[0]
 
     @property
     def full_index(self) -> int | None:
-        """The smallest candidate that ran out of memory; every larger one is skipped."""
+        """The smallest candidate that ran out of memory. All larger ones are skipped."""
         return min((index for index, record in self.records.items() if _ran_out(record)), default=None)
 
     @property
@@ -106,7 +107,7 @@ class SearchedCell:
 
     @property
     def reason(self) -> str | None:
-        """Why it is not found, or what is skipped."""
+        """Why the answer is not found, or which candidates are skipped."""
         if self.search.skip_reason is not None:
             return self.search.skip_reason
         index = self._undecided
@@ -121,18 +122,18 @@ class SearchedCell:
         return f"{steps} skipped: larger than {self.print(self.full_index)}, which ran out of memory"
 
     def print(self, index: int) -> str:
-        """Return a candidate's value as people read it; ``none`` for -1."""
+        """Return a candidate's value as text; ``none`` for -1."""
         if self.search.quantity.is_model_size and index >= 0:
             return self.search.quantity[index].model.name
         return self.quantity_range.print(self.value(index))
 
     def value(self, index: int) -> int:
-        """Return the value at an index; 0 for none."""
+        """Return the value at an index; 0 for -1."""
         return self.search.quantity.values[index] if index >= 0 else 0
 
     @property
     def quantity_range(self) -> QuantityRange:
-        """The range of values, as a record has it."""
+        """The range of values, for the record."""
         values = self.search.quantity.values
         return QuantityRange(
             name=self.search.quantity.name, smallest=values[0], largest=values[-1], num_steps=len(values)
@@ -148,7 +149,7 @@ class SearchedCell:
         return f"from {self.print(self.predicted.fits)}, the largest that is predicted to fit"
 
     def record(self) -> FrontierCell:
-        """Return what is known, as ``frontier.json`` has it."""
+        """Return the cell as ``frontier.json`` stores it."""
         search, status = self.search, self.status
         predicted = self.predicted
         return FrontierCell(
@@ -178,7 +179,7 @@ class SearchedCell:
         )
 
     def _first_failure(self) -> FirstFailure | None:
-        """Return what the candidate above ``fits`` was short of, from its trial."""
+        """Return the memory that the candidate above ``fits`` exceeded, from its trial."""
         record = self.records.get(self.fits + 1)
         if record is None:
             return None
@@ -199,9 +200,9 @@ def _is_answer(record: TrialRecord) -> bool:
 
 
 def _ran_out(record: TrialRecord) -> bool:
-    """Whether a trial ran out of the memory that is searched.
+    """Return whether a trial ran out of the memory whose limit is searched.
 
-    On a CPU that is the budget alone: where the host's own memory ran out, the budget was not reached.
+    On a CPU this is only the memory limit: if the host's memory ran out first, the limit was not reached.
     """
     if record.hardware != "cpu":
         return record.outcome.is_oom

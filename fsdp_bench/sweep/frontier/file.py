@@ -1,4 +1,4 @@
-"""Reads a sweep file with [frontier]: of every cell of [grid] and [[include]] the largest that fits is searched.
+"""Reads [frontier] of a sweep file: in every cell of [grid] and [[include]] the largest value that fits is searched.
 
 [frontier]
 dial = "params"       what is searched: the model's size, or "num_hidden_layers", "micro_batch_size", "sequence_length"
@@ -26,27 +26,28 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
 from fsdp_bench.sweep.config.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.grid import check_positions, refuse_if_all_need_gpu, refuse_if_none_runs
-from fsdp_bench.sweep.config.reading import check_keys
+from fsdp_bench.sweep.config.reading import check_keys, one_of
 from fsdp_bench.sweep.config.shapes import shape_of
-from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, one_of, table
-from fsdp_bench.sweep.config.trial import Trial, trial_id
+from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, table
+from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.config.trial_id import trial_id
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
-"""What a sweep can search, by the names that users write."""
+"""Quantities that a sweep can search, by the names that users write."""
 _KEYS = ("dial", "smallest", "largest")
 
 RESOLUTION = 1.01
-"""Values differ by 1 % or more: finer differences are not worth a trial."""
+"""Each value is at least 1 % larger than the one before: smaller differences are not worth a trial."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """One cell: everything is fixed but the value of the quantity that is searched."""
+    """One cell: model and setup, of which only the searched quantity varies."""
 
     label: str
     quantity: Quantity
     model: ModelShape
-    """The model of the smallest value."""
+    """The model; the smallest one, if its size is searched."""
     setup: TrainSetup
     run: RunPlan
     device: Device
@@ -66,7 +67,7 @@ class Search:
         )
 
     def value_of(self, model: ModelShape, setup: TrainSetup) -> int:
-        """Return the value that a model and its setup have."""
+        """Return the value of the searched quantity in a model and its setup."""
         name = self.quantity.name
         value: int = getattr(setup if name in ("micro_batch_size", "sequence_length") else model, name)
         return value
@@ -85,21 +86,21 @@ class FrontierPlan:
     source: str
     """The sweep file's text."""
     needing_gpu: tuple[str, ...] = ()
-    """Further cells, described for a message: their sizes depend on a GPU that is not here."""
+    """Descriptions of further cells, whose sizes depend on a GPU that this machine lacks."""
     lacks_gpu: bool = False
-    """Whether the GPU is not here, so that nothing is predicted for it."""
+    """Whether this machine lacks the GPU; then nothing is predicted."""
 
     def keep(self, searches: Sequence[Search]) -> FrontierPlan:
-        """Return the plan with some of its searches."""
+        """Return the plan with only these searches."""
         return replace(self, searches=tuple(searches))
 
 
 def searches_of(file: SweepFile) -> FrontierPlan:
-    """Resolve a file's cells to searches; where its GPU is not here, those whose sizes do not depend on it.
+    """Make each cell a search. Without the file's GPU, only cells whose sizes do not depend on it become searches.
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: when all sizes depend on a GPU that is not here.
+        MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     with naming(file.path):
         frontier = table(file.document, "frontier")
@@ -135,7 +136,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
 
 
 def _refuse_own_key(searched: str, place: str, keys: dict[str, Any]) -> None:
-    """Refuse a cell that fixes what is searched; where the model's size is, every name of a model does."""
+    """Refuse a cell that fixes the searched quantity. If that is the size of the model, no model may be named."""
     for key in ("params", "model") if searched == "params" else (searched,):
         if key in keys:
             raise SpecError(
@@ -171,7 +172,7 @@ def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, Tra
 
 
 def gpu_of(file: SweepFile) -> Gpu | None:
-    """Return the machine's GPU as the catalogue knows it, with the memory that it is limited to; None if unknown."""
+    """Return the machine's GPU from the catalogue, with its memory limit. None if it is not in the catalogue."""
     gpus = file.machine.gpus if file.device == "cuda" else ()
     gpu = gpu_by_product_name(gpus[0].name) if gpus else None
     limit = file.run.memory_limit_bytes
@@ -181,7 +182,7 @@ def gpu_of(file: SweepFile) -> Gpu | None:
 
 
 def _bounded(searched: str, quantity: Quantity, frontier: dict[str, Any]) -> Quantity:
-    """Keep the values from smallest to largest that differ by RESOLUTION."""
+    """Keep values between smallest and largest, each at least RESOLUTION times the one before."""
     read = partial(_bound, searched, frontier)
     smallest, largest = read("smallest", 1), read("largest", quantity.values[-1])
     if largest > quantity.values[-1] and "largest" in frontier:

@@ -15,18 +15,18 @@ from fsdp_bench.sweep.frontier.file import Search
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predicted indices of a cell; both None where nothing can be predicted."""
+    """The predicted ``fits`` and ``runs`` of a cell. Both are None if nothing can be predicted."""
 
     fits: int | None
     runs: int | None
     limited_by: FirstFailure | None
     why_not: str | None = None
-    """One line: why there is no prediction."""
+    """Why there is no prediction, in one line."""
 
 
 @cache
 def forecast(search: Search) -> Forecast:
-    """Predict a cell's limits, under the same memory limit as its trials have; once per process."""
+    """Predict a cell's limits, with the memory limit of its trials. The answer is cached."""
     if search.skip_reason is not None:
         return Forecast(None, None, None)
     try:

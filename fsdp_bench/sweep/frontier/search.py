@@ -1,7 +1,7 @@
 """The measured largest model: every cell of a frontier sweep is searched with real trials, from its prediction on.
 
-A cell's trials are ordinary records in trials/, and what is known of a cell is read from them: nothing is repeated,
-and nothing larger than what ran out of memory is ever tried, whichever run found that.
+A cell's trials are ordinary records in trials/, and the state of a search is read from them. So no trial is repeated,
+and no value is tried that is larger than one that ran out of memory, in this run or an earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.sweep.run.survey import look_up
 
 Observer = Callable[[SearchedCell, Trial, TrialRecord | None], None]
-"""Called for each trial twice: with None when it starts, and with its record when it has ended."""
+"""Called twice for each trial: with None when it starts, and with its record when it has ended."""
 
 
 def cells_of(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[SearchedCell]:
@@ -30,7 +30,7 @@ def cells_of(plan: FrontierPlan, records: Sequence[TrialRecord]) -> list[Searche
 
 
 def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
-    """Return a cell's records by index: those whose ID is that of a candidate's trial."""
+    """Return the records of a cell's trials, by the index of their candidate."""
     indices = {value: index for index, value in enumerate(search.quantity.values)}
     found: dict[int, TrialRecord] = {}
     for record in records:
@@ -41,10 +41,10 @@ def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, Trial
 
 
 def set_aside(cells: Sequence[SearchedCell], store: Store, retry: frozenset[Outcome]) -> list[str]:
-    """Set aside the records whose trials are to run again; return one line for each.
+    """Move the records whose trials are to run again to set-aside/; return one line for each.
 
     Raises:
-        ResultsError: when one cannot be moved.
+        ResultsError: if a record cannot be moved.
     """
     notes: list[str] = []
     for cell in cells:
@@ -55,11 +55,11 @@ def set_aside(cells: Sequence[SearchedCell], store: Store, retry: frozenset[Outc
 
 
 def run_frontier(cells: Sequence[SearchedCell], runner: TrialRunner, observe: Observer) -> None:
-    """Search every cell to its end; each trial's record is stored as soon as it is known.
+    """Search every cell to its end. Store each record as soon as its trial has ended.
 
     Raises:
-        ResultsError: when results cannot be written; what is stored stays.
-        KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
+        ResultsError: if results cannot be written. Stored records stay.
+        KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
     """
     for cell in cells:
         while (index := cell.next_index) is not None:
@@ -70,7 +70,7 @@ def run_frontier(cells: Sequence[SearchedCell], runner: TrialRunner, observe: Ob
 
 
 def frontier_record(plan: FrontierPlan, cells: Sequence[SearchedCell], machine: str) -> FrontierRecord:
-    """Return what is known of a sweep."""
+    """Return the record of a frontier sweep, frontier.json."""
     return FrontierRecord(
         schema_version=FRONTIER_SCHEMA_VERSION,
         sweep=plan.name,
@@ -84,7 +84,7 @@ def frontier_record(plan: FrontierPlan, cells: Sequence[SearchedCell], machine: 
 
 
 def resolved_searches(plan: FrontierPlan, machine: Machine) -> str:
-    """Return the sweep file's text with, as comments, the cells that it was resolved to on a machine."""
+    """Return the sweep file's text. Comments at its end list the cells that it became on a machine."""
     lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
     for search in plan.searches:
         lines.append(f"# {search.label}" + (f"; skipped: {search.skip_reason}" if search.skip_reason else ""))

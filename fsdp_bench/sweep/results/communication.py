@@ -1,4 +1,4 @@
-"""The communication of a trial's step by kind of collective, and how much of it is exposed."""
+"""A trial's communication per step, by kind of collective, and how much of it is exposed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsdp_bench.sweep.config.trial import distinct_labels
 
 
 def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
-    """Return the JSON form of the trials that ended ok: bytes and seconds."""
+    """Return the JSON form for the trials that ended ``ok``. Sizes are in bytes, times in seconds."""
     measured = [record for record in records if record.outcome is Outcome.OK]
     return [
         {
@@ -42,7 +42,7 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
 
 
 def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
-    """Return one reading a kind: the rank with the most seconds, the median over its profiled steps."""
+    """Return one reading for each kind: the median over profiled steps, of the rank with the most seconds."""
     found: dict[str, CollectiveReading] = {}
     for rank in record.ranks:
         names = {reading.kind for step in rank.communication for reading in step.collectives}
@@ -64,5 +64,5 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
 
 
 def trial_labels(records: list[TrialRecord]) -> list[str]:
-    """Return one line a trial that distinguishes it from the others."""
+    """Return a label for each trial that distinguishes it from the others."""
     return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])

@@ -9,11 +9,11 @@ from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.record import TrialRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With which a spreadsheet's formulas begin (OWASP, CSV Injection)."""
+"""Characters with which a formula of a spreadsheet begins (OWASP, CSV Injection)."""
 
 
 def flat_row(record: TrialRecord) -> dict[str, Any]:
-    """Return the row: identity, model, setup, outcome, the worst memory of all ranks and the medians of time.
+    """Return a record as one row: ID, model, setup, outcome, the highest memory of any rank, median times.
 
     ``loss`` is the setup's cross-entropy (plain, chunked, compiled); ``final_loss`` is the number it reached.
     """
@@ -64,13 +64,13 @@ _MOST_OF_ANY_RANK = (
     "gradients_bytes",
     "optimizer_state_bytes",
 )
-"""Fields of MemoryReading, each of the rank that has the most of it."""
+"""Fields of MemoryReading. Each column has the largest value of any rank."""
 _WITH_RANK = ("peak_allocated_bytes", "peak_reserved_bytes", "num_alloc_retries")
-"""Those with a further column, the number of that rank."""
+"""Fields with a second column: the rank with the largest value."""
 
 
 def _memory(record: TrialRecord) -> dict[str, Any]:
-    """Return the largest reading of any rank, field by field; the phase is that of the largest peak allocated."""
+    """Return the largest value of any rank for each field. The phase is that of the largest peak allocated."""
     worst = record.worst_rank_memory
     row: dict[str, Any] = {}
     for field in _MOST_OF_ANY_RANK:
@@ -83,7 +83,7 @@ def _memory(record: TrialRecord) -> dict[str, Any]:
 
 
 def most_of_any_rank(record: TrialRecord, field: str) -> tuple[int | None, int | None]:
-    """Return the largest value of a field and the first rank that has it; None twice where no rank knows it."""
+    """Return the largest value of a field and the first rank with it. Both are None if no rank has a value."""
     known = [(getattr(rank.memory, field), -rank.rank) for rank in record.ranks if rank.memory]
     value, negated = max(((value, rank) for value, rank in known if value is not None), default=(None, None))
     return value, None if negated is None else -negated
@@ -106,7 +106,7 @@ def _speed(record: TrialRecord) -> dict[str, Any]:
 
 
 def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
-    """Return a cell's row: setup, what was searched, both limits predicted and measured, and the number of trials."""
+    """Return a cell as one row: setup, searched quantity, both limits predicted and measured, number of trials."""
     predicted, measured = cell.predicted, cell.measured
     failure = measured.limited_by if measured else None
     setup = to_builtins(cell.setup)

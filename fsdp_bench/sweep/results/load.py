@@ -1,4 +1,4 @@
-"""Reads results: every record below a folder, a sweep's frontier, and the table that Python users get."""
+"""Reads results: the records in a folder, frontier.json, and load_results(), the table for Python users."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 _BESIDE_TRIALS = ("machine.json", "frontier.json")
-"""Files of a sweep's folder that are no records: the sweep may be named ``trials``."""
+"""Files that are not records. In the folder of a sweep that is named ``trials`` they match the pattern of records."""
 
 
 def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
-    """Read every record below a folder, in the order of their trials: a sweep's, a machine's or all results.
+    """Read every record in a folder and its subfolders, in the order of their trials.
 
     Args:
-        folder: a sweep's folder, or one above it.
-        notes: gets one line for each record that is broken and left out.
+        folder: the folder of a sweep, of a machine, or of all results.
+        notes: a list to which one line is added for each broken record, which is then skipped.
 
     Raises:
-        ResultsError: when there is none, or all are broken; without ``notes``, when one is broken.
-        SpecError: when a newer fsdp-bench wrote one.
+        ResultsError: if there is no record, or all are broken; without ``notes``, if one is broken.
+        SpecError: if a newer fsdp-bench wrote one.
     """
     records, broken = [], []
     for path in _record_paths(folder):
@@ -51,10 +51,10 @@ def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialReco
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """Return the folders MACHINE/SWEEP with records: a folder itself, or those below it.
+    """Return the folders MACHINE/SWEEP with records: ``folder`` itself, or its subfolders.
 
     Raises:
-        ResultsError: when there is none.
+        ResultsError: if there is none.
     """
     return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
 
@@ -69,11 +69,11 @@ def _record_paths(folder: Path) -> list[Path]:
 
 
 def read_frontier_of(folder: Path) -> FrontierRecord | None:
-    """Read the frontier.json of a sweep's folder; None where the sweep searched nothing.
+    """Read frontier.json in a sweep's folder. None if the sweep has no [frontier].
 
     Raises:
-        ResultsError: when it is broken.
-        SpecError: when a newer fsdp-bench wrote it.
+        ResultsError: if it is broken.
+        SpecError: if a newer fsdp-bench wrote it.
     """
     path = folder / "frontier.json"
     try:
@@ -88,12 +88,12 @@ def read_frontier_of(folder: Path) -> FrontierRecord | None:
 
 
 def load_results(folder: str | Path) -> pd.DataFrame:
-    """Return results as a table, one row a trial, the columns of trials.csv: bytes and seconds, units in the names.
+    """Return results as a table: one row for each trial, the columns of trials.csv. Column names contain the unit.
 
-    A record that is broken is left out, with a warning that names it.
+    A broken record is skipped, with a warning that names it.
 
     Raises:
-        ResultsError: when there are no results, or all records are broken.
+        ResultsError: if there are no results, or all records are broken.
     """
     import pandas as pd
 
@@ -105,7 +105,7 @@ def load_results(folder: str | Path) -> pd.DataFrame:
 
 
 def machine_description(folder: Path) -> str:
-    """Return the one line that describes the machine of a sweep's folder; ``unknown machine`` without machine.json."""
+    """Return one line that describes the machine of a sweep's folder. ``unknown machine`` without machine.json."""
     try:
         return from_json((folder / "machine.json").read_bytes(), Machine).describe()
     except (OSError, msgspec.DecodeError):

@@ -1,16 +1,18 @@
 """Results on disk: append-only, readable without the tool.
 
+A trial counts as done when trials/ID.json exists; config/trial_id.py computes the ID.
+
 results/MACHINE/SWEEP/
-    machine.json     the machine and its versions
+    machine.json     the machine and the versions of its software
     sweep.toml       the sweep file, as it was run
-    trials/ID.json   one record a trial, written whole or not at all
-    set-aside/       records that were broken or superseded by --retry, by name; never deleted
+    trials/ID.json   one record for each trial, written whole or not at all
+    set-aside/       records that are broken or whose trial ran again; never deleted
     trials.csv       the flat table, rebuilt from the records
-    frontier.json    of a sweep with [frontier]: what was found in each cell; rebuilt from the records
-    frontier.csv     the same as a flat table
+    frontier.json    for a sweep with [frontier]: the answer of each cell, rebuilt from the records
+    frontier.csv     frontier.json as a flat table
     traces/ID/       with --trace: a profiled step of every rank, for Perfetto
     snapshots/ID/    with --memory-snapshot: every rank's allocations, for pytorch.org/memory_viz
-    *.png            the charts drawn from them
+    *.png            charts
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ MOST_ERROR_CHARACTERS = 200
 
 
 class Store:
-    """One sweep's folder; one process at a time has its lock and writes."""
+    """The folder of one sweep. A lock allows one process at a time to write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,10 +52,10 @@ class Store:
         self._lock: Any = None
 
     def open(self) -> None:
-        """Create the folders, take the lock, remove what a killed run left unfinished.
+        """Create the folders, take the lock, remove unfinished files of a killed run.
 
         Raises:
-            ResultsError: when the folder cannot be written, or another process holds it.
+            ResultsError: if the folder cannot be written, or another process has the lock.
         """
         try:
             self._take_lock()
@@ -70,7 +72,7 @@ class Store:
         self.remove_scratch(self.scratch)
 
     def close(self) -> None:
-        """Remove the scratch folder and give the lock back."""
+        """Remove the scratch folder and release the lock."""
         if self._lock is not None:
             self.remove_scratch(self.scratch)
             self._give_lock_back()
@@ -98,7 +100,7 @@ class Store:
         """Check that the lock file is still the one that this process has locked.
 
         Raises:
-            ResultsError: when it was removed or replaced, so that another sweep may write here.
+            ResultsError: if it was removed or replaced, so that another sweep may write here.
         """
         try:
             if self._lock is None or os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._lock_path)):
@@ -111,10 +113,10 @@ class Store:
         )
 
     def check_writable(self) -> None:
-        """Write and remove as much as a large record.
+        """Check that a file as large as a large record can be written, and remove it.
 
         Raises:
-            ResultsError: when that fails: read-only or full.
+            ResultsError: if it cannot, because the folder is read-only or the disk is full.
         """
         probe = self.trials / ".probe.tmp"
         try:
@@ -129,7 +131,7 @@ class Store:
                 probe.unlink(missing_ok=True)
 
     def error(self, error: OSError) -> ResultsError:
-        """Return the error that says why results cannot be written, and what would help."""
+        """Return the ResultsError that says why results cannot be written, and what would help."""
         helps = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "raise the file size limit"}
         help_text = helps.get(error.errno or 0, "choose a folder that can be written with --results")
         return ResultsError(
@@ -138,10 +140,10 @@ class Store:
         )
 
     def make_scratch(self, trial_id: str) -> Path:
-        """Return an empty folder for a trial's workers.
+        """Return an empty scratch folder for a trial's ranks.
 
         Raises:
-            ResultsError: when it cannot be made.
+            ResultsError: if it cannot be created.
         """
         folder = self.scratch / trial_id
         shutil.rmtree(folder, ignore_errors=True)
@@ -152,14 +154,14 @@ class Store:
         return folder
 
     def remove_scratch(self, folder: Path) -> None:
-        """Remove a scratch folder, as far as that is possible."""
+        """Remove a scratch folder. Errors are ignored."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the sweep's folder atomically.
 
         Raises:
-            ResultsError: when the folder cannot be written.
+            ResultsError: if the folder cannot be written.
         """
         try:
             write_atomically(self.folder / name, data)
@@ -167,10 +169,10 @@ class Store:
             raise self.error(error) from None
 
     def keep_files(self, trial_id: str, scratch: Path) -> None:
-        """Move the traces and snapshots that a trial's ranks left in its scratch folder to folders named for the trial.
+        """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID.
 
         Raises:
-            ResultsError: when they cannot be kept.
+            ResultsError: if they cannot be moved.
         """
         try:
             for pattern, kept in (("*.trace.json.gz", self.traces), ("*.snapshot.pickle", self.snapshots)):
@@ -181,10 +183,10 @@ class Store:
             raise self.error(error) from None
 
     def write_record(self, record: TrialRecord) -> None:
-        """Store a trial's record; there must be none.
+        """Write a trial's record. The trial must not have one yet.
 
         Raises:
-            ResultsError: when the folder cannot be written, or another sweep writes here too.
+            ResultsError: if the folder cannot be written, or another sweep has written the record.
         """
         self.check_lock()
         if self._path(record.id).exists():
@@ -195,11 +197,13 @@ class Store:
         return self.trials / f"{trial_id}.json"
 
     def read(self, trial_id: str) -> tuple[TrialRecord | None, str | None]:
-        """Return a trial's record, or (None, None) where there is none; a broken one is set aside: (None, one line).
+        """Return a trial's record and None; (None, None) if it has none.
+
+        A broken record is moved to set-aside/; then return None and one line about it.
 
         Raises:
-            SpecError: when a newer fsdp-bench wrote it.
-            ResultsError: when it cannot be read or moved.
+            SpecError: if a newer fsdp-bench wrote it.
+            ResultsError: if it cannot be read or moved.
         """
         path = self._path(trial_id)
         try:
@@ -221,7 +225,7 @@ class Store:
         return record, None
 
     def read_all(self) -> tuple[list[TrialRecord], list[str]]:
-        """Return every record; broken ones are set aside, with a line for each.
+        """Return every record, and a line for each broken record, which is moved to set-aside/.
 
         Raises:
             SpecError, ResultsError: as ``read``.
@@ -230,10 +234,10 @@ class Store:
         return [record for record, _ in answers if record is not None], [note for _, note in answers if note]
 
     def peek_all(self) -> list[TrialRecord]:
-        """Return every whole record; moves nothing.
+        """Return every record that is not broken. Moves nothing.
 
         Raises:
-            SpecError: when a newer fsdp-bench wrote one.
+            SpecError: if a newer fsdp-bench wrote one.
         """
         found = []
         for path in sorted(self.trials.glob("*.json")):
@@ -242,10 +246,10 @@ class Store:
         return found
 
     def set_aside(self, trial_id: str) -> Path:
-        """Move a record to set-aside/ under a new name; return that.
+        """Move a record to set-aside/ under a new name; return its new path.
 
         Raises:
-            ResultsError: when it cannot be moved.
+            ResultsError: if it cannot be moved.
         """
         folder = self.folder / "set-aside"
         try:
@@ -259,15 +263,15 @@ class Store:
         return target.relative_to(self.folder)
 
     def write_machine(self, machine: Machine) -> None:
-        """Store the machine's description."""
+        """Write machine.json."""
         self.write("machine.json", to_json(machine))
 
     def write_table(self, records: list[TrialRecord]) -> None:
-        """Rebuild trials.csv."""
+        """Write trials.csv."""
         self._write_rows("trials.csv", [flat_row(record) for record in records])
 
     def write_frontier(self, record: FrontierRecord) -> None:
-        """Rebuild frontier.json and frontier.csv."""
+        """Write frontier.json and frontier.csv."""
         self.write("frontier.json", to_json(record))
         self._write_rows("frontier.csv", [frontier_row(cell, record) for cell in record.cells])
 
@@ -280,7 +284,7 @@ class Store:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what write_atomically began in a folder in a process that has ended since."""
+    """Remove temporary files of write_atomically whose process has ended."""
     for path in folder.glob(".*.tmp"):
         _, _, number = path.stem.rpartition(".")
         if number.isdigit() and not psutil.pid_exists(int(number)):
@@ -289,6 +293,6 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an error in one line of bounded length: it may repeat what a damaged file holds."""
+    """Return an error as one line of limited length, because it may quote a damaged file."""
     text = " ".join(str(error).split())
     return text if len(text) <= MOST_ERROR_CHARACTERS else text[:MOST_ERROR_CHARACTERS] + " [...]"

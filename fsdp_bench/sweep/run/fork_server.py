@@ -1,4 +1,4 @@
-"""A process that imports torch once and forks the ranks of one trial after another."""
+"""The fork server as the sweep sees it: a process that imports torch once and forks the ranks of each trial."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fsdp_bench.sweep.run.outcome import signal_name
 from fsdp_bench.sweep.run.processes import end_marked, kill_group
 
 SERVER_START_SECONDS = 120.0
-"""Importing torch from a cold network file system can take a minute."""
+"""How long the server may take to start: importing torch from a cold network file system can take a minute."""
 
 
 class ForkServer:
-    """One server process for a whole sweep; started again when it has ended.
+    """One server process for a whole sweep. It is started again if it has ended.
 
-    Where the server finds that forking is not safe, trials go through torchrun instead. With ``resident``, trials of
-    one rank share a process as long as each leaves it as it found it.
+    If forking is not safe, trials are started by torchrun instead. With ``resident``, trials of one rank share a
+    process, as long as each trial can be undone (train/processes/resident.py).
     """
 
     def __init__(self, log: Path, mark: str, resident: bool = False) -> None:
@@ -43,8 +43,8 @@ class ForkServer:
         """Have the server fork a trial's ranks.
 
         Raises:
-            LauncherError: when the server does not answer.
-            MachineError: when it does not start.
+            LauncherError: if the server does not answer.
+            MachineError: if it does not start.
         """
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
@@ -65,7 +65,7 @@ class ForkServer:
 
     @property
     def num_waiting(self) -> int:
-        """One, where the process that ran the last trial is there for the next one."""
+        """1 if the process of the last trial waits for the next trial, else 0."""
         with contextlib.suppress(psutil.Error):
             return int(self._shared is not None and psutil.Process(self._shared).status() != psutil.STATUS_ZOMBIE)
         return 0
@@ -88,7 +88,7 @@ class ForkServer:
         """Return the next event, which must be ``event``.
 
         Raises:
-            LauncherError: when it does not come.
+            LauncherError: if it does not come.
         """
         for message in self.events(seconds):
             if message["event"] == event:
@@ -100,7 +100,7 @@ class ForkServer:
         """Yield the server's events until none comes for ``seconds``.
 
         Raises:
-            LauncherError: when the server has ended.
+            LauncherError: if the server has ended.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -123,7 +123,7 @@ class ForkServer:
             self._buffer += chunk
 
     def close(self) -> None:
-        """End the server, and with it any process that a rank has left."""
+        """End the server and all processes that ranks left running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -135,7 +135,7 @@ class ForkServer:
         end_marked(self._mark)
 
     def end_leftovers(self) -> None:
-        """End what the ranks of a trial that has ended left running."""
+        """End processes that a trial that has ended left running."""
         kept = [] if self._process is None else [self._process.pid]
         end_marked(self._mark, kept if self._shared is None else [*kept, self._shared])
 
@@ -149,7 +149,7 @@ class ForkedTrial:
         self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return the ranks that the server saw end."""
+        """Return the ranks that have ended, as the server reports them."""
         for message in self._server.events(seconds):
             if message["event"] == "ended":
                 self.finished = True
@@ -160,7 +160,7 @@ class ForkedTrial:
         return []
 
     def kill(self) -> None:
-        """End the ranks' process group; a server that then says nothing is ended too."""
+        """End the ranks' process group. If the server then does not report their end, end it too."""
         kill_group(self._pgid)
         deadline = time.monotonic() + 10
         while not self.finished and time.monotonic() < deadline:

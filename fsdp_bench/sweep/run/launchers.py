@@ -1,6 +1,6 @@
-"""How a trial's ranks are started: forked from a server that has torch imported, or by torchrun.
+"""Launchers, which start a trial's ranks: the interface, and torchrun. fork_server.py is the other launcher.
 
-Both return a Launched, which reports the ranks that ended and how, and can end all of them.
+A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fsdp_bench.sweep.run.processes import MARK, dying_with_this_process, end_ma
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's process ended; ``rank`` is None when the launcher does not know which one."""
+    """The end of one rank's process. ``rank`` is None if the launcher does not know which rank it is."""
 
     rank: int | None
     exit_code: int | None = None
@@ -28,19 +28,19 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_of(rank: int | None, code: int) -> RankExit:
-    """Read an exit code as subprocess has it: negative for a signal."""
+    """Make a RankExit of an exit code of subprocess, which is negative for a signal."""
     return RankExit(rank=rank, signal=-code) if code < 0 else RankExit(rank=rank, exit_code=code)
 
 
 class LauncherError(Exception):
-    """The launcher itself ended; the trial's ranks have ended with it."""
+    """The launcher itself has ended, and the trial's ranks with it."""
 
 
 class Launched(Protocol):
     """A trial whose ranks are running."""
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return the ranks that ended, waiting at most ``seconds`` for the first."""
+        """Return the ranks that have ended since the last call; wait at most ``seconds`` for the first."""
 
     @property
     def finished(self) -> bool:
@@ -54,24 +54,24 @@ class Launcher(Protocol):
     """Starts trials one after another."""
 
     def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> Launched:
-        """Start a trial's ranks; ``may_share`` a process with trials before and after it."""
+        """Start a trial's ranks. With ``may_share`` the trial may run in one process with other trials."""
 
     @property
     def num_waiting(self) -> int:
-        """Processes of workers that wait for the next trial."""
+        """The number of processes that wait for the next trial."""
 
     def end_leftovers(self) -> None:
-        """End what the ranks of a trial that has ended left running."""
+        """End processes that a trial that has ended left running."""
 
     def close(self) -> None:
-        """End whatever the launcher keeps running."""
+        """End all processes of the launcher."""
 
 
 def worker_environment(mark: str | None = None) -> dict[str, str]:
-    """Return the environment of workers: they listen on the loopback interface only; no threads before a fork.
+    """Return the environment of ranks: they listen on the loopback interface only, and start no threads on import.
 
     Args:
-        mark: the sweep's, where the process belongs to one.
+        mark: the mark of the sweep (processes.py), if the process belongs to one.
     """
     environment = dict(os.environ)
     if mark is not None:
@@ -89,7 +89,7 @@ def worker_environment(mark: str | None = None) -> dict[str, str]:
 
 
 class Torchrun:
-    """A fresh torchrun for every trial: slower by the import of torch, and shared with nothing."""
+    """Starts every trial with a new torchrun, so that each trial imports torch again and trials share nothing."""
 
     num_waiting = 0
 
@@ -111,25 +111,25 @@ class Torchrun:
             return TorchrunTrial(start_process(command, self._mark, subprocess.DEVNULL, log))
 
     def end_leftovers(self) -> None:
-        """End what the ranks of a trial that has ended left running."""
+        """End processes that a trial that has ended left running."""
         end_marked(self._mark)
 
     def close(self) -> None:
-        """End what is left; nothing is kept running."""
+        """End processes that are left. torchrun itself is not kept running."""
         end_marked(self._mark)
 
 
 def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a module of Python in a session of its own: an interrupt at the terminal then reaches only its parent.
+    """Start a Python module in a session of its own, so that Ctrl-C at the terminal reaches only its parent.
 
     Args:
-        command: the module and its arguments; this process's number is passed between them.
-        mark: the sweep's.
+        command: the module and its arguments; the process ID of this process is passed between them.
+        mark: the mark of the sweep (processes.py).
         pipes: subprocess.PIPE for its input and output; subprocess.DEVNULL for no input, and output to the log.
         log: the file for what it prints.
 
     Raises:
-        MachineError: when no process can be started.
+        MachineError: if no process can be started.
     """
     module, *arguments = command
     try:
@@ -147,14 +147,14 @@ def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> 
 
 
 class TorchrunTrial:
-    """A trial that torchrun runs: it ends the other ranks when one fails, and has one exit code for all."""
+    """A trial that torchrun runs. torchrun ends all ranks if one fails, and has one exit code for all."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return torchrun's exit, which is that of no rank in particular."""
+        """Return the end of torchrun, which does not say which rank failed."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -163,7 +163,7 @@ class TorchrunTrial:
         return [exit_of(None, code)]
 
     def kill(self) -> None:
-        """End torchrun's session, whose ranks each have a group of their own."""
+        """End torchrun and its ranks, each of which has a process group of its own."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 child.kill()

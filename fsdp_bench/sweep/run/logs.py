@@ -1,4 +1,4 @@
-"""The ranks' log files; only a bounded part of each is ever kept or read."""
+"""The ranks' log files, limited in size: only the end of a long log is kept and read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_LINE_CHARACTERS = 500
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log, long ones shortened; none where there is no log."""
+    """Return the last lines of a log, long lines shortened. Without a log, return no lines."""
     try:
         with open(path, "rb") as file:
             return last_lines_of(file, count)
@@ -23,13 +23,13 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def last_lines_of(file: IO[bytes], count: int) -> list[str]:
-    """Return the last lines of an open log, long ones shortened."""
+    """Return the last lines of an open log, long lines shortened."""
     lines = _tail(file).decode(errors="replace").strip().splitlines()[-count:]
     return [line if len(line) <= MOST_LINE_CHARACTERS else line[:MOST_LINE_CHARACTERS] + " [...]" for line in lines]
 
 
 def cut_down(folder: Path) -> None:
-    """Cut each log in a folder that is too large to its end. Ranks append, so they go on writing after it."""
+    """Cut each log of a folder that is too large to its last part. Ranks append, so they go on writing after it."""
     with contextlib.suppress(OSError):
         for path in folder.glob("*.log"):
             if path.stat().st_size > MOST_LOG_BYTES:

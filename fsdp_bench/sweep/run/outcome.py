@@ -1,4 +1,8 @@
-"""One pure function that decides how a trial ended, from what its ranks left behind."""
+"""How a trial ended, decided from what its ranks left: reports, exit codes, signals.
+
+Each rank reports its own outcome. train/processes/exception_to_outcome.py decides that one: out of GPU memory, out of
+host memory, or a crash. Here the ranks' outcomes become one: the first cause wins.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     report: RankReport | None = None
     exit_code: int | None = None
-    """None when a signal ended it, or when it was not seen to end."""
+    """None if a signal ended the process, or if its end was not seen."""
     signal: int | None = None
-    """The signal that ended it before the manager began to end anything."""
+    """The signal that ended the process, unless this sweep sent it."""
     is_shared: bool = False
-    """Whether exit code and signal are the launcher's, which does not know whose they are."""
+    """Whether exit code and signal are torchrun's, which does not say which rank they belong to."""
     stage: str = "start"
-    """The last stage that it noted."""
+    """The last stage of the trial that the rank entered."""
 
 
 class TrialEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,24 +38,28 @@ class TrialEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OutOfMemoryKill = Literal["no", "possibly", "yes"]
-"""Whether the kernel killed a rank for memory; ``possibly`` where it is only known to have killed some process."""
+"""Whether the kernel killed a rank because host memory ran out. ``possibly``: it killed some process."""
 
 
 def decide_outcome(
     ends: list[RankEnd], *, timed_out: bool, oom_killed: OutOfMemoryKill, timeout_seconds: float
 ) -> TrialEnd:
-    """Decide a trial's first cause.
+    """Decide a trial's outcome: the first cause.
 
     Args:
-        ends: every rank's end.
+        ends: how each rank ended.
         timed_out: whether the time limit passed before all ranks had ended.
-        oom_killed: whether the kernel killed a process for memory during the trial.
-        timeout_seconds: the limit, for the reason.
+        oom_killed: whether the kernel killed a process during the trial because host memory ran out.
+        timeout_seconds: the time limit, which the reason names.
 
-    The first of these that is true: memory that ran out (a rank says so before its peers can notice); a rank that
-    ended by itself without a report, by a signal or with an exit code; the earliest report of a failure (later ones,
-    and those of the peers of a rank that ended without one, follow from it); the time limit; a rank without a report;
-    else all ranks are ok. A trial whose ranks have all reported their measurements is ok whatever ended it.
+    The outcome is the first of these that is true:
+
+    1. A rank reported that memory ran out. It reports this before the other ranks can notice.
+    2. A rank ended by itself without a report, by a signal or with an exit code.
+    3. A rank reported another failure. The earliest report counts: later ones follow from it.
+    4. The time limit passed.
+    5. A rank left no report.
+    6. All ranks reported their measurements: ``ok``, however their processes ended.
     """
     missing = [end for end in ends if end.report is None]
     cause = _reported_cause(ends, is_oom=True) or _own_end(missing, oom_killed) or _reported_cause(ends, is_oom=False)
@@ -69,7 +77,7 @@ def decide_outcome(
 
 
 def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> TrialEnd | None:
-    """Return the end by the earliest failure that a rank reported."""
+    """Return the outcome of the earliest failure that a rank reported; None if there is none."""
     failures = [
         (end.report.failure.at, end.rank, end)
         for end in ends
@@ -79,7 +87,7 @@ def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> TrialEnd | None:
 
 
 def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> TrialEnd | None:
-    """Return the end by a rank that ended by itself and left no report: a signal before an exit code."""
+    """Return the outcome of a rank that ended by itself without a report. Signals come before exit codes."""
     for end in missing:
         if end.signal is not None:
             return _signalled(end, oom_killed)
@@ -119,7 +127,7 @@ def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> TrialEnd:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name; real-time signals, of which most have none, count from SIGRTMIN."""
+    """Return the name of a signal. Real-time signals without a name are counted from SIGRTMIN."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 MARK = "FSDP_BENCH_SWEEP"
-"""The environment variable with a sweep's mark: its folder. Whatever a rank starts inherits it, in any session."""
+"""The environment variable with a sweep's mark: its folder. All processes that a rank starts inherit it."""
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 5.0
@@ -24,7 +24,7 @@ def mark_of(folder: Path) -> str:
 
 
 def pids_with(mark: str) -> list[int]:
-    """Return the processes that have a mark, without this one; none where there is no /proc."""
+    """Return the IDs of the processes with a mark, except this process. Without /proc, return none."""
     wanted, found = os.fsencode(f"{MARK}={mark}"), []
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -36,9 +36,9 @@ def pids_with(mark: str) -> list[int]:
 
 
 def end_marked(mark: str, keep: Collection[int] = ()) -> None:
-    """Kill every process that has a mark except those to keep, stopped ones too; wait until they are gone.
+    """Kill every process with a mark except those to keep, also stopped ones; wait until they are gone.
 
-    This finds what a rank started wherever it is: in its process group, in another session, or without a parent.
+    This finds all processes that a rank started, also in other sessions or without a parent.
     """
     deadline = time.monotonic() + _SECONDS_TO_END
     while (leftovers := [pid for pid in pids_with(mark) if pid not in keep]) and time.monotonic() < deadline:
@@ -49,13 +49,13 @@ def end_marked(mark: str, keep: Collection[int] = ()) -> None:
 
 
 def kill_group(pgid: int) -> None:
-    """Kill every process of a process group, stopped ones too."""
+    """Kill every process of a process group, also stopped ones."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
 
 def dying_with_this_process() -> Callable[[], object] | None:
-    """Return what a new process calls before its program starts, so that it ends when this one does; on Linux only."""
+    """Return a preexec_fn with which a new process ends when this process ends. None if this is not Linux."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: a forked process should do as little as it can

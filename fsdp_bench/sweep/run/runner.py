@@ -1,4 +1,4 @@
-"""Runs a sweep's trials one after another; whatever a trial does is that trial's outcome and nothing else's."""
+"""Runs a sweep's trials one after another. A crash or a hang is the outcome of its trial and ends no other trial."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ from fsdp_bench.sweep.run.logs import cut_down, last_lines
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.run.processes import end_marked, mark_of
 from fsdp_bench.sweep.run.survey import SweepState
+from fsdp_bench.sweep.run.time_limit import TimeLimit
 
 GRACE_SECONDS = 3.0
-"""After a rank failed: time for its peers to write their reports before they are ended."""
+"""After a rank failed, how long the other ranks may take to write their reports before they are ended."""
 POLL_SECONDS = 0.2
 STDERR_TAIL_LINES = 30
 
 MOST_REPORT_BYTES = 64 * 1024**2
 MOST_STAGE_BYTES = 100
-MOST_SECONDS_BETWEEN_LOOKS = 2.0
-"""The manager looks every POLL_SECONDS; where more than this passes between two looks, it was stopped itself."""
 
 Observer = Callable[[Trial, TrialRecord | None], None]
-"""Called for each trial twice: with None when it starts, and with its record when it has ended."""
+"""Called twice for each trial: with None when it starts, and with its record when it has ended."""
 
 
 def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
-    """Run every pending trial and store its record as soon as it is known.
+    """Run every pending trial and store its record as soon as it has ended.
 
     Raises:
-        ResultsError: when results cannot be written; what is stored stays.
-        KeyboardInterrupt: passed on after the running trial's processes have ended; it leaves no record.
+        ResultsError: if results cannot be written. Stored records stay.
+        KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
     """
     with TrialRunner(plan.name, plan.launcher, store, machine) as runner:
         for trial in state.pending:
@@ -55,7 +54,7 @@ def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState
 
 
 class TrialRunner:
-    """Runs one trial after another with one launcher, which is closed at the end."""
+    """Runs one trial after another with one launcher, and closes it at the end."""
 
     def __init__(self, sweep: str, launcher: str, store: Store, machine: Machine) -> None:
         self._sweep = sweep
@@ -77,11 +76,11 @@ class TrialRunner:
         self._log.unlink(missing_ok=True)
 
     def run(self, trial: Trial) -> TrialRecord:
-        """Run a trial, or skip it for its reason; its record is stored when this returns.
+        """Run a trial, or skip it if it has a skip_reason. Its record is stored when this returns.
 
         Raises:
-            ResultsError: when results cannot be written; what is stored stays.
-            KeyboardInterrupt: passed on after the trial's processes have ended; it leaves no record.
+            ResultsError: if results cannot be written. Stored records stay.
+            KeyboardInterrupt: raised again after the trial's processes have ended. The trial has no record.
         """
         if trial.skip_reason is not None:
             record = _skipped(trial, self._sweep)
@@ -120,28 +119,6 @@ def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) ->
     )
 
 
-class Watch:
-    """A time limit that counts the time in which this process runs, not that in which it is stopped.
-
-    A stopped manager's ranks go on; what they have reported meanwhile is read before the limit is checked.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-        self._last = time.monotonic()
-
-    def has_run_out(self) -> bool:
-        """Whether no time is left; to be called at every look."""
-        now = time.monotonic()
-        self._left -= min(now - self._last, MOST_SECONDS_BETWEEN_LOOKS)
-        self._last = now
-        return self._left <= 0
-
-    def stop_within(self, seconds: float) -> None:
-        """Leave no more than some seconds."""
-        self._left = min(self._left, seconds)
-
-
 class TrialRun:
     """One trial, from its scratch folder to its record."""
 
@@ -156,11 +133,11 @@ class TrialRun:
         self._suspect = ["allocations were recorded, which slows the host down"] if spec.keep_snapshot else []
 
     def run(self, launcher: Launcher) -> TrialRecord:
-        """Run the trial and return its record; its processes have ended when this returns or raises.
+        """Run the trial and return its record. Its processes have ended when this returns or raises.
 
         Raises:
-            ResultsError: when what the ranks need cannot be written.
-            MachineError: when they cannot be started.
+            ResultsError: if the trial's input cannot be written.
+            MachineError: if the ranks cannot be started.
         """
         begin, started_at, kills = time.monotonic(), _now(), oom_kills()
         trial_file = self._scratch / "trial.json"
@@ -196,12 +173,12 @@ class TrialRun:
         )
 
     def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
-        """Start the ranks, collect their ends; end all of them at the time limit or after a failure."""
+        """Start the ranks and wait for their ends; end all at the time limit or after a failure. Return the seconds."""
         setup = self._spec.setup
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
         may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
-        begin, watch = time.monotonic(), Watch(self._spec.run.timeout_seconds)
+        begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False
         try:
             while True:
@@ -210,8 +187,8 @@ class TrialRun:
                     left_no_report = end.rank is not None and self._report(end.rank) is None
                     if (end.exit_code != 0 or left_no_report) and not failed:
                         failed = True
-                        watch.stop_within(GRACE_SECONDS)
-                if launched.finished or watch.has_run_out():
+                        limit.stop_within(GRACE_SECONDS)
+                if launched.finished or limit.has_run_out():
                     break
                 cut_down(self._scratch)
             self._timed_out = not launched.finished and not failed
@@ -255,7 +232,7 @@ class TrialRun:
             return None
 
     def _stderr_tail(self, rank: int | None) -> str | None:
-        """Return the last lines that the causing rank printed; torchrun's ranks share one log."""
+        """Return the last lines of the log of the rank that caused the outcome. torchrun's ranks share one log."""
         for candidate in (rank or 0, 0):
             lines = last_lines(self._scratch / f"rank-{candidate}.log", STDERR_TAIL_LINES)
             if lines:
@@ -263,9 +240,10 @@ class TrialRun:
         return None
 
     def _note_foreign_processes(self, when: str, num_waiting: int) -> None:
-        """Before and after a trial none of its processes computes but those that wait; any other is someone else's.
+        """Note processes of others on the GPUs, before or after a trial.
 
-        They are counted: in a container NVML's process numbers may be those outside.
+        At these times only this sweep's waiting processes may be there. They are counted, not compared by ID, because
+        in a container NVML may show process IDs of the host.
         """
         if self._spec.device != "cuda":
             return
@@ -279,7 +257,7 @@ class TrialRun:
         return {"effective_strategy": effective.strategy} if effective else {}
 
     def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
-        """Return the GPU's dense peak for the compute dtype and its source, where the catalogue has them."""
+        """Return the GPU's dense peak for the compute dtype and its source, if the catalogue has them."""
         if self._spec.device != "cuda" or not reports:
             return {}
         gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute

@@ -1,4 +1,4 @@
-"""What of a sweep is recorded already, and what remains to be run."""
+"""Which trials of a sweep are recorded, and which are still to be run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from fsdp_bench.sweep.results.store import Store
 
 
 class SweepState(msgspec.Struct, kw_only=True):
-    """What is recorded of a sweep, and what remains to be run."""
+    """The recorded trials of a sweep, and the trials that are still to be run."""
 
     records: dict[str, TrialRecord]
     pending: list[Trial]
     notes: list[str]
-    """One line for each record that was set aside."""
+    """One line for each record that was moved to set-aside/."""
 
 
 def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset()) -> SweepState:
-    """Return what is done: a record is valid unless its outcome is to be retried, or its time limit has been raised.
+    """Return the state of a sweep. A trial with a record is done.
+
+    But it runs again if its outcome is in ``retry``, if it timed out under a shorter time limit, or if it was skipped
+    and the reason no longer holds; its record is then moved to set-aside/.
 
     Raises:
-        ResultsError, SpecError: when a record cannot be read, moved, or was written by a newer version.
+        ResultsError, SpecError: if a record cannot be read or moved, or was written by a newer version.
     """
     state = SweepState(records={}, pending=[], notes=[])
     for trial in plan.trials:
@@ -36,7 +39,7 @@ def survey(plan: SweepPlan, store: Store, retry: frozenset[Outcome] = frozenset(
 
 
 def look_up(trial: Trial, store: Store, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
-    """Return a trial's valid record, or None; add a line to ``notes`` where one was set aside.
+    """Return a trial's record, or None if it is to be run. Add a line to ``notes`` if a record was moved to set-aside/.
 
     Raises:
         ResultsError, SpecError: as ``survey``.

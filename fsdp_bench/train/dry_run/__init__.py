@@ -1,7 +1,13 @@
-"""Real FSDP code as rank 0 of N on tensors without data.
+"""Real FSDP code as rank 0 of N, on tensors without data.
 
-``main.py`` runs one setup after another. ``fake_world.py`` makes this process one rank of a world, ``fake_gpu.py`` is
-an accelerator without kernels; ``fused_kernels.py`` and ``cuda_autocast.py`` stand for CUDA's kernels and autocast.
-``fake_tracker.py`` and ``breakdown.py`` measure live bytes. ``workarounds.py`` lists what is replaced in torch because
-tensors have no data, and ``replacements.py`` what replaces it.
+Read in this order:
+    main.py           runs one setup after another
+    fake_world.py     makes this process one rank of N: fake process group, fake tensors
+    fake_gpu.py       an accelerator without kernels
+    fused_kernels.py  what CUDA's fused attention and RMSNorm kernels allocate and save
+    cuda_autocast.py  CUDA's autocast for that accelerator
+    fake_tracker.py   live bytes of fake tensors
+    breakdown.py      live bytes at the peak by category
+    workarounds.py    the symbols of torch that are replaced because tensors have no data, and why
+    replacements.py   the functions that replace them
 """

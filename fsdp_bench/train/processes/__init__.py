@@ -1,7 +1,15 @@
 """The processes of a trial: how ranks start, meet, run and end.
 
-``server.py`` forks the ranks of one trial after another, ``resident.py`` lets trials of one rank share a process, and
-``torchrun.py`` with ``torchrun_rank.py`` starts them by torchrun. In each rank ``worker.py`` runs the trial;
-``rank.py`` is its state and report, ``measurement.py`` what it measures. ``rendezvous.py`` is where ranks find each
-other, ``parent.py`` ends a process with its parent, ``backends.py`` says what this torch can do.
+Read in this order:
+    worker.py                runs one rank: joins the process group, measures, writes its report
+    measurement.py           the measurement: load, warm-up, measured steps, profiled steps
+    rank.py                  a rank's state, report and files
+    exception_to_outcome.py  an exception's outcome: CUDA out of memory, host out of memory, or crashed
+    rendezvous.py            the file by which ranks find each other
+    server.py                the fork server: forks the ranks of one trial after another
+    resident.py              one process for several trials of one rank
+    torchrun.py              starts torchrun
+    torchrun_rank.py         one rank under torchrun
+    parent.py                ends a process with its parent
+    backends.py              what this torch can do, for fsdp-bench doctor
 """

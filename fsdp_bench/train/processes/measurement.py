@@ -28,7 +28,8 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, own_memory, trace_path
+from fsdp_bench.train.processes.exception_to_outcome import classify
+from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes

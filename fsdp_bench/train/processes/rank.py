@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import traceback
 from pathlib import Path
 
@@ -11,19 +10,9 @@ import msgspec
 import torch
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
-from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded
-
-_OUT_OF_DEVICE_MEMORY = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "Cuda failure 2",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Messages of torch's allocator, the driver (which loads kernels when they are first used), NCCL, cuBLAS and cuDNN."""
 
 _trials_in_process = itertools.count(1)
 """How many trials this process has begun: one, unless they share it."""
@@ -81,23 +70,6 @@ def _device(spec: TrialSpec, local_rank: int) -> torch.device:
     if spec.device != "cuda":
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count() if spec.run.backend == "gloo" else local_rank)
-
-
-def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
-    """Return a failed rank's outcome and failure: which memory ran out, or that it crashed."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    message, summary = f"{type(error).__name__}: {text[:400]}", None
-    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_DEVICE_MEMORY):
-        if torch.cuda.is_initialized():
-            summary = torch.cuda.memory_summary(abbreviated=True)
-        outcome, limit = Outcome.OOM_GPU, "device"
-    elif isinstance(error, BudgetExceeded):
-        outcome, limit = Outcome.OOM_HOST, "budget"
-    elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
-        outcome, limit = Outcome.OOM_HOST, "host"
-    else:
-        outcome, limit = Outcome.CRASHED, None
-    return outcome, Failure(message=message, phase=phase, at=time.time(), limit=limit, allocator_summary=summary)
 
 
 def dump_snapshot(this: Rank) -> None:

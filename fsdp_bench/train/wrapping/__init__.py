@@ -1,1 +1,12 @@
-"""``fsdp()``: shard, replicate and checkpoint a module from a TrainSetup, with FSDP1, fully_shard or DDP."""
+"""``fsdp()``: shards, replicates and checkpoints a module from a TrainSetup, with FSDP1, fully_shard or DDP.
+
+Read in this order:
+    wrap.py                      fsdp(), and which combinations it refuses
+    units.py                     which modules become FSDP units
+    wrap_plan.py                 WrapPlan: what fsdp() has decided, for the three wrappers
+    fsdp1.py                     FullyShardedDataParallel
+    fsdp2.py                     fully_shard
+    ddp.py                       DistributedDataParallel
+    activation_checkpointing.py  full and selective checkpointing of blocks
+    readback.py                  reads strategy, units and dtypes back from a wrapped model
+"""

@@ -1,5 +1,12 @@
-"""Other people's measurements (catalog/published.csv) and what is predicted for them.
+"""Other people's measurements (catalog/published.csv) and the predictions for them.
 
-``cases.py`` reads the rows, ``setups.py`` and ``hardware.py`` express them in this package's terms or say why not;
-``peaks.py``, ``fits.py`` and ``speed.py`` compare. ``terms.py`` names what the measured code keeps alive beyond ours.
+Read in this order:
+    cases.py     reads the rows
+    setups.py    a row as a model, a setup and hardware, or the reason why it cannot be one
+    hardware.py  GPUs and networks under the names that publications use
+    peaks.py     compares peaks of memory
+    terms.py     tensors that other frameworks keep alive and our models do not
+    fits.py      compares outcomes: fits, or out of memory
+    speed.py     compares throughput
+    sizes.py     compares the one published chart of largest models
 """

@@ -26,7 +26,7 @@ from fsdp_bench.report.charts.max_size import (
     draw,
     max_size_figure,
 )
-from fsdp_bench.report.charts.max_size_bars import arrange
+from fsdp_bench.report.charts.max_size_rows import arrange
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup

@@ -11,7 +11,8 @@ from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
 from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
 from fsdp_bench.sweep.config.grid import read_sweep
-from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
+from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.config.trial_id import trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
 from tests.conftest import TINY_MODEL
 

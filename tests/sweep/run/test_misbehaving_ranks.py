@@ -20,10 +20,11 @@ from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run import logs, runner
+from fsdp_bench.sweep.run import logs, time_limit
 from fsdp_bench.sweep.run.launchers import RankExit, Torchrun, TorchrunTrial, worker_environment
 from fsdp_bench.sweep.run.processes import mark_of
-from fsdp_bench.sweep.run.runner import TrialRun, Watch
+from fsdp_bench.sweep.run.runner import TrialRun
+from fsdp_bench.sweep.run.time_limit import TimeLimit
 from tests.sweep.frontier.test_cell import SHAPE as MODEL
 
 OK = '{"rank": 0, "outcome": "ok"}'
@@ -132,15 +133,15 @@ def test_the_time_limit_does_not_count_the_time_in_which_the_manager_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(runner.time, "monotonic", lambda: now)
-    watch = Watch(10.0)
+    monkeypatch.setattr(time_limit.time, "monotonic", lambda: now)
+    limit = TimeLimit(10.0)
     now = 1000.0  # stopped
-    assert not watch.has_run_out()
+    assert not limit.has_run_out()
     for _ in range(100):
         now += 0.2
-        if watch.has_run_out():
+        if limit.has_run_out():
             break
-    assert now == pytest.approx(1000 + 10 - runner.MOST_SECONDS_BETWEEN_LOOKS, abs=0.5)
+    assert now == pytest.approx(1000 + 10 - time_limit.MOST_SECONDS_BETWEEN_LOOKS, abs=0.5)
 
 
 def test_a_report_that_was_there_when_the_limit_passed_counts(store: Store) -> None:

@@ -1,4 +1,7 @@
-"""How much of a GPU's memory a process can use: as catalog/gpus.toml or a user says, less a measured CUDA context."""
+"""What changes a GPU's usable memory: --gpu-memory, --headroom, and a CUDA context that a calibration measured.
+
+The usable memory of each GPU itself is in catalog/gpus.toml (``usable_memory_bytes``).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 
 
 def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose GPU's usable memory is known: documented, or ``gpu_memory``: ``"24GiB"`` or bytes.
+    """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
 
-    It is taken without the CUDA context, where a calibration measured that.
+    A CUDA context that a calibration of the same GPU measured is subtracted.
+
+    Args:
+        hardware: the servers or the GPU that the user named; None where none is named.
+        gpu_memory: what --gpu-memory says, as text such as ``"24GiB"`` or in bytes; None where it is not given.
+        profile: the machine's calibration, if any.
 
     Raises:
-        SpecError: where no GPU is named, its memory is not documented, or it has less than ``gpu_memory``.
+        SpecError: if no GPU is named, its usable memory is not documented, or ``gpu_memory`` is larger than the GPU.
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
@@ -39,10 +47,10 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
 
 
 def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> int | None:
-    """Return what --headroom says is kept free of each GPU; None where it is not given.
+    """Return --headroom in bytes: the memory to keep free on each GPU. None if it is not given.
 
     Raises:
-        SpecError: for what is no size, and for as much as a process can use or more.
+        SpecError: if it is not a size, or not less than the GPU's usable memory.
     """
     if text is None:
         return None
@@ -57,10 +65,10 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
-    """Return hardware whose GPU memory is less the CUDA context, where a calibration of the same GPU measured it.
+    """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
 
     Raises:
-        SpecError: where the context leaves nothing.
+        SpecError: if the context is as large as the usable memory.
     """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     if profile is None or profile.device_name not in gpu.product_names:

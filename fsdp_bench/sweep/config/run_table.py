@@ -1,0 +1,117 @@
+"""The [run] table of a sweep file: how each trial is run and measured. All keys of it are optional.
+
+    name                         the folder of the results; by default the file's name
+    device                       "cuda", "cpu", or "auto" (the default): GPUs if there are any
+    launcher                     how ranks are started: "fork", "torchrun" or "resident" (LAUNCHERS, below)
+    memory_limit                 memory that one rank may allocate, as text: "24GiB"
+    memory_limit_bytes           the same in bytes; memory_limit overrides it
+    warmup_steps                 steps before the measured ones: 2
+    steps                        measured steps: 3
+    communication_steps          steps under the profiler, for communication time: 1
+    steps_without_communication  steps with collectives that end at once: 3, or 0 with [frontier]
+    timeout_seconds              the trial's time limit: 300
+    threads_per_rank             CPU threads of one rank; by default the cores divided by the ranks
+    backend                      "gloo": the process group's backend on GPUs; by default NCCL
+    attention                    "flash": the kernel of 16-bit attention on GPUs; by default PyTorch's own choice
+    emulate                      true: run only rank 0 of the world, with collectives that end at once
+
+``name``, ``device``, ``launcher`` and ``memory_limit`` are read here. The others are fields of RunPlan in
+spec/record.py, where their defaults and ranges are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.record import Device, RunPlan
+from fsdp_bench.spec.units import parse_bytes
+from fsdp_bench.sweep.config.reading import check_keys, convert, one_of
+from fsdp_bench.sweep.machine import Machine
+
+RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
+"""All keys that [run] may have."""
+
+LAUNCHERS = ("fork", "torchrun", "resident")
+"""``fork`` (the default): each rank is forked from a process that has imported torch. ``torchrun``: each trial starts
+with torchrun. ``resident`` (the default with emulate): one process runs one trial of one rank after another."""
+
+RESERVED_NAMES = ("trials",)
+"""Names that a sweep's folder must not have: every file in a folder with such a name is read as a trial's record."""
+
+STEPS_WITHOUT_COMMUNICATION = 3
+"""The default in sweeps without [frontier], which measure time; a search for the largest model does not."""
+
+_STEPS_WITH_PEERS = ("communication_steps", "steps_without_communication")
+"""Keys for steps that measure communication. They are 0 where rank 0 runs alone or messages go through the host."""
+
+_GPU_CHOICES = (("backend", "gloo"), ("attention", "flash"))
+"""Keys with values that change something on GPUs only; on a CPU they are ignored."""
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """The [run] table, resolved for a machine."""
+
+    name: str
+    device: Device
+    launcher: str
+    plan: RunPlan
+
+
+def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machine: Machine) -> RunTable:
+    """Read [run] and resolve it for a machine.
+
+    Args:
+        written: the table as it was written.
+        stem: the sweep file's name without its ending.
+        has_frontier: whether the file has [frontier].
+        machine: where the trials will run.
+
+    Raises:
+        SpecError: naming the key, its value and what is allowed.
+    """
+    check_keys("[run] ", written, RUN_KEYS)
+    name, device = _name(written, stem), _device(written, machine)
+    plan = _run_plan(written, has_frontier, device)
+    launcher = one_of("[run] launcher", written.get("launcher", "resident" if plan.emulate else "fork"), LAUNCHERS)
+    return RunTable(name, device, launcher, plan)
+
+
+def emulated(written: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
+    """Return a [run] table that runs only rank 0 of ``world_size`` ranks, without the keys that need other ranks."""
+    run = {key: value for key, value in written.items() if key not in (*_STEPS_WITH_PEERS, "backend")}
+    return {**run, "emulate": True, "name": f"{run.get('name', stem)}-world-{world_size}"}
+
+
+def _name(run: dict[str, Any], stem: str) -> str:
+    name = run.get("name", stem)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise SpecError(
+            f"[run] name: {shown(name)} is not allowed; letters, digits, '.', '_' and '-', for a folder's name"
+        )
+    if name.lower() in RESERVED_NAMES:
+        raise SpecError(f"[run] name: {shown(name)} is not allowed; results keep records in folders of that name")
+    return name
+
+
+def _device(run: dict[str, Any], machine: Machine) -> Device:
+    wanted = one_of("[run] device", run.get("device", "auto"), ("auto", "cpu", "cuda"))
+    return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
+
+
+def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device) -> RunPlan:
+    fields: dict[str, Any] = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
+    shares_gpus = run.get("backend") == "gloo" and device == "cuda"
+    if run.get("emulate") is True or shares_gpus:
+        fields = dict.fromkeys(_STEPS_WITH_PEERS, 0)
+    fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
+    if shares_gpus and any(fields[key] for key in _STEPS_WITH_PEERS):
+        raise SpecError("[run] backend: over gloo a GPU's messages go through the host; communication is not measured")
+    if device == "cpu":
+        fields = {key: value for key, value in fields.items() if (key, value) not in _GPU_CHOICES}
+    if "memory_limit" in run:
+        fields["memory_limit_bytes"] = parse_bytes(run["memory_limit"], "[run] memory_limit")
+    return convert(fields, RunPlan, "[run]")
