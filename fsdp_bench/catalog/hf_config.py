@@ -8,9 +8,8 @@ from typing import Any
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
 from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins, read_document
-from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shown
+from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shortened, shown
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.text import shortened
 
 _NAMES = (
     "num_hidden_layers",

@@ -20,11 +20,11 @@ from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
+from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
-from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
@@ -77,7 +77,7 @@ class MemoryPrediction:
     breakdown_bytes: dict[str, int]
     """Bytes alive at the peak, by category. They add up to the peak."""
     peak_rank: int = 0
-    """The rank with the highest peak; of several the lowest. Usually 0: see simulate/worst_rank.py."""
+    """The rank with the highest peak; of several the lowest. Usually 0: see simulate/candidate_ranks.py."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """How long the work of a step takes: the interface that replay/schedule.py uses, and a datasheet's answers.
 
 Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that the best kernels achieve
-has its own source: gpus.toml for matrix products, the FlashAttention papers for attention. A calibration
+has its own source: ``matmul_efficiency`` in gpus.toml for matrix products (MATMUL_EFFICIENCY where that is absent), the
+FlashAttention papers for attention. A calibration
 (calibrated.py) replaces both with measurements on one machine.
 """
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import memory_of_a_step
-from fsdp_bench.simulate.worst_rank import candidate_ranks
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 

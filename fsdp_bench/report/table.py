@@ -8,7 +8,7 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report.terminal import terminal_width, wrapped
-from fsdp_bench.spec.text import printable
+from fsdp_bench.spec.errors import printable
 
 if TYPE_CHECKING:
     from rich.measure import Measurement

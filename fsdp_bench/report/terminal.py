@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from fsdp_bench.spec.text import printable, printable_lines
+from fsdp_bench.spec.errors import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ Read in this order:
     step.py            which steps are simulated: one in the steady state, or the first ones
     further_steps.py   which tensors of a step replace those of the step before it
     repeat.py          one block represents all blocks that are alike
-    worst_rank.py      which ranks can need the most memory
+    candidate_ranks.py the ranks that can need the most memory
 """
 
 TORCH_VERSION = "2.13"

@@ -12,9 +12,8 @@ Read in this order:
     profile.py      Profile: the calibration of a machine
     dry_run.py      input and output of a dry run
     units.py        parsing and printing of sizes, counts and times
-    errors.py       the tree of errors
+    errors.py       the tree of errors; text from outside made safe to print
     exit_codes.py   the exit codes of the command line
     checked.py      Checked: structs that check their fields by type hints
     codec.py        JSON and TOML in and out
-    text.py         makes names and messages from outside safe to print
 """

@@ -15,7 +15,6 @@ import difflib
 from collections.abc import Iterable
 
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.text import printable
 
 LONGEST_VALUE = 80
 """Characters of a value that a message shows."""
@@ -73,3 +72,32 @@ def shown(value: object) -> str:
     except Exception:  # a number of too many digits, or what a foreign class raises
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    r"""Return text as one line without control characters: what a terminal would obey is shown as an escape, ``\x1b``.
+
+    That is every character of which ``str.isprintable`` is false: C0 and C1 controls, newlines, marks that change the
+    direction of writing, and the bytes of a path that are not UTF-8.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return text of several lines, each of them printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def shortened(text: str, most: int) -> str:
+    """Return one printable line of at most so many characters; the middle of a longer one is left out."""
+    line = printable(text)
+    if len(line) <= most:
+        return line
+    cut = f" ... ({len(line)} characters) ... "
+    kept = most - len(cut)
+    return f"{line[: kept * 2 // 3]}{cut}{line[-(kept // 3) :]}"

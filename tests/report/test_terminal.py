@@ -14,8 +14,7 @@ import fsdp_bench
 from fsdp_bench.cli.common.sweeping import progress_bar
 from fsdp_bench.report import terminal
 from fsdp_bench.report.table import TableColumn, table_lines
-from fsdp_bench.spec.errors import shown
-from fsdp_bench.spec.text import printable, shortened
+from fsdp_bench.spec.errors import printable, shortened, shown
 
 HOSTILE = "[/red][link=file:///etc]x[/link] :smile: \x1b]0;t\x07\x1b[2J\x9b31m\u202e\n\udcff"
 SHOWN = r"[/red][link=file:///etc]x[/link] :smile: \x1b]0;t\x07\x1b[2J\x9b31m\u202e\n\udcff"

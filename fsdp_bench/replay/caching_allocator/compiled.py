@@ -13,17 +13,17 @@ from pathlib import Path
 from types import FunctionType
 
 from fsdp_bench.replay.caching_allocator import (
-    blocks,
     execution,
     expandable_segments,
     heap,
     malloc,
     segments,
     sizes,
+    split_and_merge,
 )
 from fsdp_bench.simulate import events
 
-_MODULES = (heap, sizes, blocks, expandable_segments, segments, malloc, execution)
+_MODULES = (heap, sizes, split_and_merge, expandable_segments, segments, malloc, execution)
 _IN_PYTHON = (heap.fresh_heap, execution.rename_tensors)
 
 

@@ -5,7 +5,6 @@ See Note [Expandable Segments] in torch's c10/cuda/CUDACachingAllocator.cpp; doc
 
 from __future__ import annotations
 
-from fsdp_bench.replay.caching_allocator.blocks import free_block, insert_free, position, remove_free, split_block
 from fsdp_bench.replay.caching_allocator.heap import (
     ADDRESS,
     AFTER,
@@ -36,6 +35,13 @@ from fsdp_bench.replay.caching_allocator.heap import (
     row,
 )
 from fsdp_bench.replay.caching_allocator.sizes import page_bytes
+from fsdp_bench.replay.caching_allocator.split_and_merge import (
+    free_block,
+    insert_free,
+    position,
+    remove_free,
+    split_block,
+)
 
 
 def try_allocate_expandable_block(heap: Heap, pool: int, size: int) -> int:

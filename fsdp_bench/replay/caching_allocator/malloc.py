@@ -1,11 +1,11 @@
 """Allocate and free blocks, and defer frees until other streams are done (Tensor.record_stream).
 
-Follows class DeviceCachingAllocator in torch's c10/cuda/CUDACachingAllocator.cpp; docstrings name its functions.
+Free blocks are split and merged in split_and_merge.py; new memory comes from segments.py. Follows class
+DeviceCachingAllocator in torch's c10/cuda/CUDACachingAllocator.cpp; docstrings name its functions.
 """
 
 from __future__ import annotations
 
-from fsdp_bench.replay.caching_allocator.blocks import free_block, get_free_block
 from fsdp_bench.replay.caching_allocator.heap import (
     ACTIVE,
     ALLOCATED,
@@ -35,6 +35,7 @@ from fsdp_bench.replay.caching_allocator.heap import (
 )
 from fsdp_bench.replay.caching_allocator.segments import alloc_block, release_blocks
 from fsdp_bench.replay.caching_allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
+from fsdp_bench.replay.caching_allocator.split_and_merge import free_block, get_free_block
 
 
 def allocate(heap: Heap, tensor: int, num_bytes: int, stream: int) -> bool:

@@ -1,8 +1,8 @@
 """The CUDA caching allocator, replayed on the events of the first steps: peak reserved memory, and allocation retries.
 
-The rules themselves are in malloc.py (allocate, free), blocks.py (splitting, merging), segments.py and sizes.py. Not
-covered: CUDA graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that
-does not go through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
+The rules themselves are in malloc.py (allocate, free), split_and_merge.py, segments.py and sizes.py. Not covered: CUDA
+graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that does not go
+through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
 **When a deferred free completes.** A block that another stream uses (Tensor.record_stream) is free again once an event,
 recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). The

@@ -6,7 +6,6 @@ pytorch/pytorch's main between 2.10 and 2.12; docstrings name its functions.
 
 from __future__ import annotations
 
-from fsdp_bench.replay.caching_allocator.blocks import insert_free, position, remove_free_at, split_block
 from fsdp_bench.replay.caching_allocator.expandable_segments import try_allocate_expandable_block, unmap_first
 from fsdp_bench.replay.caching_allocator.heap import (
     AFTER,
@@ -24,6 +23,7 @@ from fsdp_bench.replay.caching_allocator.heap import (
     row,
 )
 from fsdp_bench.replay.caching_allocator.sizes import SMALL_SEGMENT_BYTES, segment_bytes
+from fsdp_bench.replay.caching_allocator.split_and_merge import insert_free, position, remove_free_at, split_block
 
 
 def alloc_block(heap: Heap, pool: int, size: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fsdp_bench.spec.text import printable
+from fsdp_bench.spec.errors import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,3 +193,8 @@ def leave_room_for_labels(
     lengths = [len(" · ".join(lines)) * 10.5 if upright else len(lines) * 21.0 for lines in words]
     part = (max(lengths, default=0) + 14) / axes.bbox.height
     axes.set_ylim(0, highest / max(1 - part, 0.2) or 1.0)
+
+
+def in_file_name(text: str, most: int = 120) -> str:
+    """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most so many of them."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:most].strip("-")

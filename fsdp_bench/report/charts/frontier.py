@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsdp_bench.report.charts.figure import in_file_name
 from fsdp_bench.report.charts.max_size import (
     MEASURED,
     MOST_BARS,
@@ -25,7 +26,6 @@ from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.prediction import common_line
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
-from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
 
 LEVELS = ("offload", "checkpointing", "api", "precision")

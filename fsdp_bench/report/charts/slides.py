@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Generic, TypeVar
 
 from fsdp_bench.report.charts.bars import device_name
+from fsdp_bench.report.charts.figure import in_file_name
 from fsdp_bench.report.charts.trial_facts import (
     ORDER,
     conditions,
@@ -28,7 +29,6 @@ from fsdp_bench.report.charts.trial_facts import (
 )
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.text import in_file_name
 
 T = TypeVar("T")
 

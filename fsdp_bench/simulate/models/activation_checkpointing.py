@@ -2,7 +2,8 @@
 
 In forward every saved tensor is replaced by a holder. The first holder that backward opens runs the block's forward
 again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the outputs of matrix
-products and of attention, which the second forward then takes instead of computing them.
+products and of attention, which the second forward then takes instead of computing them: of the operators that call
+``Operators.saved_output`` (torchtitan's policy, every second product, is chosen in operators/kernels.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which ranks can need the most memory: those of FSDP1 hold different parts of the parameters.
+"""The ranks that can need the most memory: those of FSDP1 hold different parts of the parameters.
+
+replay/live_memory.py, worst_rank, simulates them and takes the one with the highest peak.
 
 A rank's shard of a flat parameter begins and ends anywhere in the parameters. With ``use_orig_params`` the optimizer
 updates the pieces that lie in it, and what it keeps and needs for a moment follows from their number and sizes, and
