@@ -1,4 +1,4 @@
-"""Makes text from outside safe to print: names, paths, values and messages that this package did not write."""
+"""Makes text from outside safe to print: names, paths, values and messages from users, files or torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 
 def printable(text: str) -> str:
-    r"""Return text as one line without control characters: what a terminal would obey is shown as an escape, ``\x1b``.
+    r"""Return text as one line. Control characters are shown as escapes, ``\x1b``.
 
-    That is every character of which ``str.isprintable`` is false: C0 and C1 controls, newlines, marks that change the
-    direction of writing, and the bytes of a path that are not UTF-8.
+    All characters for which ``str.isprintable`` is false are escaped: C0 and C1 controls, newlines, marks that change
+    the direction of writing, and bytes of a path that are not UTF-8.
     """
     if text.isprintable():
         return text
@@ -20,17 +20,17 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text of several lines, each of them printable."""
+    """Return text of several lines, each made printable."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def in_file_name(text: str, most: int = 120) -> str:
-    """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most so many of them."""
+    """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most ``most`` of them."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:most].strip("-")
 
 
 def shortened(text: str, most: int) -> str:
-    """Return one printable line of at most so many characters; the middle of a longer one is left out."""
+    """Return text as one printable line of at most ``most`` characters. The middle of a longer text is cut."""
     line = printable(text)
     if len(line) <= most:
         return line
