@@ -1,4 +1,4 @@
-"""``fsdp-bench calibrate``."""
+"""``fsdp-bench calibrate``: measure this machine's rates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse before minutes of measuring what could not be written after them."""
+    """Refuse an output file that cannot be written, before minutes of measuring."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

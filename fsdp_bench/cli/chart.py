@@ -1,4 +1,4 @@
-"""``fsdp-bench chart RESULTS``."""
+"""``fsdp-bench chart RESULTS``: draw the charts of a sweep."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fsdp_bench.sweep.results.load import machine_description, read_frontier_of,
 
 @click.command("chart")
 @click.argument("results", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the pictures; by default the sweep's own.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the charts; by default the sweep's own.")
 def command(results: Path, out: Path | None) -> int:
     """Draw the charts of the sweep in RESULTS: results/MACHINE/SWEEP, or a folder above it that holds no other sweep.
 
     \b
-    fsdp-bench chart results/MACHINE/SWEEP --out pictures
+    fsdp-bench chart results/MACHINE/SWEEP --out charts
     """
     from fsdp_bench.report.charts.frontier import draw_frontier
     from fsdp_bench.report.charts.measured import draw_all

@@ -1,4 +1,4 @@
-"""``fsdp-bench doctor``."""
+"""``fsdp-bench doctor``: show this machine's hardware and software."""
 
 from __future__ import annotations
 

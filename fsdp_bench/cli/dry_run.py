@@ -1,4 +1,4 @@
-"""``fsdp-bench dry-run``: real FSDP without GPUs."""
+"""``fsdp-bench dry-run``: PyTorch's own FSDP code on fake tensors, without GPUs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
 
 ANNOUNCED_AFTER_SECONDS = 2.0
-"""A dry run that takes longer says on standard error that it is running."""
+"""Seconds after which a progress line says on standard error that the dry run is running."""
 
 NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
-"""Options that contradict --module, whose function says all of it."""
+"""Options that contradict --module: its function returns the model and the batch."""
 
 
 @click.command("dry-run", cls=SetupCommand)
@@ -41,7 +41,7 @@ NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
     "--kernels",
     type=click.Choice(["cpu", "cuda"]),
     default="cuda",
-    help="Whose operators run: CUDA's, or a CPU's. Default: cuda.",
+    help="Simulate CUDA or CPU operators. Default: cuda.",
 )
 @click.option(
     "--module",
@@ -51,7 +51,9 @@ NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
     " the first floating tensor in it. --batch and --seq are passed to the function's parameters micro_batch_size and"
     " sequence_length.",
 )
-@click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="With --module: the class of its blocks.")
+@click.option(
+    "--transformer-block", "block", metavar="PKG.MOD:CLASS", help="With --module: class of the model's blocks."
+)
 @click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
 @headroom_option
 @click.option("--trace", type=click.Path(path_type=Path), help="Write every allocation and free into this file.")
@@ -67,16 +69,16 @@ def command(
     trace: Path | None,
     as_json: bool,
 ) -> int:
-    """Run one training step through PyTorch's own FSDP code, as rank 0 of its world, on tensors without data.
+    """Run three training steps through PyTorch's own FSDP code, as rank 0 of the world, on fake tensors.
 
-    Needs torch but no GPU. Prints the live bytes: their peak, where it is, and what it consists of; with a GPU named,
-    whether the setup fits. What the allocator reserves is predicted, for the benchmark models alone.
+    Needs torch but no GPU. Prints the peak of live bytes, its phase and its breakdown. If a GPU is named, also says
+    whether the setup fits. Reserved memory is predicted for built-in models only.
 
     \b
     fsdp-bench dry-run --model Llama-3.1-8B --server p5.48xlarge --api fsdp2
     fsdp-bench dry-run --module mine:build --transformer-block mine:Block
 
-    Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input, 1 it crashed.
+    Exit codes: 0: fits, or unknown. 3: does not fit (of several: none fits). 2: bad input. 1: the dry run crashed.
     """
     setups, hardware = read_setups(options)
     if gpu_memory is not None:
@@ -131,17 +133,17 @@ def _specs(
     trace: Path | None,
 ) -> list[DryRunSpec]:
     if trace is not None and len(setups) > 1:
-        raise SpecError("trace: one setup has a trace; several are named")
+        raise SpecError("--trace accepts one setup; several were given")
     if trace is not None and not trace.resolve().parent.is_dir():
         raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
     if "model" in subject and block is not None:
-        raise SpecError("transformer-block: goes with --module; the benchmark models know their blocks")
+        raise SpecError("--transformer-block requires --module")
     path = str(trace.resolve()) if trace else None
     return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
 
 
 def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
-    """Read what --module says, and refuse what it would ignore."""
+    """Read --module and its options; refuse options that it would ignore."""
     given = [name for name in NOT_OF_A_MODULE if getattr(options, name) is not None]
     if given == ["loss"]:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
@@ -155,10 +157,10 @@ def _module(options: SetupOptions, function: str, block: str | None) -> UserModu
 
 
 def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> tuple[list[DryRun], list[DryRunError]]:
-    """Run every spec; a crash of one does not take the others with it.
+    """Run every spec; if one crashes, the others still run.
 
     Raises:
-        MachineError: for the user's mistake.
+        MachineError: when the dry run rejects the user's module or setup.
     """
     answers = {}
     with _announced(specs):
@@ -175,7 +177,7 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
 
 @contextmanager
 def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
-    """Say on standard error, once, what takes so long."""
+    """Print a progress line if the run takes over two seconds."""
     spec = specs[0]
     what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
     several = f", {len(specs)} setups" if len(specs) > 1 else ""

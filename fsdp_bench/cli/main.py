@@ -1,4 +1,4 @@
-"""The command line ``fsdp-bench``. Errors are caught here, once: one line and an exit code."""
+"""The command line ``fsdp-bench``. This is the one place that turns errors into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
-from fsdp_bench.cli.common.interrupts import raised_once
+from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shown
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.text import shortened
@@ -37,20 +37,20 @@ COMMANDS = {
 """Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
 
 MOST_CHARACTERS = 480
-"""Length of an error message; the middle of a longer one is left out."""
+"""Most characters of an error message; the middle of a longer message is left out."""
 
 TRACEBACK = "FSDP_BENCH_TRACEBACK"
 """Environment variable: 1 prints the traceback of an unexpected error instead of keeping it in a file."""
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's file when the command is used."""
+    """A click group that imports a command's file only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of their use."""
+        """Return the commands in the order in which --help lists them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, and refuse an option that is given twice."""
+        """Find the command; refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             _refuse_repeated(command, rest, click.Context(command, info_name=name, parent=ctx))
@@ -79,13 +79,13 @@ class LazyGroup(click.Group):
 
 
 def _refuse_repeated(command: click.Command, arguments: list[str], context: click.Context) -> None:
-    """Refuse an option of one value that is given twice, of which click would keep the last."""
+    """Refuse an option of one value that is given twice; click would silently keep the last value."""
     _, _, given = command.make_parser(context).parse_args(list(arguments))
     for option, times in Counter(given).items():
         if not isinstance(option, click.Option) or times == 1 or option.multiple:
             continue
         if option.is_flag and not option.secondary_opts:
-            continue  # a flag given twice says nothing else
+            continue  # a flag given twice means the same as once
         lists = "; several values go with commas between them" if "by comma" in (option.help or "") else ""
         raise click.UsageError(f"{option.opts[0]} is given {times} times; give it once{lists}")
 
@@ -102,15 +102,15 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done or it fits, 3 it does not fit, 2 bad input, 1 a trial crashed or timed out,
-    130 interrupted (the same command resumes).
+    130 interrupted (for a sweep: the same command resumes).
     """
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; ``argv`` is what follows the program's name, by default this process's."""
+    """Run the command line and exit; ``argv`` is its arguments without the program's name, by default sys.argv."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
-        # What the terminal's encoding lacks is printed as an escape.
+        # Characters that the terminal's encoding lacks are printed as escapes.
         if callable(reconfigure := getattr(stream, "reconfigure", None)):
             reconfigure(errors="backslashreplace")
     code, message = _run(arguments)
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
-    """Run the command line; return the exit code, and what went wrong."""
+    """Run the command line; return the exit code, and an error message or None."""
     try:
         with raised_once(), cli.make_context("fsdp-bench", list(arguments)) as context:
             return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
@@ -133,10 +133,10 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     except click.UsageError as error:
         if arguments:
             return ExitCode.BAD_INPUT, error.format_message()
-        print(error.format_message())  # which is the help, where there are no arguments
+        print(error.format_message())  # without arguments the message is the help
         return ExitCode.DONE, None
     except (KeyboardInterrupt, click.Abort):
-        return ExitCode.INTERRUPTED, "interrupted; the same command resumes"
+        return ExitCode.INTERRUPTED, INTERRUPTED
     except BrokenPipeError:
         return ExitCode.DONE, None
     except FsdpBenchError as error:
@@ -148,7 +148,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
 
 
 def _explain(error: Exception) -> str | None:
-    """Return one line about an error that a user can correct; None for a bug of this program."""
+    """Return one line about an error that a user can correct, or None for a bug of this program."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError):
@@ -193,7 +193,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _print_error(line: str, arguments: Sequence[str]) -> None:
-    """Print what went wrong: on standard error, or as the JSON document that ``--json`` asked for."""
+    """Print an error message on standard error, or as a JSON document if ``--json`` was given."""
     if "--json" in arguments:
         from fsdp_bench.spec.codec import to_json
 
@@ -206,7 +206,7 @@ def _print_error(line: str, arguments: Sequence[str]) -> None:
 
 
 def _flush(stream: TextIO | Any) -> str | None:
-    """Write what is buffered; where that fails, drop it, and return why, unless the reader has closed the pipe."""
+    """Flush a stream; if that fails, drop the buffer and return the reason, or None if the reader closed the pipe."""
     try:
         if stream is not None:
             stream.flush()

@@ -1,4 +1,4 @@
-"""``fsdp-bench max-size``."""
+"""``fsdp-bench max-size``: find the largest model, batch or sequence that fits, or the fewest GPUs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
+from fsdp_bench.cli.common.charts import check_chart, save_chart
 from fsdp_bench.cli.common.options import (
     SetupCommand,
     SetupOptions,
@@ -20,7 +21,6 @@ from fsdp_bench.cli.common.options import (
     headroom_option,
     setup_options,
 )
-from fsdp_bench.cli.common.pictures import check_picture, save_picture
 from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
@@ -54,15 +54,15 @@ _CONTRADICTED = {
     "sequence_length": ("seq",),
     "gpus": ("nodes", "gpus_per_node", "world_size"),
 }
-"""Options that say what is looked for, by quantity."""
+"""Options that contradict ``--of QUANTITY``, by quantity."""
 
 WIDTH = 90
-"""Characters of the line that says how far it is."""
+"""Characters of the progress line."""
 
 Target = tuple[Cluster | Gpu, list[Quantity]]
-"""Hardware, and what is searched on it, setting by setting."""
+"""Hardware, and one quantity to search for each setting."""
 Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
-"""Returns hardware whose usable GPU memory is known, or refuses it."""
+"""A function that returns hardware with known usable GPU memory, or raises SpecError."""
 
 
 @click.command("max-size", cls=SetupCommand)
@@ -120,7 +120,7 @@ def command(
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
     if chart is not None:
-        check_picture(chart)
+        check_chart(chart)
     if published:
         return _published(chart, as_json)
     profile = read_profile(calibration) if calibration else None
@@ -129,9 +129,9 @@ def command(
     if chart is not None:
         from fsdp_bench.report.charts.max_size_rows import arrange
 
-        arrangement = arrange([(_name(hardware), sizes) for hardware, sizes in targets])
+        arrangement = arrange([(_name(hardware), quantities) for hardware, quantities in targets])
     show = _show_progress if sys.stderr.isatty() else _show_nothing
-    show(0, sum(len(sizes) for _, sizes in targets))
+    show(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
     found = max_sizes(targets, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), show)
     cells = [cell for one in found for cell in one.cells]
@@ -143,7 +143,7 @@ def command(
 
 
 def _show_progress(done: int, total: int) -> None:
-    """Show how far the search is, on one line of the terminal that is erased at the end."""
+    """Show the progress of the search on one line of the terminal; erase the line at the end."""
     text = f"{done} of {total} settings"
     if not done:
         text += "; the first time, the allocator's rules are compiled for some seconds"
@@ -151,31 +151,31 @@ def _show_progress(done: int, total: int) -> None:
 
 
 def _show_nothing(_done: int, _total: int) -> None:
-    """Say nothing where standard error is no terminal."""
+    """Show no progress, because standard error is not a terminal."""
 
 
-def _draw(sizes: Sequence[HardwareResult], arrangement: Arrangement, chart: Path) -> None:
+def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
     from fsdp_bench.report.charts.max_size import draw
-    from fsdp_bench.report.charts.max_size_rows import picture
+    from fsdp_bench.report.charts.max_size_rows import max_size_chart
 
-    if any(cell.fits is not None for one in sizes for cell in one.cells):
-        save_picture(lambda path: draw(picture(sizes, arrangement), path), chart)
+    if any(cell.fits is not None for one in results for cell in one.cells):
+        save_chart(lambda file: draw(max_size_chart(results, arrangement), file), path)
     else:
         print_line("no picture: there is no bar to draw", error=True)
 
 
-def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
+def _print(results: Sequence[HardwareResult], as_json: bool) -> int:
     from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
 
-    failure = nothing_fits(sizes)
+    failure = nothing_fits(results)
     if as_json:
         failed = {"nothing_fits": nothing_fits_document(failure, nothing_fits_sentence(failure)) if failure else None}
-        sys.stdout.write(to_json({**document_of(sizes), **failed}).decode())
+        sys.stdout.write(to_json({**document_of(results), **failed}).decode())
     else:
         from fsdp_bench.report.text.max_size import report
 
-        first, *rest = report(sizes, failure).split("\n")
+        first, *rest = report(results, failure).split("\n")
         print_answer(first, "red" if failure else None)
         print_lines("\n".join(rest))
     return ExitCode.DOES_NOT_FIT if failure else ExitCode.DONE
@@ -184,7 +184,7 @@ def _print(sizes: Sequence[HardwareResult], as_json: bool) -> int:
 def _targets(
     options: SetupOptions, servers: Sequence[str], gpus: Sequence[str], quantity: str, to_known: Known
 ) -> list[Target]:
-    """Return what is searched, setting by setting, on every server or GPU that is named."""
+    """Return every named server or GPU with the quantities to search on it."""
     if servers and gpus:
         raise SpecError("--server and --gpu each name the GPU; keep one")
     if not servers and not gpus:
@@ -223,7 +223,7 @@ def _target(options: SetupOptions, quantity: str, to_known: Known) -> Target:
 
 
 def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
-    """Return a hybrid setup with the GPUs of a node as its shard group, as it has on several nodes."""
+    """Return a hybrid setup whose shard group is the GPUs of one node, the default on several nodes."""
     each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
     if not setup.strategy.is_hybrid or setup.shard_size is not None or each == 1:
         return setup
@@ -245,9 +245,9 @@ def _published(chart: Path | None, as_json: bool) -> int:
     found = compare_published_sizes()
     if chart is not None:
         from fsdp_bench.report.charts.max_size import draw
-        from fsdp_bench.report.charts.published_sizes import published_picture
+        from fsdp_bench.report.charts.published_sizes import published_chart
 
-        save_picture(lambda path: draw(published_picture(found), path), chart)
+        save_chart(lambda path: draw(published_chart(found), path), chart)
     if as_json:
         sys.stdout.write(to_json(published_document(found)).decode())
     else:

@@ -1,4 +1,4 @@
-"""``fsdp-bench models [NAME]``."""
+"""``fsdp-bench models [NAME]``: print the catalogue's models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
 
 
 def _document(entry: ModelEntry) -> dict[str, Any]:
-    """The entry's fields, the published count under a name that says so, and what follows from them."""
+    """Return the entry's fields for JSON: the published and the computed number of parameters, and the support."""
     fields = to_builtins(entry)
     fields["published_num_parameters"] = fields.pop("num_parameters")
     fields["num_parameters"] = entry.shape().num_parameters if entry.supported else None

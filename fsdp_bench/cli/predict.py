@@ -1,4 +1,4 @@
-"""``fsdp-bench predict``."""
+"""``fsdp-bench predict``: predict memory, time and fit of setups."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdp_bench.cli.common.charts import check_chart, save_figure
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
-from fsdp_bench.cli.common.pictures import check_picture, save_figure
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.plan.document import document, refusal
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
@@ -25,7 +25,7 @@ from fsdp_bench.spec.profile import read_profile
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PICTURE = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path)
 LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 
 
@@ -36,7 +36,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
     default="cuda",
     show_default=True,
     type=click.Choice(["cuda", "cpu"]),
-    help="Whose operators are predicted: CUDA's, or a CPU's.",
+    help="Predict CUDA or CPU operators.",
 )
 @click.option(
     "--load",
@@ -49,13 +49,11 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 @headroom_option
 @calibration_option
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--chart", type=_PICTURE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
+@click.option("--chart", type=_FILE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
+@click.option("--step-chart", type=_FILE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream.")
+@click.option("--trade-off", type=_FILE, metavar="FILE.png", help="Draw memory against speed, one point per setup.")
 @click.option(
-    "--step-chart", type=_PICTURE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream."
-)
-@click.option("--trade-off", type=_PICTURE, metavar="FILE.png", help="Draw memory against speed, a point a setup.")
-@click.option(
-    "--scaling", type=_PICTURE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
+    "--scaling", type=_FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
@@ -98,9 +96,9 @@ def command(
     refused = [question for question in questions if question.impossible]
     if len(refused) == len(questions):
         raise SpecError(refused[0].impossible)
-    for picture in (chart, step_chart, trade_off, scaling):
-        if picture is not None:
-            check_picture(picture)
+    for path in (chart, step_chart, trade_off, scaling):
+        if path is not None:
+            check_chart(path)
     predictions = [answer(question) for question in questions if not question.impossible]
     for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
         save_figure(figure, path)
@@ -130,7 +128,7 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:
-    """Return one setup's document, or several in the order in which they were asked for."""
+    """Return the JSON document of one setup, or of several in the order of the options."""
     if len(questions) == 1:
         return document(predictions[0])
     answers = iter(predictions)
@@ -145,7 +143,7 @@ def _figures(
     trade_off: Path | None,
     scaling: Path | None,
 ) -> list[tuple[Path, Figure]]:
-    """Make every picture that is asked for, before any is written: one that cannot be made leaves none behind."""
+    """Make every chart before any is written, so that an error in one leaves no file."""
     made: list[tuple[Path, Figure]] = []
     questions = [prediction.question for prediction in predictions]
     if chart is not None:

@@ -1,4 +1,4 @@
-"""``fsdp-bench report RESULTS``."""
+"""``fsdp-bench report RESULTS``: print measured results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fsdp_bench.validate.matrix_rate import matrix_rates
     metavar="FILE.toml",
     help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: a row a trial, bytes and seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: one row per trial, bytes and seconds.")
 def command(results: Path, communication: bool, calibration: Path | None, as_json: bool) -> int:
     """Print the measured RESULTS in a folder as a table: a sweep's, a machine's, or all.
 

@@ -1,4 +1,4 @@
-"""``fsdp-bench servers [NAME]``."""
+"""``fsdp-bench servers [NAME]``: print the catalogue's servers and GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
 
 
 def _find(catalog: Catalog, name: str) -> Server | Gpu:
-    """A server of that name or alias, else a GPU."""
+    """Return the server of that name or alias, else the GPU.
+
+    Raises:
+        SpecError: if the catalogue has neither.
+    """
     entries: dict[str, Server | Gpu] = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
     entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
     if name.lower() not in entries:
@@ -75,7 +79,7 @@ def _server_row(entry: Server) -> tuple[str, ...]:
         _link(entry.intra_node),
         _link(entry.inter_node),
         known(entry.host_memory_bytes, format_gib),
-        _processors(entry),
+        _cpus(entry),
     )
 
 
@@ -95,7 +99,7 @@ def _link(link: Interconnect | Network | None) -> str:
     return f"{link.generation or link.kind.value} {rate(link.bandwidth_bytes_per_second)}"
 
 
-def _processors(entry: Server) -> str:
+def _cpus(entry: Server) -> str:
     if entry.num_vcpus is not None:
         return f"{entry.num_vcpus} vCPUs"
     return known(entry.num_cores, lambda cores: f"{cores} cores")

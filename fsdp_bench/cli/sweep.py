@@ -1,4 +1,4 @@
-"""``fsdp-bench sweep FILE``."""
+"""``fsdp-bench sweep FILE``: train every trial of a sweep file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session,
 @click.option(
     "--results", default="results", show_default=True, type=click.Path(path_type=Path), help="Results folder."
 )
-@click.option("--machine", "machine_name", help="Name of this machine's folder there.")
+@click.option("--machine", "machine_name", help="Name of this machine's folder in the results folder.")
 @click.option("--list", "list_only", is_flag=True, help="Show the trials in their order; run nothing.")
 @click.option(
     "--only", multiple=True, metavar="ID|FIELD=VALUE", help="Run only matching trials; several must all match."
@@ -68,10 +68,10 @@ def command(
     snapshot: bool,
     no_charts: bool,
 ) -> int:
-    """Train every trial of a sweep FILE on this machine and record what it took.
+    """Train every trial of a sweep FILE on this machine; record its memory and time.
 
-    Where FILE has a table [frontier], search the largest model, depth, batch or sequence of every cell instead.
-    Whatever a trial does, the sweep goes on: running out of memory, a crash or a hang is that trial's outcome.
+    If FILE has a table [frontier], search the largest model, depth, batch or sequence of every cell instead.
+    The sweep goes on whatever a trial does: running out of memory, a crash or a hang is that trial's outcome.
     Interrupt at any time; the same command resumes and repeats nothing.
 
     \b
@@ -85,7 +85,7 @@ def command(
 
 
 class TrialProgress(Watcher):
-    """A progress bar; without a terminal, one line a trial."""
+    """A progress bar; without a terminal, one line per trial."""
 
     def __init__(self, session: TrialSession, progress: Progress, charts: ChartsMeanwhile | None) -> None:
         self._session = session
@@ -94,7 +94,7 @@ class TrialProgress(Watcher):
         self._task = progress.add_task("", total=len(session.plan.trials), visible=False)
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
-        """Print the notes and what is going to run."""
+        """Print the notes, and one line about the trials to run."""
         session = self._session
         resumed = f", {num_recorded} already recorded" if num_recorded else ""
         introduce(
@@ -106,7 +106,7 @@ class TrialProgress(Watcher):
         self._progress.update(self._task, completed=num_recorded, visible=True)
 
     def trial(self, trial: Trial, record: TrialRecord | None) -> None:
-        """Show what runs, or how it ended."""
+        """Show the trial that runs, or how it ended."""
         if record is None:
             describe(self._progress, self._task, trial.label)
             return
@@ -119,7 +119,7 @@ class TrialProgress(Watcher):
 
 
 def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> int:
-    """Run what is pending; print the table, draw the charts."""
+    """Run the pending trials, print the table and draw the charts."""
     charts = None if no_charts else ChartsMeanwhile(session.store.folder, session.machine.describe())
     try:
         with progress_bar(new_console(error=True)) as progress:
@@ -137,7 +137,7 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
 
 
 def _list(session: TrialSession) -> int:
-    """Print the trials in their order, and what is known of each; writes nothing."""
+    """Print the trials in order, each with its status; write no file."""
     plan = session.plan
     for number, (trial, label) in enumerate(zip(plan.trials, plan.labels, strict=True), 1):
         recorded = (session.store.trials / f"{trial.spec.id}.json").exists()

@@ -1,4 +1,4 @@
-"""``fsdp-bench validate``."""
+"""``fsdp-bench validate``: compare predictions with dry runs, published or measured numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS = {
     "published": (),
     "RESULTS": ("calibration", "page"),
 }
-"""The options that each reference has of its own."""
+"""The options that only one reference takes, by reference."""
 
 
 @click.command("validate")
@@ -30,13 +30,13 @@ _OPTIONS = {
     "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are compared with."
 )
 @click.option("--cells", default=200, show_default=True, type=Count(), help="Setups drawn at random, for dry-run.")
-@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the drawing, for dry-run.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the random draw, for dry-run.")
 @click.option(
     "--kernels",
     default="cpu",
     show_default=True,
     type=click.Choice(["cpu", "cuda"]),
-    help="Whose kernels to predict and to run dry, for dry-run.",
+    help="Predict and dry-run CUDA or CPU operators, for dry-run.",
 )
 @click.option(
     "--real-tensors",
@@ -77,7 +77,7 @@ def command(
 
 
 def _refuse_unused(against: str) -> None:
-    """Refuse what would be ignored, and a word that is neither a reference nor a folder."""
+    """Refuse options that would be ignored, and a reference that is neither known nor a folder."""
     kind = against if against in _OPTIONS else "RESULTS"
     if kind == "RESULTS" and not Path(against).exists() and (close := nearest(against, [*_OPTIONS][:2])):
         raise SpecError(f"--against: {against!r} is no folder of results{close}")
@@ -102,7 +102,7 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:
         print_lines(format_validation(comparisons, summary))
-    # Real tensors are the truth: with them every cell has to be equal.
+    # The reference is exact with real tensors, so every cell must be equal.
     differ = real_tensors and summary.num_equal < summary.num_cells
     return ExitCode.CRASHED if differ else ExitCode.DONE
 

@@ -119,7 +119,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "num_alloc_retries": reading.num_alloc_retries if known else None,
         "out_of_memory": full and {
             "phase": full.phase,
-            "block": full.unit if full.unit >= 0 else None,
+            "block": full.block if full.block >= 0 else None,
             "operator": full.label,
             "num_bytes": full.num_bytes,
             "reserved_bytes": reading.peak_reserved_bytes,

@@ -14,12 +14,12 @@ from functools import cached_property, lru_cache
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
-from fsdp_bench.replay.allocator import AllocatorReading, Replay
-from fsdp_bench.replay.compiled import compile_allocator
-from fsdp_bench.replay.heap import UNLIMITED
+from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
+from fsdp_bench.replay.caching_allocator.program import Program, program
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
-from fsdp_bench.replay.program import Program, program
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS

@@ -1,7 +1,7 @@
 """How long the work of a step takes on a calibrated machine: measured seconds, interpolated between sizes.
 
-Between two measured sizes a time is on the line between them; of matrix products and attention it is the rate that is
-interpolated, over the logarithms of their sides. Beyond the largest size the last rate holds.
+Seconds are interpolated linearly between two measured sizes. For matrix products and attention the logarithm of the
+rate is interpolated over the logarithms of the dimensions. The rate of the largest size holds for larger sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsdp_bench.spec.profile import CASTING_CHUNK_CAT, Profile, RankProfile
 from fsdp_bench.spec.setup import TrainSetup
 
 Points = list[tuple[float, float]]
-"""Sizes and seconds, in the order of their sizes."""
+"""Pairs of size and seconds, sorted by size."""
 
 ALIKE = {
     "aten::_amp_foreach_non_finite_check_and_unscale_": "aten::mul_out",
@@ -38,18 +38,18 @@ ALIKE = {
     CASTING_CHUNK_CAT: "aten::_to_copy",
     "fsdp::split_with_sizes_copy": "aten::copy_",
 }
-"""Operators that a calibration did not time, and the one that reads and writes as they do."""
+"""Operators that a calibration does not time, each with a timed operator that reads and writes as many bytes."""
 
 
 @dataclass(frozen=True)
 class MeasuredGroups:
-    """Which measured group each of a setup's groups is: its size, and whether its ranks follow each other."""
+    """Size of each of a setup's process groups, and whether its ranks are consecutive: the key of measured groups."""
 
     sizes: Mapping[str, tuple[int, bool]]
 
     @staticmethod
     def of(setup: TrainSetup) -> MeasuredGroups:
-        """Return the groups that rank 0 is in."""
+        """Return the groups that rank 0 belongs to."""
         neighbours = {"shard": True, "replicate": setup.shard_group_size == 1, "world": True}
         return MeasuredGroups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
 
@@ -67,7 +67,7 @@ class Calibrated:
         self.launch_seconds = self._measured.launch_seconds
 
     def run(self, work: Work) -> float | None:
-        """Seconds of an operator."""
+        """Return the seconds of an operator; None if no size of it was measured."""
         dtype = self._dtypes.get(work.itemsize, "fp32")
         if work.is_product:
             flops = 2.0 * math.prod(work.dims)
@@ -81,24 +81,24 @@ class Calibrated:
         own = self._operators.get((work.name, dtype))
         return _between(own or self._operators.get((ALIKE.get(work.name, ""), dtype)), work.num_bytes)
 
-    def send(self, work: Work) -> float | None:
-        """Seconds of a collective, in a group of a size that was measured."""
+    def collective(self, work: Work) -> float | None:
+        """Return the seconds of a collective; None if no group of this size was measured."""
         size, neighbours = self._groups.sizes[work.group]
         points = self._collectives.get((work.name, size, neighbours))
         return _between(points or self._collectives.get((work.name, size, not neighbours)), work.num_bytes)
 
     def copy(self, work: Work) -> float | None:
-        """Seconds of a copy to or from the host."""
+        """Return the seconds of a copy to or from the host."""
         return _between(self._copies.get((work.name,)), work.num_bytes)
 
     def host(self, work: Work) -> float | None:
-        """A hook, or an optimizer's step in host memory."""
+        """Return the seconds of a hook, or of an optimizer step in host memory."""
         if work.name.startswith("optimizer "):
             return self._update("host " + work.name.removeprefix("optimizer "), work.dims)
         return self._measured.hook_seconds.get(work.name.split()[0])
 
     def _update(self, kind: str, dims: tuple[int, ...]) -> float | None:
-        """An optimizer takes each tensor alone: the seconds of one of their mean size, as often as there are some."""
+        """Return the seconds of an optimizer step: those of a tensor of the mean size, times the number of tensors."""
         num_tensors, num_elements = dims
         each = _between(self._optimizers.get((kind,)), num_elements / num_tensors)
         return None if each is None else num_tensors * each
@@ -145,7 +145,7 @@ class Calibrated:
 
 
 _Grid = dict[tuple[float, ...], float]
-"""Rates by the logarithms of sides."""
+"""Logarithm of the rate, by the logarithms of the dimensions."""
 
 
 def _grids(rows: Iterable[tuple[tuple[object, ...], Sequence[float], float]]) -> dict[tuple[object, ...], _Grid]:
@@ -163,7 +163,11 @@ def _lines(rows: Iterable[tuple[tuple[object, ...], float, float]]) -> dict[tupl
 
 
 def _between(points: Points | None, size: float) -> float | None:
-    """Return the seconds at a size: the smallest one's below it, on the line between two, in proportion above."""
+    """Return the seconds at a size; None without points.
+
+    Between two measured sizes interpolate linearly. Below the smallest size its seconds hold; above the largest size
+    seconds grow in proportion.
+    """
     if not points:
         return None
     if size >= points[-1][0]:
@@ -176,7 +180,7 @@ def _between(points: Points | None, size: float) -> float | None:
 
 
 def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float | None:
-    """Return the seconds of ``flops`` at the rate that is interpolated between the measured sizes around ``sides``."""
+    """Return the seconds of ``flops`` at the rate interpolated at the dimensions ``sides``; None without a grid."""
     if not grid:
         return None
     brackets = []
@@ -197,7 +201,7 @@ def _divided(flops: float, grid: _Grid | None, sides: Sequence[float]) -> float 
 
 
 def _bracket(places: list[float], value: float) -> list[tuple[float, float]]:
-    """Return the two places around a value with their weights; outside of all places the outermost alone."""
+    """Return the two places next to a value with their weights; outside the range of places, the nearest one."""
     above = bisect_right(places, value)
     if above == 0:
         return [(places[0], 1.0)]

@@ -1,21 +1,22 @@
-"""The communicators of one FSDP rank, and the device memory that NCCL takes for them outside of torch's allocator.
+"""The communicators of one FSDP rank, and the device memory that NCCL allocates for them outside torch's allocator.
 
-Which there are (torch 2.13): FSDP and DDP use the default process group, and fully_shard's one-dimensional mesh reuses
-it (DeviceMesh._init_one_process_group, device_mesh.py); all-gather and reduce-scatter share a group, unless a user asks
-for two (_reduce_scatter_process_group in _fully_shard/_fsdp_param_group.py). A hybrid strategy has a group that shards
-and one that replicates, split off the default group without sharing its resources (ncclCommSplit; NCCL's splitShare is
-0); the default group remains for barriers, and has a communicator from the start where init_process_group got a
-``device_id``, as in train/processes/worker.py, or from the first barrier on.
+Communicators (torch 2.13). FSDP and DDP use the default process group, and fully_shard's one-dimensional mesh reuses it
+(DeviceMesh._init_one_process_group, device_mesh.py). All-gather and reduce-scatter share a group, unless the user asks
+for two (_reduce_scatter_process_group in _fully_shard/_fsdp_param_group.py). A hybrid strategy has a shard group and a
+replicate group, split from the default group without sharing its resources (ncclCommSplit; NCCL's splitShare is 0). The
+default group then serves barriers only. Its communicator is created by init_process_group if that gets a ``device_id``,
+as in train/processes/worker.py, and otherwise by the first barrier.
 
-Which connections: gathers and scatters ride rings. Within a node NCCL's model of itself never prefers NVLink SHARP for
-them; between nodes it has that only with CollNet (updateCollCostTable, src/enqueue.cc). So do broadcasts and, within a
-node, sums of a few bytes: barriers and norms; between nodes those may go by trees. All-reduces of gradients may use
-trees and NVLink SHARP, which depends on sizes: the bounds are without and with them.
+Connections. All-gather and reduce-scatter use ring algorithms. Within a node NCCL's cost model never chooses NVLink
+SHARP for them; between nodes NVLink SHARP needs CollNet (updateCollCostTable, src/enqueue.cc). Broadcasts use rings as
+well. All-reduces of a few bytes (barriers, norms) use rings within a node and may use trees between nodes. All-reduces
+of gradients may use trees and NVLink SHARP, depending on their sizes: the lower bound is without both, the upper bound
+with both.
 
-What a rank has of network connections depends on where it is in the rings; the bounds hold for every rank. Unknown:
-GPUs without NVSwitch or before the A100, networks without RDMA, groups that span nodes with only some of their GPUs.
-A process group of one rank has no connections and counts as nothing; one that was made with a ``device_id`` has what a
-communicator is given at its start.
+The number of network connections of a rank depends on its ring position; the bounds cover every position. The memory is
+unknown for GPUs without NVSwitch or before the A100, for networks without RDMA, and for groups that span nodes with
+only some of their GPUs. A process group of one rank has no connections and is counted as zero bytes, although one with
+a ``device_id`` allocates what every communicator allocates when it is created.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.rates import nccl_buffers as nccl
-from fsdp_bench.rates.collectives import Wiring, groups_of
+from fsdp_bench.rates.collectives import Topology, groups_of
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.spec.hardware import Cluster, LinkKind, Network
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -33,26 +34,26 @@ _RDMA = (LinkKind.INFINIBAND, LinkKind.ROCE, LinkKind.EFA)
 
 
 class Purpose(StrEnum):
-    """What a communicator is for."""
+    """The purpose of a communicator."""
 
     SHARD = "shard"
-    """Gathers parameters, scatters gradients."""
+    """All-gather of parameters and reduce-scatter of gradients."""
     REPLICATE = "replicate"
-    """Adds gradients up."""
+    """All-reduce of gradients."""
     BARRIERS = "barriers"
-    """All ranks, beside the groups of a hybrid strategy."""
+    """All ranks, in addition to the groups of a hybrid strategy."""
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """One NCCL communicator, and the device memory that it takes on one rank."""
+    """One NCCL communicator, and its device memory on one rank."""
 
     purpose: Purpose
     num_ranks: int
     num_channels: Bounds | None = None
     num_bytes: Bounds | None = None
     unknown: str | None = None
-    """Why the others are None."""
+    """The reason if the number of channels and of bytes is None."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Communicators:
 
     @property
     def num_bytes(self) -> Bounds | None:
-        """Together; None where one of them is unknown."""
+        """Sum over all communicators, or None if any is unknown."""
         total = Bounds(0, 0)
         for one in self.each:
             if one.num_bytes is None:
@@ -73,12 +74,12 @@ class Communicators:
 
     @property
     def unknown(self) -> str | None:
-        """The first reason why the sum is not known."""
+        """The first reason why the sum is unknown, or None."""
         return next((one.unknown for one in self.each if one.unknown), None)
 
 
 def communicators_of(setup: TrainSetup, cluster: Cluster | None) -> Communicators:
-    """Return the communicators of one rank; their bytes where the cluster's wiring is known."""
+    """Return the communicators of one rank, with their bytes if the cluster's topology is known."""
     if setup.world_size == 1:
         return Communicators(())
     purposes = {Purpose.SHARD: setup.world_size}
@@ -93,7 +94,7 @@ def communicators_of(setup: TrainSetup, cluster: Cluster | None) -> Communicator
 
 def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: Cluster | None) -> Communicator:
     if cluster is None or cluster.world_size != setup.world_size:
-        return Communicator(purpose, num_ranks, unknown="no server with these ranks is named")
+        return Communicator(purpose, num_ranks, unknown="--server is missing or has another world size")
     groups = groups_of(cluster, setup)
     group = groups.world
     if num_ranks < setup.world_size:
@@ -103,12 +104,13 @@ def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: 
         return Communicator(purpose, num_ranks, unknown=unknown)
     channels = _channels(group, cluster)
     if channels is None:
-        return Communicator(purpose, num_ranks, unknown="NCCL's search for rings was not followed on this wiring")
+        unknown = "the number of NCCL channels cannot be derived for this topology"
+        return Communicator(purpose, num_ranks, unknown=unknown)
     return Communicator(purpose, num_ranks, channels, _bytes(purpose, group, channels, cluster))
 
 
-def _why_unknown(purpose: Purpose, group: Wiring | None, cluster: Cluster) -> str | None:
-    """Return why NCCL's source does not tell what a group takes here, or None."""
+def _why_unknown(purpose: Purpose, group: Topology | None, cluster: Cluster) -> str | None:
+    """Return why a group's memory cannot be derived from NCCL's source, or None if it can."""
     link, network = cluster.server.intra_node, cluster.server.inter_node
     if group is None or link is None or link.kind is not LinkKind.NVSWITCH:
         return "only GPUs that NVSwitch joins are covered, from the A100 on, in groups that fill nodes evenly"
@@ -124,14 +126,17 @@ def _why_unknown(purpose: Purpose, group: Wiring | None, cluster: Cluster) -> st
 
 
 def _interfaces(network: Network, cluster: Cluster) -> int | None:
-    """Return the network devices that NCCL sees on a node: AWS's plugin joins several of one GPU into one."""
+    """Return the number of network devices that NCCL sees on a node.
+
+    AWS's plugin presents all interfaces of one GPU as one device.
+    """
     count, gpus = network.num_nics, cluster.server.gpus_per_node
     if count is None or network.bandwidth_bytes_per_second is None or count <= gpus:
         return count if network.bandwidth_bytes_per_second is not None else None
     return gpus if network.kind is LinkKind.EFA and count % gpus == 0 else None
 
 
-def _channels(group: Wiring, cluster: Cluster) -> Bounds | None:
+def _channels(group: Topology, cluster: Cluster) -> Bounds | None:
     if group.num_nodes == 1:
         found = nccl.channels_within(group.link_bandwidth, group.capability)
         return None if found is None else Bounds(found, found)
@@ -143,8 +148,8 @@ def _channels(group: Wiring, cluster: Cluster) -> Bounds | None:
     return nccl.channels_across(interfaces, each, group.ranks_per_node, group.link_bandwidth)
 
 
-def _bytes(purpose: Purpose, group: Wiring, channels: Bounds, cluster: Cluster) -> Bounds:
-    """Return what a communicator takes: what is made at its start, and the connections of what it carries."""
+def _bytes(purpose: Purpose, group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+    """Return the bytes of a communicator: those allocated when it is created, and those of its connections."""
     start, rings, trees = _start(group, channels), _rings(group, channels, cluster), _trees(group, channels, cluster)
     across = group.num_nodes > 1
     if purpose is Purpose.REPLICATE:
@@ -153,8 +158,11 @@ def _bytes(purpose: Purpose, group: Wiring, channels: Bounds, cluster: Cluster) 
     return start + (Bounds(0, rings.high) if purpose is Purpose.BARRIERS else rings) + small
 
 
-def _start(group: Wiring, channels: Bounds) -> Bounds:
-    """Between nodes, NVLink SHARP is set up only if its own search finds interfaces for it."""
+def _start(group: Topology, channels: Bounds) -> Bounds:
+    """Return the bytes allocated when the communicator is created; across nodes the lower bound omits NVLS.
+
+    Across nodes NCCL sets NVLink SHARP up only if a separate search finds network interfaces for it.
+    """
     multicast = nccl.multicast_channels(group.capability, group.ranks_per_node, group.num_nodes)
     at_least = multicast if group.num_nodes == 1 else 0
     return Bounds(
@@ -164,7 +172,7 @@ def _start(group: Wiring, channels: Bounds) -> Bounds:
 
 
 def _connections(cluster: Cluster) -> tuple[nccl.Connections, nccl.Connections]:
-    """Return the least and the most that connections take."""
+    """Return the lower and the upper bound of the bytes of connections."""
     capability = cluster.gpu.compute_capability or 0.0
     simple = nccl.SIMPLE_OF_AWS if _is_efa(cluster) else nccl.SIMPLE
     return nccl.connections(capability), nccl.connections(capability, simple)
@@ -176,11 +184,12 @@ def _is_efa(cluster: Cluster) -> bool:
     return network is not None and network.kind is LinkKind.EFA
 
 
-def _rings(group: Wiring, channels: Bounds, cluster: Cluster) -> Bounds:
-    """A neighbour before and one behind on every channel.
+def _rings(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+    """Return the bytes of ring connections: previous and next rank on each channel.
 
-    Between whole nodes a GPU begins at most one of the rings that the search finds, and ends at most one, each on two
-    channels; where it ends one through another GPU's interface, the buffer is on that GPU (PXN).
+    In a group of whole nodes, a GPU is the first of its node in at most one ring that the search finds, and the last in
+    at most one; each of these rings has two channels. If the last GPU sends through another GPU's network interface,
+    the buffer is on that GPU (PXN).
     """
     least, most = _connections(cluster)
     if group.ranks_per_node == 1:
@@ -193,12 +202,13 @@ def _rings(group: Wiring, channels: Bounds, cluster: Cluster) -> Bounds:
     )
 
 
-def _trees(group: Wiring, channels: Bounds, cluster: Cluster) -> Bounds:
-    """None at all, or those beside the rings': up and down a chain in a node, up and down twice between nodes.
+def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+    """Return the extra bytes of tree connections, from zero to the maximum.
 
-    Two ranks have the same neighbour in both. Of whole nodes a GPU has at most the head of one chain, with three
-    neighbours on other nodes, and the second place of two, with one (connectTrees in src/graph/connect.cc): each on
-    two channels.
+    A tree is a chain within a node, and NCCL builds two trees between nodes. With two ranks the tree's connections are
+    the ring's. In a group of whole nodes, a GPU is the head of at most one chain, with three neighbours on other nodes,
+    and the second of at most two chains, with one such neighbour each (connectTrees in src/graph/connect.cc). Each of
+    these has two channels.
     """
     _, most = _connections(cluster)
     if group.size == 2:
@@ -209,8 +219,11 @@ def _trees(group: Wiring, channels: Bounds, cluster: Cluster) -> Bounds:
     return Bounds(0, channels.high * 2 * most.pair + across)
 
 
-def _multicast(group: Wiring, cluster: Cluster) -> Bounds:
-    """None, or NVLink SHARP's buffers, between nodes with trees of three neighbours (ncclNvlsTreeConnect)."""
+def _multicast(group: Topology, cluster: Cluster) -> Bounds:
+    """Return the extra bytes of NVLink SHARP, from zero to the maximum.
+
+    The maximum is its buffers and, between nodes, connections of a tree to three neighbours (ncclNvlsTreeConnect).
+    """
     channels = nccl.multicast_channels(group.capability, group.ranks_per_node, group.num_nodes)
     if not channels:
         return Bounds(0, 0)

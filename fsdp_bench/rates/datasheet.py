@@ -1,8 +1,8 @@
 """How long the work of a step takes: the interface that replay/schedule.py uses, and a datasheet's answers.
 
-Nothing here is fitted to a training run. A datasheet gives peaks; how much of a peak the best kernels achieve is a fact
-of its own, with its source: gpus.toml for matrix products, the FlashAttention papers for attention. A calibration
-(calibrated.py) replaces both by what was measured on a machine.
+Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that the best kernels achieve
+has its own source: gpus.toml for matrix products, the FlashAttention papers for attention. A calibration
+(calibrated.py) replaces both with measurements on one machine.
 """
 
 from __future__ import annotations
@@ -11,85 +11,86 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from fsdp_bench.rates.collectives import Groups, Wiring, collective_seconds
+from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
 
 
 class Rates(Protocol):
-    """How long one piece of work takes. None where that is not known."""
+    """How long one piece of work takes. Each method returns seconds, or None if they are unknown."""
 
     source: str
-    """``datasheet`` or ``calibrated``: what the seconds rest on."""
+    """The source of the seconds: ``datasheet`` or ``calibrated``."""
     blocks_host: bool
-    """The host itself computes and communicates, one after the other: a CPU."""
+    """Whether the host itself computes and communicates, one after the other: true for a CPU."""
     launch_seconds: float
-    """What the host needs to issue one operator or collective."""
+    """Seconds in which the host launches one operator or collective."""
 
     def run(self, work: Work) -> float | None:
-        """Seconds of an operator."""
+        """Return the seconds of an operator."""
 
-    def send(self, work: Work) -> float | None:
-        """Seconds of a collective."""
+    def collective(self, work: Work) -> float | None:
+        """Return the seconds of a collective."""
 
     def copy(self, work: Work) -> float | None:
-        """Seconds of a copy to or from the host."""
+        """Return the seconds of a copy to or from the host."""
 
     def host(self, work: Work) -> float | None:
-        """Seconds of the host's own work."""
+        """Return the seconds of work that the host itself does."""
 
 
 MATMUL_EFFICIENCY = 0.8
-"""Of the peak, for GPUs whose entry in gpus.toml does not say: the lower one of A100's 0.87 and H100's 0.80."""
+"""Fraction of the peak, if gpus.toml has none for a GPU: the lower of the A100's 0.87 and the H100's 0.80."""
 SUSTAINED_CLOCK = 0.851
-"""Of the boost clock, for GPUs whose entry does not say: an A100's (1200 of 1410 MHz; see gpus.toml)."""
+"""Fraction of the boost clock, if gpus.toml has none for a GPU: an A100's 1200 of 1410 MHz."""
 MEMORY_EFFICIENCY = 0.91
-"""Of the nominal bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
+"""Fraction of the nominal memory bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
 LAUNCH_SECONDS = 6e-6
 HOOK_SECONDS = 100e-6
-"""Assumed of a server's processor, and of weight for small models only: what eager PyTorch needs for an operator,
-and what one of FSDP's hooks takes. ``fsdp-bench calibrate`` measures both."""
+"""Assumed time of a server's CPU for one operator in eager PyTorch, and for one of FSDP's hooks.
+
+They matter for small models only. ``fsdp-bench calibrate`` measures both."""
 COPY_EFFICIENCY = 0.8
-"""Of a host link's nominal bandwidth, from pinned memory: 25 of 32 GB/s is what PCIe 4.0 x16 is known to give."""
+"""Fraction of a host link's nominal bandwidth, with pinned memory: PCIe 4.0 x16 is known to give 25 of 32 GB/s."""
 HOST_ADAM_BYTES_PER_SECOND = 10e9
-"""Assumed of the part of a server's memory bandwidth that one process gets, for an optimizer in host memory."""
+"""Assumed part of a server's memory bandwidth that one process gets, for an optimizer in host memory."""
 
 ATTENTION_EFFICIENCY = {8: (0.73, 0.63), 9: (0.374, 0.34)}
-"""Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, which torch runs.
+"""Fractions of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, as in torch.
 
 sm80: "up to 73 %" and "up to 63 %" of an A100's peak (FlashAttention-2, section 4 and figure 6); sm90: 370 of 989
 TFLOP/s forward at head size 128 (FlashAttention-3, figure 5), "35 %" for both (its abstract)."""
 _ATTENTION_TILE = 128
-"""Rows of a tile: what lies above the diagonal is skipped tile by tile."""
+"""Rows of a tile. The kernel skips whole tiles above the diagonal."""
 _TILES = ((128, 256), (256, 128), (128, 128))
-"""Of matrix products that reach the best rate (NVIDIA, Matrix Multiplication Background User's Guide)."""
+"""Tile sizes of the fastest matrix products (NVIDIA, Matrix Multiplication Background User's Guide)."""
 
 
 @dataclass(frozen=True)
 class Datasheet:
-    """A GPU by its vendor's figures, and NCCL by its own model."""
+    """Rates from a GPU's datasheet and NCCL's cost model."""
 
     gpu: Gpu
     dtype: str
-    """Of 16-bit work."""
+    """The dtype of 16-bit work."""
     groups: Groups | None
     copy_bandwidth: float | None
     attention_efficiency: tuple[float, float] | None = None
-    """Another kernel's than torch's."""
+    """Fractions of the peak, forward and backward, of another kernel than torch's."""
     source = "datasheet"
     blocks_host = False
     launch_seconds = LAUNCH_SECONDS
 
     @property
     def is_over_pcie(self) -> bool:
-        """Whether a group's ranks reach each other over PCIe within a node."""
+        """Whether any group communicates over PCIe within a node."""
         found = self.groups
-        wirings = (found.shard, found.replicate, found.world) if found else ()
-        return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in wirings)
+        topologies = (found.shard, found.replicate, found.world) if found else ()
+        return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in topologies)
 
     def run(self, work: Work) -> float | None:
-        """Roofline: the longer one of computing and of moving the bytes."""
+        """Return the seconds of an operator by the roofline: the longer of computing and of moving the bytes."""
         moving = self._moving(work.num_bytes)
         if work.is_product:
             computing = self._product(work)
@@ -104,7 +105,7 @@ class Datasheet:
         return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_EFFICIENCY)
 
     def _peak(self, itemsize: int) -> float | None:
-        """FLOP/s at the clock that the power limit leaves: peaks are those of the boost clock."""
+        """Return the peak in FLOP/s at the clock that the power limit permits; datasheets assume the boost clock."""
         peak = self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype)
         return None if peak is None else peak * (self.gpu.sustained_clock or SUSTAINED_CLOCK)
 
@@ -125,24 +126,24 @@ class Datasheet:
             efficiency = (MATMUL_EFFICIENCY, MATMUL_EFFICIENCY)
         return attention_flops(work.dims, work.is_backward) / (peak * efficiency[work.is_backward])
 
-    def send(self, work: Work) -> float | None:
-        """By NCCL's model; None where its groups' wiring is not documented."""
-        wiring = wiring_of(work.group, self.groups)
-        return None if wiring is None else collective_seconds(work.name, work.num_bytes, wiring)
+    def collective(self, work: Work) -> float | None:
+        """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""
+        topology = topology_of(work.group, self.groups)
+        return None if topology is None else collective_seconds(work.name, work.num_bytes, topology)
 
     def copy(self, work: Work) -> float | None:
-        """Over the host link."""
+        """Return the seconds of a copy over the host link."""
         return None if self.copy_bandwidth is None else work.num_bytes / self.copy_bandwidth
 
     def host(self, work: Work) -> float | None:
-        """A hook, or an optimizer's step in host memory."""
+        """Return the seconds of a hook, or of an optimizer step in host memory."""
         if work.name.startswith("optimizer"):
             return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND
         return HOOK_SECONDS
 
 
 class RatesWithoutCommunication:
-    """Rates where collectives end at once; a rank without peers then only copies within its own memory."""
+    """Rates of a rank without peers: a collective takes no time, except for copies within the rank's own memory."""
 
     def __init__(self, rates: Rates, setup: TrainSetup) -> None:
         self._ranks = setup.group_sizes
@@ -150,33 +151,33 @@ class RatesWithoutCommunication:
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
 
     def run(self, work: Work) -> float | None:
-        """Seconds of an operator."""
+        """Return the seconds of an operator."""
         return self._rates.run(work)
 
     def copy(self, work: Work) -> float | None:
-        """Seconds of a copy to or from the host."""
+        """Return the seconds of a copy to or from the host."""
         return self._rates.copy(work)
 
     def host(self, work: Work) -> float | None:
-        """Seconds of the host's own work."""
+        """Return the seconds of work that the host itself does."""
         return self._rates.host(work)
 
-    def send(self, work: Work) -> float | None:
-        """Seconds of the copies: all-gather repeats the own shard, reduce-scatter keeps the own part."""
+    def collective(self, work: Work) -> float | None:
+        """Return the seconds of the copies: all-gather repeats the own shard, reduce-scatter keeps the own part."""
         part = work.num_bytes // self._ranks[work.group]
         copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
         return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))
 
 
-def wiring_of(group: str, groups: Groups | None) -> Wiring | None:
-    """Return what joins the ranks of a group."""
+def topology_of(group: str, groups: Groups | None) -> Topology | None:
+    """Return the topology of a group, or None if it is unknown."""
     if groups is None:
         return None
     return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
 
 
 def tile_share(m: int, n: int, multiprocessors: int | None) -> float:
-    """Return how much of a GPU a matrix product keeps busy: tiles at the edge, and the last wave, are not full."""
+    """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full."""
     if multiprocessors is None:
         return 1.0
     best = 0.0
@@ -188,7 +189,7 @@ def tile_share(m: int, n: int, multiprocessors: int | None) -> float:
 
 
 def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
-    """Return what causal attention computes: two products of each tile below the diagonal, five backward."""
+    """Return the FLOPs of causal attention: per tile below the diagonal, two matrix products forward, five backward."""
     batch, heads, _, length, head_dim = dims
     tiles = math.ceil(length / _ATTENTION_TILE)
     computed = tiles * (tiles + 1) / 2 * _ATTENTION_TILE**2
@@ -197,7 +198,7 @@ def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
 
 
 def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Groups | None) -> Datasheet:
-    """Return the rates of a GPU in a server, or of the GPU alone."""
+    """Return the rates of a GPU in a cluster, or of the GPU alone."""
     link = cluster.server.host_link if cluster else None
     bandwidth = link.bandwidth_bytes_per_second if link else None
     if bandwidth is not None and link is not None:

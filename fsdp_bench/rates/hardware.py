@@ -1,4 +1,4 @@
-"""The rates of hardware, from its calibration or its datasheet; and rates with defaults for what neither says."""
+"""The rates of hardware from its calibration or its datasheet, and rates with defaults for what is unknown."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from fsdp_bench.spec.setup import TrainSetup
 def rates_of(
     setup: TrainSetup, hardware: Cluster | Gpu | None, kernels: str, profile: Profile | None, is_alone: bool = False
 ) -> Rates | None:
-    """Return what is known of the hardware's rates; None where that is nothing.
+    """Return the rates, or None if neither calibration nor datasheet exists.
 
-    ``is_alone``: the rank has the machine for itself, as an emulated one has.
+    Args:
+        setup: the setup whose groups communicate.
+        hardware: the servers, or the GPU alone.
+        kernels: ``cuda`` or ``cpu``.
+        profile: the calibration of a machine.
+        is_alone: whether one rank runs alone on the machine, as an emulated rank does.
 
     Raises:
-        SpecError: when the calibration is of another kind of device.
+        SpecError: if the calibration was made on another kind of device.
     """
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = cluster.gpu if cluster else hardware if isinstance(hardware, Gpu) else None
     if profile is not None:
         if profile.device != ("cuda" if kernels == "cuda" else "cpu"):
             other = "cpu" if profile.device == "cpu" else "cuda"
-            raise SpecError(f"calibration: it is of {profile.machine}; --kernels {other} goes with it")
+            raise SpecError(f"calibration: the calibration was made on {profile.machine}; use --kernels {other}")
         together = cluster.gpus_per_node if cluster else setup.world_size
         return Calibrated(profile, setup, 1 if is_alone else together)
     if gpu is None or kernels != "cuda":
@@ -38,14 +43,14 @@ def rates_of(
 
 ASSUMED_GPU = "H100-SXM"
 ASSUMED_BYTES_PER_SECOND = {"collective": 100e9, "copy": 25e9}
-"""Of a collective's message, and of a copy to or from the host, where no link is documented."""
+"""Assumed rates of a collective's message, and of a copy to or from the host, if the link is not documented."""
 
 
 class RatesWithDefaults:
-    """Rates with a default for whatever is unknown: that of an H100 whose ranks are joined by 100 GB/s.
+    """Rates with a default for what is unknown: an H100, and an interconnect of 100 GB/s.
 
-    They decide when a deferred free is done, and so reserved memory, only where a stream still uses what was freed.
-    Times that are shown to users never come from a default.
+    Defaults only affect when blocks used by another stream are freed, hence reserved memory. Printed times never use a
+    default.
     """
 
     blocks_host = False
@@ -57,21 +62,21 @@ class RatesWithDefaults:
         self.launch_seconds = rates.launch_seconds if rates else LAUNCH_SECONDS
 
     def run(self, work: Work) -> float | None:
-        """Seconds of an operator."""
+        """Return the seconds of an operator."""
         known = self._rates.run(work) if self._rates else None
         return self._assumed.run(work) if known is None else known
 
-    def send(self, work: Work) -> float | None:
-        """Seconds of a collective."""
-        known = self._rates.send(work) if self._rates else None
+    def collective(self, work: Work) -> float | None:
+        """Return the seconds of a collective."""
+        known = self._rates.collective(work) if self._rates else None
         return work.num_bytes / ASSUMED_BYTES_PER_SECOND["collective"] if known is None else known
 
     def copy(self, work: Work) -> float | None:
-        """Seconds of a copy to or from the host."""
+        """Return the seconds of a copy to or from the host."""
         known = self._rates.copy(work) if self._rates else None
         return work.num_bytes / ASSUMED_BYTES_PER_SECOND["copy"] if known is None else known
 
     def host(self, work: Work) -> float | None:
-        """Seconds of the host's own work."""
+        """Return the seconds of work that the host itself does."""
         known = self._rates.host(work) if self._rates else None
         return self._assumed.host(work) if known is None else known

@@ -1,13 +1,13 @@
-"""GPU memory of one NCCL communicator, from NCCL's source: channels, connections, and what is allocated at its start.
+"""GPU memory of one NCCL communicator, from NCCL's source: its creation, its channels and its connections.
 
-NCCL allocates with cuMemCreate, not through torch's caching allocator, and every allocation, however small, is whole
-granules of 2 MiB (ncclCuMemAlloc in src/include/alloc.h). Read in 2.29.2, 2.29.3 and 2.29.7 (src/channel.cc in an older
-copy); PyTorch builds with 2.28.9 and 2.29.3. Connections are made when an algorithm is first used
+NCCL allocates with cuMemCreate, not through torch's caching allocator, and rounds every allocation up to granules of
+2 MiB (ncclCuMemAlloc in src/include/alloc.h). The source was read in 2.29.2, 2.29.3 and 2.29.7 (src/channel.cc in an
+older copy); PyTorch builds with 2.28.9 and 2.29.3. NCCL makes connections when an algorithm is first used
 (NCCL_RUNTIME_CONNECT, src/init.cc).
 
-Assumed: cuMem as on every driver from CUDA 12 on; NCCL's defaults, but for what AWS's plugin sets; GPUDirect RDMA over
-InfiniBand, RoCE and EFA; no other interfaces than the catalogue counts. Not covered: the code of NCCL's kernels (part
-of the CUDA context), send and receive, buffers that users register, CollNet, tuner plugins.
+Assumed: cuMem, as with every driver from CUDA 12 on; NCCL's defaults, except those that AWS's plugin changes; GPUDirect
+RDMA over InfiniBand, RoCE and EFA; no network interfaces but those in the catalogue. Not covered: the code of NCCL's
+kernels (part of the CUDA context), send and receive, buffers that users register, CollNet, tuner plugins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsdp_bench.spec.units import KIB, MIB
 GRANULE = 2 * MIB
 """CU_MEM_ALLOC_GRANULARITY_MINIMUM of device memory, and CUDA_IPC_MIN of src/include/comm.h."""
 MAX_CHANNELS = 64
-"""MAXCHANNELS (src/include/device.h); the search for rings stops at half, because they are doubled after it."""
+"""MAXCHANNELS (src/include/device.h). The search finds at most 32 rings; NCCL then doubles them."""
 SIMPLE = 4 * MIB
 """DEFAULT_BUFFSIZE (src/init.cc)."""
 SIMPLE_OF_AWS = 8 * MIB
@@ -29,11 +29,11 @@ MULTICAST_SLICE = 128 * KIB
 MULTICAST_SLICE_OF_AWS = 512 * KIB
 
 _STEPS = 8
-"""NCCL_STEPS: slots of a buffer."""
+"""NCCL_STEPS: the number of slots in a buffer."""
 _LL = 8 * 512 * _STEPS * 16
-"""DEFAULT_LL_BUFFSIZE: lines a thread, threads, steps, sizeof(ncclLLFifoLine)."""
+"""DEFAULT_LL_BUFFSIZE: lines per thread, threads, steps, sizeof(ncclLLFifoLine)."""
 _LL128 = 120 * 640 * _STEPS * 8
-"""DEFAULT_LL128_BUFFSIZE: elements a thread, threads, steps, sizeof(uint64_t)."""
+"""DEFAULT_LL128_BUFFSIZE: elements per thread, threads, steps, sizeof(uint64_t)."""
 _CONTROL = 4096
 """sizeof(ncclSendMem) and of ncclRecvMem: MEM_ALIGN (src/include/comm.h)."""
 _PEER = 4 * 152
@@ -44,14 +44,14 @@ _SPEEDS = {
     9: (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3),
     10: (90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
 }
-"""GB/s of a ring that the search tries in a node, by major compute capability (speedArrayIntra and its siblings)."""
+"""Speeds of a ring within a node that the search tries, in GB/s, by major compute capability (speedArrayIntra)."""
 _MULTICAST_CHANNELS = {9: (16, 16), 10: (24, 32)}
-"""NVLS_NCHANNELS_SM90 and siblings (src/transport/nvls.cc): within a node, across nodes."""
+"""Channels of NVLS within a node and across nodes, by major compute capability (NVLS_NCHANNELS_SM90 and others)."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A whole number between two others, both possible."""
+    """Lower and upper bound, inclusive."""
 
     low: int
     high: int
@@ -65,34 +65,43 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Connections:
-    """Bytes on one GPU for one connection of one channel, in each direction."""
+    """Bytes on one GPU of one channel's connection to a peer, by direction and link."""
 
     send: int
-    """Over NVLink: control, and Simple's buffer where the receiver reads it (p2pSendSetup, src/transport/p2p.cc)."""
+    """Bytes of a send connection over NVLink (p2pSendSetup, src/transport/p2p.cc).
+
+    Includes the Simple buffer when the receiver reads from the sender's memory."""
     receive: int
-    """Over NVLink: control and the other buffers (p2pRecvSetup)."""
+    """Bytes of a receive connection over NVLink (p2pRecvSetup).
+
+    Includes the LL and LL128 buffers, and the Simple buffer when the sender writes into it.
+    """
     net_send: int
-    """Over the network: LL is on the host (sendProxyConnect, src/transport/net.cc)."""
+    """Bytes of a send connection over the network (sendProxyConnect, src/transport/net.cc), without the LL buffer."""
     net_receive: int
+    """Bytes of a receive connection over the network."""
 
     @property
     def pair(self) -> int:
-        """One neighbour to send to and one to receive from, as each channel of a ring has them."""
+        """Bytes of a send and a receive connection over NVLink: the next and the previous rank of a ring."""
         return self.send + self.receive
 
     @property
     def net_pair(self) -> int:
-        """The same over the network."""
+        """Bytes of a send and a receive connection over the network."""
         return self.net_send + self.net_receive
 
 
 def in_granules(num_bytes: int) -> int:
-    """Return what an allocation really takes."""
+    """Round the size of an allocation up to whole granules."""
     return -(-num_bytes // GRANULE) * GRANULE
 
 
 def connections(capability: float, simple_bytes: int = SIMPLE) -> Connections:
-    """Return the bytes of connections; GPUs of 8.0 read over NVLink, others write (ncclTopoCheckP2p)."""
+    """Return the bytes of connections.
+
+    Over NVLink, GPUs of compute capability 8.0 read from the sender; all others write (ncclTopoCheckP2p).
+    """
     at_sender, at_receiver = (simple_bytes, 0) if capability == 8.0 else (0, simple_bytes)
     return Connections(
         send=in_granules(_CONTROL + at_sender),
@@ -103,15 +112,15 @@ def connections(capability: float, simple_bytes: int = SIMPLE) -> Connections:
 
 
 def channels_within(link_bytes_per_second: float, major: int) -> int | None:
-    """Return the channels of GPUs behind one NVSwitch; None for architectures without figures here.
+    """Return the number of channels between GPUs on one NVSwitch, or None for architectures without constants here.
 
-    ncclTopoCompute (src/graph/search.cc) keeps what carries most of its tries, fastest rings first, down to half the
-    speed of the best; each ring takes its speed of every GPU's links. ncclTopoDupChannels then halves fast rings, and
-    ncclTopoPostset (src/graph/connect.cc) doubles all. That trees find as many was checked with a port of the search,
-    for 2, 4 and 8 GPUs of each architecture.
+    ncclTopoCompute (src/graph/search.cc) tries ring speeds from the fastest down to half of the best one, and keeps the
+    candidate speed with the largest total bandwidth. Each ring uses up its speed of every GPU's links.
+    ncclTopoDupChannels then splits fast rings in two, and ncclTopoPostset (src/graph/connect.cc) doubles all rings. The
+    search for trees finds as many channels: a port of the search was run for 2, 4 and 8 GPUs of each architecture.
 
     Args:
-        link_bytes_per_second: of a GPU's links in one direction, as NCCL reckons with them.
+        link_bytes_per_second: bandwidth of a GPU's links in one direction, as NCCL assumes it.
         major: major compute capability.
     """
     if major not in _SPEEDS:
@@ -132,19 +141,22 @@ def channels_within(link_bytes_per_second: float, major: int) -> int | None:
 def channels_across(
     interfaces: int, interface_bytes_per_second: float, ranks_per_node: int, link_bytes_per_second: float
 ) -> Bounds | None:
-    """Return the channels of a group of whole nodes, or of one rank a node; None where they do not follow.
+    """Return the number of channels of a group of whole nodes, or of one rank per node.
 
-    The fastest rings that the search tries take more than half of an interface each, and slower ones carry no more
-    together; so one ring goes over each interface, if the NVLinks carry them all. A rank that is alone on its node
-    has the interfaces next to it, which share its PCIe lanes: one ring, halved in two where the lanes reach 25 GB/s
-    and more, which those of PCIe 4 do not. Checked with the same port, for one interface to a GPU and to two GPUs, and
-    for two on a switch with two GPUs.
+    Each of the fastest rings that the search tries needs more than half of an interface, and slower rings have no
+    larger total bandwidth. So there is one ring per interface, if NVLink can carry them all. A rank that is alone on
+    its node uses the interfaces nearest to it, which share its PCIe link: it has one ring, which is split in two if
+    PCIe reaches 25 GB/s (PCIe 4 does not). The same port of the search was run for one interface per GPU, for one per
+    two GPUs, and for two interfaces on a switch with two GPUs.
 
     Args:
-        interfaces: network devices that NCCL sees on a node.
-        interface_bytes_per_second: nominal, of one of them in one direction.
-        ranks_per_node: of the group.
-        link_bytes_per_second: of a GPU's links in one direction, as NCCL reckons with them.
+        interfaces: number of network devices that NCCL sees on a node.
+        interface_bytes_per_second: nominal bandwidth of one device in one direction.
+        ranks_per_node: ranks of the group on each node.
+        link_bytes_per_second: bandwidth of a GPU's links in one direction, as NCCL assumes it.
+
+    Returns:
+        None if the number cannot be determined.
     """
     may_be_halved = interface_bytes_per_second > 25e9
     if ranks_per_node == 1:
@@ -158,7 +170,7 @@ def channels_across(
 
 
 def multicast_channels(major: int, ranks_per_node: int, num_nodes: int) -> int:
-    """Return the channels that NVLink SHARP (NVLS) gets at the start; 0 for one GPU a node, and before Hopper."""
+    """Return the number of channels of NVLink SHARP (NVLS); 0 for one GPU per node, and for GPUs before Hopper."""
     if major not in _MULTICAST_CHANNELS or ranks_per_node < 2:
         return 0
     within, across = _MULTICAST_CHANNELS[major]
@@ -166,15 +178,15 @@ def multicast_channels(major: int, ranks_per_node: int, num_nodes: int) -> int:
 
 
 def multicast_buffers(channels: int, ranks_per_node: int, slice_bytes: int = MULTICAST_SLICE) -> int:
-    """Return the bytes that NVLS takes when an all-reduce first uses it (ncclNvlsBufferSetup): a head for each GPU."""
+    """Return the bytes that NVLS allocates at the first all-reduce: one NVLS head per GPU (ncclNvlsBufferSetup)."""
     return in_granules(channels * 2 * slice_bytes * _STEPS * ranks_per_node)
 
 
 def at_start(num_ranks: int, ranks_per_node: int, channels: int, multicast: int = 0) -> int:
-    """Return the bytes of a communicator that is connected to nobody yet.
+    """Return the bytes of a communicator before any peer connection.
 
-    devCommSetup (src/init.cc) has two allocations; initChannel (src/channel.cc) three a channel: peers, pointers to
-    them, the order of the ring; ncclNvlsSetup one a channel and its credits.
+    devCommSetup (src/init.cc) makes two allocations. initChannel (src/channel.cc) makes three per channel: the peers,
+    pointers to them, and the order of the ring. ncclNvlsSetup makes one per NVLS channel, and one for the credits.
     """
     each = (
         in_granules(num_ranks * _PEER)

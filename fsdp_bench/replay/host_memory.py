@@ -15,7 +15,7 @@ from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 
 class Build(StrEnum):
-    """Who builds the model before it is sharded."""
+    """Where the model is instantiated before it is sharded."""
 
     META = "meta"
     """Every rank on the meta device; nothing is in host memory."""
@@ -33,7 +33,7 @@ class HostMemory:
     pinned_gradients_bytes: int
     optimizer_state_bytes: int
     temporary_bytes: int
-    """Of the optimizer's step on the CPU."""
+    """Temporary bytes of the optimizer's step on the CPU."""
     load_bytes: int
     """While the model is built, before it is sharded."""
 

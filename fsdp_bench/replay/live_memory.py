@@ -1,14 +1,13 @@
 """Live memory of one rank: the peak of each phase, and what is alive there.
 
-What the repeated block adds is the same each time (simulate/repeat.py), so that a peak within its part lies in its
-first or in its last run.
+Each run of the repeated block changes live memory by the same amount (simulate/repeat.py), so a peak within its part
+lies in its first or in its last run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -25,13 +24,13 @@ _ALLOCATE, _FREE = Kind.ALLOCATE, Kind.FREE
 
 @dataclass(frozen=True)
 class Peak:
-    """Where the most is allocated in one phase."""
+    """The peak of one phase, and where it is."""
 
     num_bytes: int
     event: int
-    """Index of the event that reaches it; of the mark where it is the beginning of a part."""
+    """Index of the allocation that reaches it, or of the part's MARK where the part begins with it."""
     runs: int
-    """How often the part of the repeated block had run before."""
+    """How often the repeated block's part ran before."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class LiveMemory:
 
     phases: dict[str, Peak]
     end_bytes: int
-    """What is left at the end of the events."""
+    """Live bytes after the last event."""
 
     @property
     def peak_phase(self) -> str:
@@ -56,32 +55,30 @@ class LiveMemory:
 def live_memory(log: Log) -> LiveMemory:
     """Follow the live bytes of a log."""
     phases: dict[str, Peak] = {}
-    changes = [
-        event.num_bytes if event.kind is _ALLOCATE else -event.num_bytes if event.kind is _FREE else 0
-        for event in log.events
-    ]
-    levels = list(accumulate(changes, initial=0))
-    repeated = 0
+    level, events = 0, log.events
     for part in log.parts:
-        within = levels[part.begin : part.end + 1]
-        top = highest = max(within)
-        runs, further = 0, log.times(part) - 1
-        if further:
-            added = further * (within[-1] - within[0])
-            if added > 0:
-                top, runs = top + added, further
-        top += repeated
-        if further:
-            repeated += added
-        known = phases.get(part.phase)
-        if known is None or top > known.num_bytes:
-            phases[part.phase] = Peak(top, part.begin + max(within.index(highest) - 1, 0), runs)
-    return LiveMemory(phases, levels[-1] + repeated)
+        before, top, reached_by, runs = level, level, part.begin, 0
+        for index in range(part.begin, part.end):
+            event = events[index]
+            if event.kind is _ALLOCATE:
+                level += event.num_bytes
+                if level > top:
+                    top, reached_by = level, index
+            elif event.kind is _FREE:
+                level -= event.num_bytes
+        further = log.times(part) - 1
+        added = further * (level - before)
+        if added > 0:
+            top, runs = top + added, further
+        level += added
+        if part.phase not in phases or top > phases[part.phase].num_bytes:
+            phases[part.phase] = Peak(top, reached_by, runs)
+    return LiveMemory(phases, level)
 
 
 @lru_cache(maxsize=16)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
-    """Return a step in the steady state of the rank with the highest peak, the lowest of equals."""
+    """Return a step in the steady state of the rank with the highest peak; of ties the lowest rank."""
     logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]
     return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
 

@@ -1,8 +1,8 @@
 """When everything of a step runs: the host issues, streams run in order, a group's collectives come one by one.
 
-An operator starts when the host has issued it and its stream is free; a collective also when the one that its group
-was given before has ended, because a communicator runs one at a time. On a CPU the host does the work itself, what
-gloo copies and adds as well: a collective that runs beside operators takes their cores from them.
+An operator starts when the host has issued it and its stream is free. A collective also waits for its group's previous
+collective, because a communicator runs one at a time. On a CPU the host executes everything itself, including gloo's
+copies and reductions: a collective that runs beside operators takes their cores from them.
 What is exposed is the time in which a collective runs and no operator does.
 """
 
@@ -20,7 +20,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 
-Spans = list[tuple[float, float]]
+Intervals = list[tuple[float, float]]
 """Begin and end in seconds, in order."""
 
 
@@ -36,12 +36,12 @@ class Span:
     work: Work
     phase: str
     block: int
-    """Of the simulation; -1 outside of blocks."""
+    """Index among the simulated blocks; -1 outside of blocks."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of one rank, in seconds. None where what it rests on is not known."""
+    """One step of one rank, in seconds. Each time is None where a rate that it needs is unknown."""
 
     step_seconds: float | None
     compute_seconds: float | None
@@ -52,7 +52,7 @@ class StepTime:
     host_copy_seconds: float | None
     """In which something is copied to or from the host."""
     unknown: tuple[str, ...] = ()
-    """Whose time nobody knows."""
+    """Names of the work whose duration is not known."""
     cpu_optimizer_seconds: float = 0.0
     """The optimizer's step in host memory, under offload: the GPU has nothing to do meanwhile."""
     spans: tuple[Span, ...] = ()
@@ -137,7 +137,7 @@ KIND = {
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
     clock, durations, unknown = _Clock(rates), Durations(rates), dict[str, None]()
-    intervals: dict[str, Spans] = {"compute": [], "collective": [], "copy": [], "host": []}
+    intervals: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
     spans: list[Span] = []
     phase, block, cpu_optimizer = "", -1, 0.0
     for event in events:
@@ -165,7 +165,7 @@ def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> Step
 
 
 class Durations:
-    """What each piece of work takes, asked once."""
+    """Durations of work; the rates are asked once for each."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
@@ -176,13 +176,13 @@ class Durations:
         key = (kind, work)
         if key not in self._known:
             ask = {Kind.KERNEL: self._rates.run, Kind.COPY: self._rates.copy, Kind.HOST_WORK: self._rates.host}
-            self._known[key] = ask.get(kind, self._rates.send)(work)
+            self._known[key] = ask.get(kind, self._rates.collective)(work)
         return self._known[key]
 
 
 def _summary(
     end: float,
-    intervals: dict[str, Spans],
+    intervals: dict[str, Intervals],
     unknown: tuple[str, ...],
     spans: tuple[Span, ...],
     cpu_optimizer_seconds: float,
@@ -204,9 +204,9 @@ def _summary(
     )
 
 
-def union(spans: Spans) -> Spans:
+def union(spans: Intervals) -> Intervals:
     """Return spans without overlap, in order."""
-    merged: Spans = []
+    merged: Intervals = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
             if end > merged[-1][1]:
@@ -216,12 +216,12 @@ def union(spans: Spans) -> Spans:
     return merged
 
 
-def length(spans: Spans) -> float:
+def length(spans: Intervals) -> float:
     """Return the seconds of spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
 
-def overlap(one: Spans, other: Spans) -> float:
+def overlap(one: Intervals, other: Intervals) -> float:
     """Return the seconds that two lists of such spans share."""
     shared, index = 0.0, 0
     for begin, end in one:

@@ -1,4 +1,4 @@
-"""What a rank sends and receives in a step: the collectives that the wrapper issues, and what they take."""
+"""The collectives that a wrapper issues in a step: bytes that a rank sends and receives, and their duration."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def traffic(sent: Sequence[Work], setup: TrainSetup, rates: Rates | None = None)
 
 
 def _seconds(issued: Sequence[Work], rates: Rates) -> float | None:
-    known = [seconds for seconds in map(rates.send, issued) if seconds is not None]
+    known = [seconds for seconds in map(rates.collective, issued) if seconds is not None]
     return sum(known) if len(known) == len(issued) else None

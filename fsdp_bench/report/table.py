@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: what all rows have is printed once above, the least important columns are left out."""
+"""Tables that fit the terminal: values that all rows share are printed once above, wide tables omit columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LONGEST_WORD = 40
-"""Characters of a name that is not broken over two lines of its cell."""
+"""Most characters of a word that is never broken over two lines of a cell."""
 _UNLIMITED = 1000
-"""Columns of a terminal on which no table is wrapped."""
+"""A terminal width at which no table is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class TableColumn:
     """One column of a table: its header, and the cell of every row."""
 
     header: str
-    """May have a line break where it is longer than the cells."""
+    """The header; it may contain a line break to be as narrow as the cells."""
     cells: tuple[str, ...]
     is_number: bool = False
-    """Whether it is aligned on the right."""
+    """Whether the column is aligned on the right."""
     drop_priority: int = 0
-    """Where the table is too wide, the column with the highest number is left out first; 0 stays and is wrapped."""
+    """If the table is too wide, the column with the highest priority is left out first; 0 is wrapped instead."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class TableColumn:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all rows have the same text; numbers do not count, as they may be equal by chance."""
+        """Whether all rows have the same text; False for numbers, which may be equal by chance."""
         is_constant = len(self.cells) > 1 and len(set(self.cells)) == 1
         return is_constant and not (self.is_number and self.cells[0][:1].isdigit())
 
@@ -53,10 +53,10 @@ def table_columns(
     """Return the columns of rows.
 
     Args:
-        headers: one a column.
-        rows: each with one cell a column.
+        headers: one header per column.
+        rows: rows with one cell per column.
         numbers: headers of the columns that are aligned on the right.
-        droppable: headers of the columns that may be left out where the table is too wide, in this order.
+        droppable: headers of the columns to leave out if the table is too wide, in this order.
     """
     places = {header: len(droppable) - index for index, header in enumerate(droppable)}
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
@@ -71,9 +71,9 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
     """Return a table's lines, none longer than the width.
 
     Args:
-        columns: the first names the rows and always stays.
-        width: by default the terminal's.
-        indent: blanks before every line.
+        columns: the columns; the first one names the rows and always stays.
+        width: the greatest length of a line; by default the terminal's width.
+        indent: number of blanks before every line.
     """
     width = width or terminal_width()
     inner = width - indent
@@ -86,7 +86,7 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
     ):
         shown.remove(least)
         left_out.append(least)
-    while _needed(shown).minimum > inner and len(shown) > 1:  # wrapping does not suffice
+    while _needed(shown).minimum > inner and len(shown) > 1:  # too wide even if wrapped
         left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
     common = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
     lines = wrapped(f"in all rows: {'; '.join(common)}", inner) if common else []

@@ -1,6 +1,6 @@
-"""Printing. Everything that is printed goes through here, because names, paths and messages come from outside.
+"""Printing. All output goes through this module, because names, paths and messages come from outside.
 
-Nothing in a text is obeyed: rich's markup and emoji codes are plain text, and control characters are shown as escapes.
+Text is never interpreted: rich's markup and emoji codes are plain text, and control characters are printed as escapes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def terminal_width() -> int:
-    """Return how many columns to print in: the terminal's, or COLUMNS where that is set; 80 where neither is known."""
+    """Return the width for printing: COLUMNS if it is set, else the terminal's width, else 80."""
     return max(shutil.get_terminal_size((80, 24)).columns, 40)
 
 
 def wrapped(line: str, width: int | None = None) -> list[str]:
-    """Break a line at blanks where it is wider than the terminal; names, paths and other words are never cut."""
+    """Break a line at blanks if it is wider than the terminal; never break within a word or a path."""
     width = width or terminal_width()
     if len(line) <= width:
         return [line]
@@ -37,49 +37,49 @@ def wrapped(line: str, width: int | None = None) -> list[str]:
 
 
 def print_line(text: object, error: bool = False) -> None:
-    """Print one line as it is, however long; on standard error if asked for."""
+    """Print one line without wrapping, on standard output or standard error."""
     _print(printable(str(text)), sys.stderr if error else sys.stdout)
 
 
 def print_answer(text: str, colour: str | None) -> None:
-    """Print the sentence that everything else explains: bold, and in colour where the output is a terminal."""
+    """Print the answer of a command: bold and in colour if the output is a terminal."""
     for line in wrapped(printable(text)):
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         _print(click.style(line, fg=colour, bold=True) if is_terminal else line, sys.stdout)
 
 
 def print_lines(text: str, error: bool = False) -> None:
-    """Print a text of several lines, those that are too long for the terminal broken at blanks."""
+    """Print several lines; break lines that are too long for the terminal at blanks."""
     lines = [part for line in printable_lines(text).split("\n") for part in wrapped(line)]
     _print("\n".join(lines), sys.stderr if error else sys.stdout)
 
 
 def _print(text: str, stream: TextIO | None) -> None:
-    if stream is not None:  # it is None where it was closed before Python started
+    if stream is not None:  # None if it was closed before Python started
         print(text, file=stream)
 
 
 def new_console(error: bool = False) -> Console:
-    """Return rich's console for standard output, or for standard error if asked for, to which markup is plain text."""
+    """Return a rich console for standard output or standard error that treats markup as plain text."""
     from rich.console import Console
 
     return Console(stderr=error, width=None if error else terminal_width(), markup=False, emoji=False, highlight=False)
 
 
 def note(console: Console, text: str, style: str | None = None) -> None:
-    """Print one line, which the terminal may break, above a progress bar or beside a table."""
+    """Print one line without wrapping on a rich console, for example above a progress bar."""
     console.print(printable(text), style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def note_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines, those that are wider than the console broken at blanks."""
+    """Print lines; break lines that are wider than the console at blanks."""
     for line in lines:
         for part in wrapped(printable(line), console.width):
             note(console, part)
 
 
 def describe(progress: Progress, task: int, text: str) -> None:
-    """Say what a progress bar's task is doing."""
+    """Set the description of a progress bar's task."""
     from rich.progress import TaskID
 
     progress.update(TaskID(task), description=printable(text))

@@ -1,15 +1,17 @@
 """One training step of one rank, as a log of events: what is allocated, issued, sent and waited for. No torch.
 
 Read in this order:
-    events.py       the only event vocabulary
-    autograd.py     tensors, storages, the autograd graph and its engine, without data
-    operators/      what each operator allocates, saves for backward and computes
-    models/         the benchmark models, and activation checkpointing
-    wrappers/       FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
-    simulation.py   loading, and a step: forward, loss, backward, clipping, optimizer
-    step.py         which steps are simulated: one in the steady state, or the first ones
-    repeat.py       one block that stands for all blocks that are alike
-    worst_rank.py   which ranks can need the most memory
+    events.py          the only event vocabulary
+    tape.py            the recorder of events; storages and tensors without data
+    autograd.py        the autograd graph and its engine
+    operators/         what each operator allocates, saves for backward and computes
+    models/            the benchmark models, and activation checkpointing
+    wrappers/          FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
+    simulation.py      loading, and a step: forward, loss, backward, clipping, optimizer
+    step.py            which steps are simulated: one in the steady state, or the first ones
+    further_steps.py   which tensors of a step replace those of the step before it
+    repeat.py          one block represents all blocks that are alike
+    worst_rank.py      which ranks can need the most memory
 """
 
 TORCH_VERSION = "2.13"

@@ -1,8 +1,8 @@
-"""PyTorch's autograd without data: tensors, the graph and its engine.
+"""PyTorch's autograd without data: the graph and its engine.
 
-A tensor here has a size and no data. Who holds it decides how long it lives, exactly as in torch: Python's own
-reference counts free a storage when its last tensor, saved variable or gradient buffer is gone (CPython only). So
-the model and the wrappers are written as torch's code is written, and the order of allocations and frees follows.
+A tensor (tape.py) has a size and no data. It lives as long as in torch: Python's reference counts free a storage when
+its last tensor, saved variable or gradient buffer is gone (CPython only). So the model and the wrappers are written as
+torch's code is written, and the order of allocations and frees follows.
 
 The engine is that of torch/csrc/autograd/engine.cpp: of the nodes whose gradients are all there, the one that was
 created last runs first (ReadyQueue), except gradient accumulators, which run at once (AccumulateGrad's
@@ -32,27 +32,25 @@ Backward = Callable[[Any, list[Tensor]], Gradients]
 """Called with what the node saved (a list, or Packed) and with its gradients; returns a gradient for each edge."""
 
 
-class Packed:
-    """What a node saved under hooks: opened all at once, for the only time.
+class Packed(msgspec.Struct, eq=False):
+    """The tensors that a node saved under saved-tensor hooks; unpacked once, all together.
 
     Generated backward functions open their saved variables first and hold them until they return
     (torch/csrc/autograd/generated/Functions.cpp). Gradients are summed to a smaller shape after that
     (validate_outputs in engine.cpp).
     """
 
-    __slots__ = ("hooks", "packed")
-
-    def __init__(self, hooks: Any, saved: Sequence[Tensor]) -> None:
-        self.hooks = hooks
-        self.packed = hooks.pack(saved)
+    hooks: Any
+    packed: Any
+    """The result of the hooks' ``pack``."""
 
     def copy(self) -> list[Tensor]:
-        """Open everything; a list's own ``copy`` does the same for what was saved without hooks."""
+        """Unpack the tensors. For tensors saved without hooks, a list's own ``copy`` does the same."""
         found: list[Tensor] = self.hooks.unpack(self.packed)
         return found
 
     def pop(self) -> None:
-        """Nothing to release: what was opened is held by nobody else."""
+        """Do nothing: nothing else holds the unpacked tensors."""
 
 
 class Node(msgspec.Struct, eq=False):
@@ -65,18 +63,18 @@ class Node(msgspec.Struct, eq=False):
     edges: Sequence[tuple[Node | None, int]]
     """The nodes that made its inputs, with the number of their output; None where no gradient is needed."""
     buffer: list[Tensor | None]
-    """Gradients of the outputs, as far as they are there."""
+    """The gradients of the outputs that have arrived."""
     backward: Backward | None = None
     saved: Any = None
-    """For ``backward``: a list of tensors, or Packed; gone when that ran."""
+    """Saved tensors for ``backward``: a list, or Packed; None after ``backward`` ran."""
     accumulate: Callable[[Tensor], None] | None = None
     """AccumulateGrad alone: takes the gradient of a parameter."""
     waiting: int = 0
     """How many gradients are still to come."""
     waits_for: Stream | None = None
-    """Another stream, on which gradients for it were computed."""
+    """Another stream, on which its incoming gradients were computed; it waits for that stream."""
     pre_hooks: list[Callable[[], None]] | None = None
-    """Called before the node runs, when its gradients are there (Tensor.register_hook on its output)."""
+    """Called when all its gradients have arrived, before it runs (Tensor.register_hook on its output)."""
 
     def before(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` when the gradients of the outputs are known."""
@@ -94,7 +92,7 @@ def operator_node(
         [(tensor.node, tensor.output) for tensor in inputs],
         [None] * num_outputs,
         backward,
-        Packed(tape.hooks[-1], saved) if saved and tape.hooks else saved,
+        Packed(tape.hooks[-1], tape.hooks[-1].pack(saved)) if saved and tape.hooks else saved,
     )
 
 

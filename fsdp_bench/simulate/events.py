@@ -39,7 +39,7 @@ import msgspec
 
 
 class Kind(IntEnum):
-    """What happens."""
+    """The kinds of events; the module's docstring explains each."""
 
     __hash__ = int.__hash__  # Enum's own is a function in Python
 
@@ -62,7 +62,7 @@ class Kind(IntEnum):
 
 
 class Category(StrEnum):
-    """What a storage holds: the words of the breakdown in ``predict --json``."""
+    """The kind of data in a storage; the keys of the breakdown in ``predict --json``."""
 
     __hash__ = str.__hash__  # Enum's own is a function in Python
 
@@ -88,7 +88,7 @@ class Stream(IntEnum):
 
 
 class Queue(IntEnum):
-    """Whose CUDA events: those of one queue are waited for in the order in which they were recorded."""
+    """Queues of CUDA events. The events of one queue are waited for in the order in which they were recorded."""
 
     FREE = 0
     """FSDP1's _FreeEventQueue, which limits how far all-gathers run ahead."""
@@ -101,18 +101,18 @@ class Queue(IntEnum):
 
 
 class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
-    """What an operator, a collective or a copy is about: enough to say how long it takes."""
+    """The sizes of an operator, a collective or a copy, from which its time is computed."""
 
     name: str
-    """The operator of torch; a collective's kind; ``to_device`` or ``to_host``; a host's work."""
+    """The operator of torch, the kind of collective, ``to_device`` or ``to_host``, or the name of work on the host."""
     num_bytes: int = 0
-    """Read and written; of a collective the whole message."""
+    """Bytes that are read and written; of a collective, the whole message."""
     dims: tuple[int, ...] = ()
-    """Of a matrix product m, n, k; of attention batch, heads, key-value heads, length, head size; of an optimizer
-    tensors and elements."""
+    """m, n, k of a matrix product; batch, heads, key-value heads, length, head size of attention; tensors and elements
+    of an optimizer step."""
     itemsize: int = 0
     group: str = ""
-    """Of a collective: ``shard``, ``replicate`` or ``world``."""
+    """The process group of a collective: ``shard``, ``replicate`` or ``world``."""
 
     @property
     def is_product(self) -> bool:
@@ -143,4 +143,4 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     label: str = ""
     """The operator or symbol of torch that allocates; of a MARK the phase, whose ``number`` is the block or -1."""
     work: Work | None = None
-    """What is done, where something is."""
+    """The operator, collective or copy; None for other events."""

@@ -1,8 +1,8 @@
 """One block stands for all blocks that are alike: the only place that knows this.
 
-The blocks between the first and the last do the same, each to its own tensors and to those of its neighbours. So a
-step is simulated with a few blocks, and what one of them does, the repeated block, counts once more for every block
-that was left out. A pass over the blocks visits it again for each of them, before it goes on to the next block.
+The blocks between the first and the last have the same events, each on its own tensors and on those of its neighbours.
+So a step is simulated with a few blocks, and the events of one of them, the repeated block, count once more for every
+block that is not simulated. A pass over the blocks visits the repeated block that often before it goes on.
 
 That blocks are alike is checked, not assumed: event by event, the repeated block and the next one must do the same.
 Where they do not, every block is simulated (step.py).
@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+
+import msgspec
 
 from fsdp_bench.simulate.events import Event, Kind
 
@@ -22,46 +23,46 @@ FEW_BLOCKS = 4
 """The two that are compared, and one before and behind them: prefetching and deferred frees reach one block."""
 
 MORE_BLOCKS = 6
-"""For who also names tensors: a block may use what its second neighbour has made (replay/program.py)."""
+"""Where tensors are named (replay/caching_allocator/program.py): a block may use tensors of its second neighbour."""
 
 _MARK, _REPEAT = Kind.MARK, Kind.REPEAT
 _OF_A_TENSOR = (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM)
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """Consecutive events of one phase, of one block or of none."""
 
     phase: str
     block: int
-    """Of those that were simulated; -1 outside of blocks."""
+    """Index among the simulated blocks; -1 outside of blocks."""
     goes_down: bool
-    """In this pass a later block comes before an earlier one."""
+    """Whether this pass visits the blocks from last to first."""
     pass_number: int
-    """Counts the passes over the blocks: where their order turns, or a phase, a new one begins."""
+    """Number of the pass over the blocks. A new pass begins with a phase, and where the order of blocks turns."""
     begin: int
-    """The first event, and the one behind the last."""
+    """Index of the first event; ``end`` is excluded."""
     end: int
 
 
 @dataclass(frozen=True)
 class Log:
-    """What one rank does in loading and in some steps, with the blocks that were simulated."""
+    """The events of one rank while it loads and runs some steps, with a few of the model's blocks or all."""
 
     events: Sequence[Event]
     steps: Sequence[range]
     """The events of each step."""
     num_blocks: int
     extra_blocks: int
-    """How many blocks the repeated one stands for besides itself; 0 where every block was simulated."""
+    """How many blocks the repeated block represents besides itself; 0 where every block was simulated."""
     rank: int = 0
     further_steps: int = 0
-    """Steps that follow the last one and are like it."""
+    """How many steps follow that repeat the last one."""
     replaces: Sequence[tuple[int, int]] = ()
-    """Tensors that the last step uses up, each with the one that it leaves in its place (further_steps.py)."""
+    """Tensors that the last step frees, each with the tensor that replaces it (further_steps.py)."""
 
-    @property
+    @cached_property
     def repeated_block(self) -> int:
-        """The one that stands for others."""
+        """Index of the block that represents the others."""
         return self.num_blocks // 2 - 1
 
     @cached_property
@@ -74,27 +75,28 @@ class Log:
         return 1 + self.extra_blocks if part.block == self.repeated_block else 1
 
     def of_depth(self, num_layers: int) -> Log:
-        """Return the same log of a model with more or fewer layers, of which the repeated block stands for the rest."""
+        """Return this log for a model of the same width with more or fewer layers."""
         found = replace(self, extra_blocks=num_layers - self.num_blocks)
         found.__dict__["parts"] = self.parts  # what cached_property would find again
         return found
 
     @property
     def is_sound(self) -> bool:
-        """Whether the repeated block may stand for others: the next one does the same."""
+        """Whether the repeated block can represent others: the block after it has the same events."""
         first, second = ([part for part in self.parts if part.block == self.repeated_block + i] for i in range(2))
         return len(first) == len(second) and all(map(self._are_alike, first, second))
 
     def _are_alike(self, one: Part, other: Part) -> bool:
-        """Whether two parts do the same, each to its own tensors."""
-        return one.end - one.begin == other.end - other.begin and all(
-            a.kind is b.kind
-            and a.num_bytes == b.num_bytes
-            and a.stream is b.stream
-            and (a.number == b.number or a.kind in _OF_A_TENSOR or a.kind is _MARK)
-            and a.work == b.work
-            for a, b in zip(self.events[one.begin : one.end], self.events[other.begin : other.end], strict=True)
-        )
+        """Whether two parts have the same events, each on its own tensors."""
+        if one.end - one.begin != other.end - other.begin:
+            return False
+        for a, b in zip(self.events[one.begin : one.end], self.events[other.begin : other.end], strict=True):
+            same_number = a.number == b.number or a.kind in _OF_A_TENSOR or a.kind is _MARK
+            if a.kind is not b.kind or a.num_bytes != b.num_bytes or not same_number:
+                return False
+            if a.stream is not b.stream or a.work != b.work:
+                return False
+        return True
 
     def last_step(self) -> Iterator[Event]:
         """Yield the events of the last step, with every block and every micro-batch.

@@ -27,7 +27,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
-"""Not a phase of its own: where the simulation puts what earlier steps have left."""
+"""The part of the log outside of the phases: what earlier steps leave."""
 
 _MICRO_BATCHES = 3
 """Micro-batches that are simulated: the first, the last, and one between them, which all others equal."""
@@ -61,9 +61,9 @@ class Simulation:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper = self._wrapped(units)
         self.allocates_alike = isinstance(self.wrapper, Ddp) and not self.sizes.casts_back
-        """Blocks differ in no more than where DistributedDataParallel's buckets end."""
+        """Whether blocks differ only in where DistributedDataParallel's buckets end."""
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
-        """The optimizer's work is in host memory, apart from the device's."""
+        """Whether the optimizer steps on the host (CPU offload of a GPU run)."""
         self.resident: list[Storage] = []
         self.states: list[Storage] | None = None
         """The optimizer's; None before its first step."""
@@ -96,7 +96,7 @@ class Simulation:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, has_dtensors, self.steps_on_host)
 
     def warm_up(self) -> None:
-        """Be as the first step leaves it: its first forward has begun once, and the optimizer has its states."""
+        """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
         self._begin_first_forward()
         self.op.make_workspaces()
         self.states = self._optimizer_states()
@@ -107,7 +107,7 @@ class Simulation:
             self.wrapper.when_nothing_loaded_is_left(self.scaler.make_scale)
 
     def _begin_first_forward(self) -> None:
-        """What the wrapper does once, before the first forward's first operator."""
+        """Let the wrapper do what it does once, before the first operator of the first forward."""
         given, total = self._given(), self.tape.tensor(1, FP32, "aten::zeros")
         tokens = given[0] if given else self._tokens()
         inputs = self._inputs(tokens)
@@ -240,6 +240,6 @@ class Simulation:
             clip_gradients(self.tape, count, self.sizes.store, is_distributed)
 
     def log(self, extra_blocks: int, further_steps: int = 0, replaces: list[tuple[int, int]] | None = None) -> Log:
-        """Return what was recorded; what ends with the simulation is no part of it, and goes on being written."""
+        """Return what was recorded until now; the frees at the end of the simulation are not part of it."""
         events, self.tape.events = self.tape.events, []
         return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, replaces or ())

@@ -35,7 +35,7 @@ def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
 def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
-    """Return loading and one step in the steady state; all readers of a question share it."""
+    """Return the log of loading and of one step in the steady state; all readers share it."""
     shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
     if shallow is not None and shape.num_hidden_layers > shallow.num_hidden_layers:
         log = steady_step(shallow, setup, kernels, rank, num_blocks)
@@ -45,7 +45,7 @@ def steady_step(
 
 
 def memory_of_a_step(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
-    """Return loading and one step in the steady state for who asks of its memory alone.
+    """Return the log of loading and of one step in the steady state, for readers of memory alone.
 
     DistributedDataParallel's buckets end in the middle of blocks, so that for its time every block is simulated. What
     is alive they change only where a hook casts them.
@@ -65,7 +65,7 @@ def _load_and_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
 ) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
-        one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # how many tokens there are decides nothing
+        one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
         simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
     elif isinstance(simulation.wrapper, Ddp):
         simulation.wrapper.arrivals = _arrivals(shape, setup, kernels)
@@ -76,7 +76,7 @@ def _load_and_step(
 
 
 _ENOUGH_BLOCKS = 3
-"""For a step to end as with all blocks: prefetching reaches two units."""
+"""Enough for a step to end as it does with all blocks: prefetching reaches two units ahead."""
 
 
 def _as_small_as_units_allow(shape: ModelShape, setup: TrainSetup) -> ModelShape:
@@ -121,7 +121,7 @@ def _arrivals(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[tu
 def first_steps(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS
 ) -> Log:
-    """Return loading and the first STEPS steps: what a caching allocator goes through.
+    """Return the log of loading and of the first STEPS steps, for the caching allocator.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left. Steps are
     simulated until one is as those that follow it, which is the second or the third.
@@ -142,7 +142,7 @@ def first_steps(
 
 
 STEPS = 4
-"""After how many steps an allocator is asked what it has reserved: see further_steps.py."""
+"""The number of steps after which reserved memory is read: see further_steps.py."""
 
 
 def _simulated(
@@ -169,7 +169,7 @@ def _simulated(
 
 
 def _leaves_more_behind(setup: TrainSetup) -> bool:
-    """Whether a few blocks are never alike: FSDP1 then frees in backward what every block gathered in forward."""
+    """Whether few blocks are never alike: FSDP1 then frees in backward what each block gathered in forward."""
     return setup.api is Api.FSDP1 and setup.effective_strategy in (
         ShardingStrategy.SHARD_GRAD_OP,
         ShardingStrategy.HYBRID_SHARD_ZERO2,

@@ -43,7 +43,7 @@ class Tape:
         """Whether collectives have anything to send: not in a world of one."""
         self.events: list[Event] = []
         self.category = Category.ACTIVATIONS
-        """What storages hold that say nothing else."""
+        """The category of storages that name none."""
         self.grad_enabled = True
         self.in_backward = False
         """Whether autograd's thread runs."""
@@ -187,7 +187,7 @@ class Tensor(msgspec.Struct, eq=False):
     """A size, a storage, and the node that made it when a gradient is needed."""
 
     storage: Storage | None
-    """None for parameters: whoever shards them owns their bytes."""
+    """None for parameters: their wrapper owns the bytes."""
     numel: int
     itemsize: int
     node: Any = None

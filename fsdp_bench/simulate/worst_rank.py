@@ -26,14 +26,14 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
 _BLOCKS = 3
-"""Of alike blocks: as many as show which pieces follow each other."""
+"""The number of blocks that shows which pieces of weights follow each other."""
 
 
 def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
-    one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # how many tokens there are decides nothing
+    one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
     return _candidate_ranks(shape, one_token, kernels)
 
 
@@ -88,7 +88,7 @@ def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size
 
 
 class _Pieces:
-    """What ranks hold of each weight. Ranks in the midst of a weight hold alike, and one stands for all."""
+    """The piece of each weight that a rank holds. One rank represents all that hold only the middle of a weight."""
 
     def __init__(self, layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> None:
         self._place = {
@@ -115,7 +115,7 @@ class _Pieces:
 
 
 class _Score:
-    """Bytes of one rank that other ranks have not."""
+    """Bytes in which one rank can exceed others."""
 
     def __init__(
         self,

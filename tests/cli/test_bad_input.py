@@ -1,4 +1,4 @@
-"""What users, downloads and machines get wrong: one line that says what, exit code 2, and nothing that is obeyed."""
+"""Mistakes of users, downloads and machines: one line that names the mistake, and exit code 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J"
 
 
 def refused(*words: object) -> str:
-    """Return the message of a command line that is refused."""
+    """Return the error message of a command line that must be refused."""
     done = run_command(*words)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     message = done.stderr.removesuffix("\n")

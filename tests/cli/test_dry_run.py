@@ -117,7 +117,7 @@ def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket(fold
         (("--module", "users:linear"), "--transformer-block"),
         (("--module", "users:linear", "--params", "7B"), "each name a model"),
         (("--params", "10M", "--compile"), "torch.compile falls back to eager"),
-        (("--params", "10M", "--transformer-block", "users:Block"), "goes with --module"),
+        (("--params", "10M", "--transformer-block", "users:Block"), "requires --module"),
         ((), "no model is named"),
     ],
 )

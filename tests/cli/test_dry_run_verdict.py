@@ -35,7 +35,7 @@ def users(tmp_path: Path) -> Path:
         (("--module", "mine:build"), "which class are its blocks?"),
         (("--module", "mine:build", "--wrap", "none", "--loss", "chunked"), "computes its own loss"),
         (("--params", "10M", "--gpu", "H100-SXM", "--headroom", "90GiB"), "headroom: 90.0 GiB is not allowed"),
-        (("--params", "10M", "--strategy", "all", "--world-size", "4", "--trace", "t"), "trace: one setup has a trace"),
+        (("--params", "10M", "--strategy", "all", "--world-size", "4", "--trace", "t"), "--trace accepts one setup"),
     ],
 )
 def test_what_is_wrong_is_refused_before_any_code_of_the_user_runs(

@@ -1,4 +1,4 @@
-"""Interrupts at any moment, and readers that go away."""
+"""Interrupts at any moment, and readers that close the pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.cli.common.interrupts import LINE, raised_once
+from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
 from tests.attacks.signals import listens_for_interrupts
 
 
@@ -80,7 +80,7 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(delay: float) ->
     if process.returncode == 0:
         assert text == ""  # it was faster
     else:
-        assert (process.returncode, text.strip()) == (130, LINE)
+        assert (process.returncode, text.strip()) == (130, f"fsdp-bench: {INTERRUPTED}")
 
 
 PRINTING = """

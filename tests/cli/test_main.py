@@ -1,4 +1,4 @@
-"""The command line as a process: what it loads, what it says, how it exits."""
+"""The command line as a process: its imports, its messages and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fsdp-bench max-size`` as a process: its document, that it agrees with ``predict``, its words and exit codes."""
+"""``fsdp-bench max-size`` as a process: its JSON document, agreement with ``predict``, its text and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER = {"max_parameters", "num_hidden_layers", "hidden_size", "limited_by", "m
 
 
 def document(*words: object, code: int = 0) -> Any:
-    """Run with --json; what is printed must be one document and nothing else."""
+    """Run with --json; check that the output is one JSON document and nothing else."""
     done = run_command("max-size", *words, "--json")
     assert done.returncode == code, done.stderr
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""A CUDA context that a calibration measured: the card is without it, and what the process takes of it is known."""
+"""A CUDA context that a calibration measured: the GPU's usable memory excludes it, and its size is known."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: 
 
 
 def test_a_cards_memory_can_be_said_where_nobody_documents_it() -> None:
-    """Of an A10 nobody documents what a process can use."""
+    """The memory of an A10 that a process can use is not documented."""
     words = ("--model", "gpt2", "--gpu", "A10", "--world-size", "2")
     unknown, said = (run_command("predict", *words, *more) for more in ((), ("--gpu-memory", "22GiB")))
     assert unknown.stdout.startswith("unknown whether it fits")
@@ -99,7 +99,7 @@ def test_a_cards_memory_can_be_said_where_nobody_documents_it() -> None:
 
 
 def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibration: Path) -> None:
-    """A context so large that it shows: 40 GiB of the 80."""
+    """The context is large enough to matter: 40 of 80 GiB."""
     text = calibration.read_text()
     assert str(CONTEXT) in text
     calibration.write_text(text.replace(str(CONTEXT), str(40 * GIB)))
@@ -130,7 +130,7 @@ def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibr
 
 
 def test_a_card_holds_the_peak_only_beside_what_is_kept_free() -> None:
-    """A card 100 MiB larger than the peak of live bytes, where 1.5 GiB and 566 MiB for NCCL are kept free."""
+    """A GPU has 100 MiB more than the peak of live bytes, but 1.5 GiB and 566 MiB for NCCL are kept free."""
     memory = answer("--server", "p5.48xlarge")["memory"]
     words = ("predict", *SETTING, "--server", "p5.48xlarge", "--gpu-memory")
     between, above = (run_command(*words, f"{memory['peak_allocated_bytes'] + more * MIB}B") for more in (100, 2200))

@@ -1,4 +1,4 @@
-"""Nodes of a GPU alone: nobody says how many GPUs each has, so eight are assumed, and said to be."""
+"""Nodes of a GPU without a server: eight GPUs per node are assumed, and a note says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that describe a setup: what they mean, what they refuse, and how light they are."""
+"""The options that describe a setup: their meaning, what they refuse, and what they import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fsdp_bench.spec.setup import (
 
 
 def parse(*arguments: str, **options: Any) -> SetupOptions:
-    """Run a command with the options, as click does, and return what it was given."""
+    """Run a command with the options through click, and return the values that it gets."""
     given: list[SetupOptions] = []
 
     @click.command(cls=SetupCommand)

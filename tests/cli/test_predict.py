@@ -1,4 +1,4 @@
-"""``fsdp-bench predict`` as a process: its document, its exit codes, its words, and how light it is.
+"""``fsdp-bench predict`` as a process: its JSON document, its exit codes, its text and its imports.
 
 gpt2 has 124,439,808 parameters and Llama-3.1-8B 8,030,261,248 (their published checkpoints; tests/catalog). A
 p5.48xlarge has 8 GPUs with about 85e9 usable bytes each.
@@ -33,7 +33,7 @@ TIMES = {
 
 
 def document(*words: object, code: int = 0) -> Any:
-    """Run with --json; what is printed must be one document and nothing else."""
+    """Run with --json; check that the output is one JSON document and nothing else."""
     done = run_command("predict", *words, "--json")
     assert done.returncode == code, done.stderr
     assert done.stderr == ""
@@ -253,7 +253,7 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
 
 
 def test_nccls_part_is_told_where_its_source_tells_it_and_otherwise_why_not() -> None:
-    """p5: 24 channels of 6 + 12 MiB or more, and what is made once; nobody documents how PCIe servers are wired."""
+    """p5: 24 channels of 6 + 12 MiB or more, and the memory of its creation. PCIe servers are not documented."""
     known = document(*GPT2)["memory"]
     assert known["communicators_bytes"] == {"low": 470 * 1024**2, "high": 566 * 1024**2}
     (only,) = known["communicators"]

@@ -1,4 +1,4 @@
-"""``fsdp-bench sweep FILE --list``: what would run, told apart, also on a machine without the GPU that it asks for."""
+"""``fsdp-bench sweep FILE --list``: the trials that would run, also on a machine without the GPU of the sweep."""
 
 from __future__ import annotations
 

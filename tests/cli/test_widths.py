@@ -1,4 +1,4 @@
-"""What a command prints is as wide as the terminal, or 80 columns where there is none: no line is longer."""
+"""No printed line is longer than the terminal's width, or than 80 columns without a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_line_is_longer_than_the_terminal(
 
 
 def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
-    """A strategy, a server or a model that is cut cannot be typed again."""
+    """Names of strategies, servers and models are never cut, so that users can type them again."""
     predicted = run_command(*COMMANDS["setups"]).stdout
     assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
     assert "bf16-mixed-bf16-reduce" in predicted

@@ -30,7 +30,7 @@ import pytest
 
 from fsdp_bench.cli import dry_run
 from fsdp_bench.cli.main import main
-from fsdp_bench.sweep.config import trial
+from fsdp_bench.sweep.config import trial_id
 from tests.conftest import unchanged_process
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines print
-        patch.setattr(trial, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
+        patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
         try:
             main(words[1:])
         except SystemExit as ended:

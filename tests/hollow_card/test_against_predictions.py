@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.replay.allocator import AllocatorReading, Replay
-from fsdp_bench.replay.program import program
+from fsdp_bench.replay.caching_allocator.program import program
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.spec.codec import from_json, to_json

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.operators.workspaces import sum_over_rows_workspace
+from fsdp_bench.simulate.operators.reduction_workspaces import sum_over_rows_workspace
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""Rates of a calibration: measured seconds where they were measured, and sensible ones between."""
+"""Rates of a calibration: measured seconds at measured sizes, and interpolated seconds between them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_more_bytes_never_take_less(one: int, other: int) -> None:
         assert first is not None
         assert second is not None
         assert first <= second
-    sent = [RATES.send(Work("all_gather", size, group="shard")) for size in (low, high)]
+    sent = [RATES.collective(Work("all_gather", size, group="shard")) for size in (low, high)]
     assert sent[0] is not None
     assert sent[1] is not None
     assert sent[0] <= sent[1]
@@ -128,13 +128,13 @@ def test_more_bytes_never_take_less(one: int, other: int) -> None:
 
 def test_what_was_measured_is_what_is_said() -> None:
     assert RATES.run(Work("aten::silu", 2**16)) == pytest.approx(2**16 / BANDWIDTH)
-    assert RATES.send(Work("all_reduce", 2**22, group="world")) == pytest.approx(LATENCY + 2**22 / NETWORK)
+    assert RATES.collective(Work("all_reduce", 2**22, group="world")) == pytest.approx(LATENCY + 2**22 / NETWORK)
     assert RATES.run(Work("optimizer sgd", 0, (8, 2**23))) == pytest.approx(8e-5 + 2**23 / BANDWIDTH)
 
 
 def test_between_two_sizes_a_time_is_on_the_line_between_them() -> None:
     middle = (2**16 + 2**22) // 2
-    assert RATES.send(Work("all_gather", middle, group="shard")) == pytest.approx(LATENCY + middle / NETWORK)
+    assert RATES.collective(Work("all_gather", middle, group="shard")) == pytest.approx(LATENCY + middle / NETWORK)
 
 
 def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
@@ -142,7 +142,7 @@ def test_an_operator_that_is_not_timed_is_like_another_that_is() -> None:
 
 
 def test_what_casts_on_its_way_is_timed_as_such() -> None:
-    """bf16 to fp32 takes what that takes, not what fp32 to bf16 does; gradients that are cast have an own row."""
+    """Casts from bf16 to fp32 and from fp32 to bf16 have different times; casts of gradients have their own row."""
     rows = (
         OperatorTime(operator="aten::_to_copy", dtype="bf16", num_bytes=2**20, seconds=4e-3),
         OperatorTime(operator="aten::_to_copy", dtype="fp32", num_bytes=2**20, seconds=1e-3),
@@ -181,14 +181,14 @@ def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, prec
 
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
-    assert Calibrated(profile(), setup, 8).send(Work("all_gather", 1, group="shard")) is None
+    assert Calibrated(profile(), setup, 8).collective(Work("all_gather", 1, group="shard")) is None
     found = speed(CALIBRATION_MODEL, setup, None, "cpu", profile(hooks=1e-5))
     assert found.time.step_seconds is None
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
 
 def test_a_calibration_of_another_device_is_refused() -> None:
-    with pytest.raises(SpecError, match="--kernels cpu goes with it"):
+    with pytest.raises(SpecError, match="use --kernels cpu"):
         speed(CALIBRATION_MODEL, SETUP, None, "cuda", profile())
 
 
@@ -196,7 +196,7 @@ def test_a_calibration_of_another_device_is_refused() -> None:
     ("cpu", 0.0, 0.0), ("cpu", 5e-6, 2e-4), ("cuda", 1e-3, 2e-3),
 ])  # fmt: skip
 def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: float, hook: float) -> None:
-    """A step that is predicted with known overheads and then taken for a measurement gives these overheads.
+    """Predict a step with known overheads, use it as a measurement, and find these overheads.
 
     On a CPU the host does the operators itself; on a GPU one so slow hides them: their time is not subtracted.
     """

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.rates.collectives import KINDS, Wiring, collective_seconds, groups_of
+from fsdp_bench.rates.collectives import KINDS, Topology, collective_seconds, groups_of
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 US = 1e-6
 S = ShardingStrategy
-A100_BUS = 12 * 20e9  # twelve links of 25 GB/s, with which NCCL reckons as 20
+A100_BUS = 12 * 20e9  # twelve links of 25 GB/s, which NCCL assumes to carry 20 GB/s each
 A100_NETWORK = 8 * 24e9  # eight NICs of 200 Gb/s
 
 
@@ -26,7 +26,7 @@ def cluster(server: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Cluster:
     return Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
-def shard_group(where: Cluster) -> Wiring:
+def shard_group(where: Cluster) -> Topology:
     found = groups_of(where, TrainSetup(world_size=where.world_size)).shard
     assert found is not None
     return found
@@ -62,9 +62,9 @@ def test_a_small_all_reduce_over_many_nodes_is_a_tree() -> None:
 
 
 def test_pcie_has_no_ll128_and_its_own_steps() -> None:
-    wiring = replace(shard_group(cluster()), link="pcie", link_bandwidth=12e9)
+    topology = replace(shard_group(cluster()), link="pcie", link_bandwidth=12e9)
     expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 12e9
-    assert collective_seconds("all_gather", 1e9, wiring) == pytest.approx(expected)
+    assert collective_seconds("all_gather", 1e9, topology) == pytest.approx(expected)
 
 
 def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
@@ -72,7 +72,7 @@ def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
 
 
 def test_a_hybrids_replicas_share_the_network_of_their_nodes() -> None:
-    """Eight pairs across two nodes, each with an eighth of the network."""
+    """Eight groups of two ranks on two nodes; each has an eighth of the network."""
     groups = groups_of(cluster(nodes=2), hybrid(8))
     assert groups.shard == shard_group(cluster())
     pair = groups.replicate
@@ -101,7 +101,7 @@ def test_a_shard_group_of_two_nodes_has_its_replicas_one_on_a_node() -> None:
 
 @pytest.mark.parametrize(("server", "share"), [("DGX-A100", 0.5), ("g5.48xlarge", 1.0), ("p5.48xlarge", 0.5)])
 def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, share: float) -> None:
-    """Eight NICs, one, and 32 for eight GPUs."""
+    """Servers with 8, 1 and 32 NICs for eight GPUs."""
 
     def of_a_node(each: int) -> float:
         setup = TrainSetup(strategy=S.HYBRID_SHARD, world_size=2 * each, shard_size=each)
@@ -113,7 +113,7 @@ def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, shar
 
 
 def test_over_pcie_groups_share_what_joins_the_sockets() -> None:
-    """g5: lanes of PCIe 4.0, 24 of 32 GB/s; 16 GB/s between two processors with four GPUs each."""
+    """g5: lanes of PCIe 4.0, 24 of 32 GB/s; 16 GB/s between two CPU sockets with four GPUs each."""
     whole, half = shard_group(cluster("g5.48xlarge")), shard_group(cluster("g5.48xlarge", each=4))
     assert (whole.link, whole.link_bandwidth, half.link_bandwidth) == ("pcie", 16e9, 24e9)
     four = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
@@ -155,7 +155,7 @@ def test_what_nobody_documents_is_unknown() -> None:
 
 @pytest.mark.parametrize("shard_size", [3, 12])
 def test_groups_that_lie_across_nodes_unevenly_are_unknown(shard_size: int) -> None:
-    """Of three ranks some lie in two nodes; of twelve one node has eight and the other four."""
+    """Groups of three ranks may span two nodes; a group of twelve has eight ranks on one node and four on the other."""
     groups = groups_of(cluster(nodes=3), hybrid(shard_size, nodes=3))
     assert (groups.shard, groups.replicate) == (None, None)
     assert groups.world is not None
@@ -168,41 +168,41 @@ def test_one_rank_has_no_group() -> None:
 
 
 WIRINGS = st.builds(
-    Wiring,
+    Topology,
     ranks_per_node=st.integers(1, 8),
     num_nodes=st.integers(1, 64),
     link=st.sampled_from(["nvlink", "pcie"]),
     link_bandwidth=st.floats(1e9, 1e12),
     network_bandwidth=st.floats(1e9, 1e12),
     capability=st.sampled_from([7, 8, 9, 10]),
-).filter(lambda wiring: wiring.size > 1)
+).filter(lambda topology: topology.size > 1)
 BYTES = st.floats(1, 1e11)
 
 
 @given(st.sampled_from(KINDS), BYTES, WIRINGS, st.floats(1, 8), st.floats(1, 8))
-def test_more_bandwidth_never_slows(kind: str, size: float, wiring: Wiring, link: float, network: float) -> None:
+def test_more_bandwidth_never_slows(kind: str, size: float, topology: Topology, link: float, network: float) -> None:
     faster = replace(
-        wiring,
-        link_bandwidth=wiring.link_bandwidth * link,
-        network_bandwidth=wiring.network_bandwidth * network,
+        topology,
+        link_bandwidth=topology.link_bandwidth * link,
+        network_bandwidth=topology.network_bandwidth * network,
     )
-    assert collective_seconds(kind, size, faster) <= collective_seconds(kind, size, wiring)
+    assert collective_seconds(kind, size, faster) <= collective_seconds(kind, size, topology)
 
 
 @given(st.sampled_from(KINDS), BYTES, st.floats(1, 8), WIRINGS)
-def test_a_larger_message_is_never_faster(kind: str, size: float, times: float, wiring: Wiring) -> None:
-    assert collective_seconds(kind, size * times, wiring) >= collective_seconds(kind, size, wiring) * (1 - 1e-9)
+def test_a_larger_message_is_never_faster(kind: str, size: float, times: float, topology: Topology) -> None:
+    assert collective_seconds(kind, size * times, topology) >= collective_seconds(kind, size, topology) * (1 - 1e-9)
 
 
 @given(BYTES, WIRINGS)
-def test_no_collective_beats_its_bus(size: float, wiring: Wiring) -> None:
-    """The bytes that every rank must send or receive, at the rate of the slowest link on their way."""
-    least = size * (wiring.size - 1) / wiring.size / wiring.bus_bandwidth
+def test_no_collective_beats_its_bus(size: float, topology: Topology) -> None:
+    """The lower bound is the bytes that every rank sends or receives, at the bandwidth of the slowest link."""
+    least = size * (topology.size - 1) / topology.size / topology.bus_bandwidth
     for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
-        assert collective_seconds(kind, size, wiring) > passes * least * (1 - 1e-9)
+        assert collective_seconds(kind, size, topology) > passes * least * (1 - 1e-9)
 
 
 @given(st.sampled_from(KINDS), WIRINGS)
-def test_with_endless_bandwidth_only_latency_is_left(kind: str, wiring: Wiring) -> None:
-    endless = replace(wiring, link_bandwidth=math.inf, network_bandwidth=math.inf)
+def test_with_endless_bandwidth_only_latency_is_left(kind: str, topology: Topology) -> None:
+    endless = replace(topology, link_bandwidth=math.inf, network_bandwidth=math.inf)
     assert 0 < collective_seconds(kind, 1, endless) < 1e-2

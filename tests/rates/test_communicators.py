@@ -186,7 +186,7 @@ def test_what_the_source_does_not_tell_is_unknown_with_a_reason(server: str, nod
 def test_without_a_server_the_communicators_are_known_and_their_size_is_not() -> None:
     found = communicators_of(TrainSetup(world_size=8), None)
     assert [one.num_ranks for one in found.each] == [8]
-    assert "no server" in (found.unknown or "")
+    assert "--server is missing" in (found.unknown or "")
 
 
 @pytest.mark.parametrize("server", ["DGX-H100", "DGX-B200"])

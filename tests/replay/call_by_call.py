@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import FunctionType
 from typing import NamedTuple
 
-from fsdp_bench.replay import heap as places
-from fsdp_bench.replay import malloc
-from fsdp_bench.replay.heap import fresh_heap
+from fsdp_bench.replay.caching_allocator import execution, malloc
+from fsdp_bench.replay.caching_allocator import heap as places
+from fsdp_bench.replay.caching_allocator.heap import fresh_heap
 from fsdp_bench.simulate.events import Kind
 
 CAPACITY = 5000
@@ -33,7 +33,7 @@ class CachingAllocator:
         expandable_segments: bool = False,
     ) -> None:
         fresh = fresh_heap(gpu_bytes, expandable_segments, 0, CAPACITY, CAPACITY)
-        is_python = isinstance(malloc.run, FunctionType)  # else another test of this process compiled it
+        is_python = isinstance(execution.execute, FunctionType)  # else another test of this process compiled it
         self.heap = fresh.tolist() if is_python else fresh
         self.live: set[int] = set()
 
@@ -63,10 +63,10 @@ class CachingAllocator:
         self.heap[places.DEVICE] += nanoseconds
 
     def record_event(self, queue: int) -> None:
-        malloc.wait(self.heap, Kind.RECORD_EVENT, queue, 0)
+        execution.wait(self.heap, Kind.RECORD_EVENT, queue, 0)
 
     def host_wait(self, queue: int) -> None:
-        malloc.wait(self.heap, Kind.HOST_WAIT, queue, 0)
+        execution.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
     def empty_cache(self) -> None:
         malloc.release_cached_blocks(self.heap)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fsdp_bench.replay.allocator import AllocatorReading, Replay
-from fsdp_bench.replay.program import program
+from fsdp_bench.replay.caching_allocator.program import program
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.simulate.events import Event, Work
 from fsdp_bench.simulate.repeat import Log
 

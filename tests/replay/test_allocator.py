@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_bench.replay import malloc
-from fsdp_bench.replay.allocator import OutOfMemory
+from fsdp_bench.replay.caching_allocator import execution
+from fsdp_bench.replay.caching_allocator.replay import OutOfMemory
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from tests.replay.call_by_call import Block, CachingAllocator
 from tests.replay.replaying import replay
@@ -204,7 +204,7 @@ class TestDeferredFrees:
         for nanoseconds, reserved in ((999, 40), (1002, 20)):
             allocator = self.freed_while_used(SIDE, THIRD)
             assert allocator.active_bytes == 20 * MIB
-            malloc.wait(allocator.heap, Kind.HOST_WORK, 0, nanoseconds)
+            execution.wait(allocator.heap, Kind.HOST_WORK, 0, nanoseconds)
             assert self.reserved_after_another(allocator) == reserved
 
     def test_an_older_event_takes_nothing_back(self) -> None:
@@ -221,9 +221,9 @@ class TestDeferredFrees:
 
     def test_two_uses_of_one_block_are_two_events(self) -> None:
         allocator = self.freed_while_used(SIDE, THIRD)
-        malloc.wait(allocator.heap, Kind.HOST_WORK, 0, 1001)  # the first of the two events
+        execution.wait(allocator.heap, Kind.HOST_WORK, 0, 1001)  # the first of the two events
         assert self.reserved_after_another(allocator) == 40
-        malloc.wait(allocator.heap, Kind.HOST_WORK, 0, 1)
+        execution.wait(allocator.heap, Kind.HOST_WORK, 0, 1)
         allocator.allocate(2, 20 * MIB)
         assert allocator.reserved_bytes == 40 * MIB
 

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fsdp_bench.replay import compiled, heap
+from fsdp_bench.replay.caching_allocator import compiled, heap
 
 READINGS = """
 import sys
 from hypothesis import HealthCheck, given, settings, seed
 from hypothesis import strategies as st
-from fsdp_bench.replay.compiled import compile_allocator
-from fsdp_bench.replay.program import program
+from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.program import program
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.validate.random_setups import draw_cells

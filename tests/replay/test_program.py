@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.plan.estimate import program_of
-from fsdp_bench.replay.allocator import Replay
-from fsdp_bench.replay.program import Program, program
+from fsdp_bench.replay.caching_allocator.program import Program, program
+from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
@@ -125,7 +125,7 @@ def test_a_replay_that_stops_between_steps_ends_as_one_that_does_not(cell: Cell,
     assert found is not None
     gpu_bytes = int(share * replay(log, seconds=1e-6).peak_reserved_bytes)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fsdp_bench.replay.allocator.CAPACITY", capacity)
+        patched.setattr("fsdp_bench.replay.caching_allocator.replay.CAPACITY", capacity)
         stopping = Replay(found, EverythingTakes(1e-6), gpu_bytes)
         peaks = [stopping.until(number).peak_reserved_bytes for number in range(1, STEPS + 1)]
         assert peaks == sorted(peaks)

@@ -43,7 +43,7 @@ class Plain:
             return attention_flops(work.dims, work.is_backward) / self.flops
         return work.num_bytes / self.memory
 
-    def send(self, work: Work) -> float:
+    def collective(self, work: Work) -> float:
         """Bytes over the network."""
         return work.num_bytes / self.network
 

@@ -143,8 +143,8 @@ def test_its_time_is_that_of_its_collectives_one_after_another() -> None:
     cluster = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)
     issued, groups = collectives_of(shape(num_hidden_layers=4), setup), groups_of(cluster, setup)
-    wirings = {"shard": groups.shard, "replicate": groups.replicate}
-    each = [collective_seconds(one.name, one.num_bytes, wirings[one.group]) for one in issued]  # type: ignore[arg-type]
+    topologies = {"shard": groups.shard, "replicate": groups.replicate}
+    each = [collective_seconds(one.name, one.num_bytes, topologies[one.group]) for one in issued]  # type: ignore[arg-type]
     rates = datasheet(cluster, cluster.gpu, setup, groups)
     total = sum(one.seconds or 0.0 for one in traffic(issued, setup, rates))
     assert total == pytest.approx(sum(each))

@@ -1,4 +1,4 @@
-"""Printing: nothing in a text from outside is obeyed, neither by rich nor by a terminal."""
+"""Printing: neither rich nor a terminal interprets anything in a text from outside."""
 
 from __future__ import annotations
 

@@ -50,4 +50,4 @@ def test_predict_says_what_its_time_rests_on(tmp_path: Path) -> None:
     assert "measured on made up, 2026-11-21" in told
     refused = run_command(*words)
     assert refused.returncode == 2
-    assert "it is of made up; --kernels cpu goes with it" in refused.stderr
+    assert "the calibration was made on made up; use --kernels cpu" in refused.stderr

@@ -1,4 +1,4 @@
-"""Facts of the catalogue: one a line, and ``unknown`` where a value is not documented."""
+"""Facts of the catalogue as lines: a name and a value, or ``unknown`` if the value is not documented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INDENT = 26
 
 
 def known(value: T | None, text: Callable[[T], str]) -> str:
-    """Return a value as text, or ``unknown`` when it is absent."""
+    """Return a value as text, or ``unknown`` if it is None."""
     return UNKNOWN if value is None else text(value)
 
 
@@ -25,11 +25,11 @@ def rate(bytes_per_second: float | None) -> str:
 
 
 def source_facts(source: Source) -> list[Fact]:
-    """Return where a fact was read, as lines under it."""
+    """Return the source of a fact, and its note if there is one, as lines to print under the fact."""
     lines = [("  source", f"{source.title} ({source.date})")]
     return lines + ([("  note", source.note)] if source.note else [])
 
 
 def print_facts(facts: Sequence[Fact]) -> None:
-    """Print one fact a line, long ones wrapped under themselves."""
+    """Print one fact per line; wrap long values in their column."""
     print_lines("\n".join(fact(name, value, _INDENT) for name, value in facts))

@@ -1,4 +1,4 @@
-"""Printing that may fail: a sweep goes on without its reader, its terminal or space for its log."""
+"""Printing that may fail: a sweep goes on if its output is closed or its disk is full."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ R = TypeVar("R")
 
 
 class ForgivingStream:
-    """A text stream that drops what cannot be written: to a closed pipe or terminal, or to a full disk."""
+    """A text stream that drops text if the pipe or terminal is closed or the disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it."""
+        """Write the text, or drop it if writing fails."""
         try:
             return int(self._stream.write(text))
         except (OSError, ValueError):
@@ -28,7 +28,7 @@ class ForgivingStream:
             return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, or drop it."""
+        """Flush the buffer, or drop it if writing fails."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
@@ -38,7 +38,7 @@ class ForgivingStream:
         return getattr(self._stream, name)
 
     def _drop_the_rest(self) -> None:
-        """Lead the stream nowhere: it keeps what it could not write, and would fail again at the process's end."""
+        """Redirect the stream to the null device; else its buffer would fail again when the process ends."""
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -60,7 +60,7 @@ def _forgiving_streams() -> Iterator[None]:
 
 
 def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function to go on where what it prints cannot be written."""
+    """Decorate a function so that it goes on if its output cannot be written."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""``fsdp-bench sweep FILE`` where FILE has [frontier]: cells are searched, not run."""
+"""``fsdp-bench sweep FILE`` for a FILE with [frontier]: each cell is searched for the largest value that fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fsdp_bench.sweep.session import SearchSession, Watcher
 
 
 def list_searches(session: SearchSession) -> int:
-    """Print each cell, where its search begins and what is known of it; writes nothing."""
+    """Print each cell, where its search begins and what is already known of it; write no file."""
     plan = session.plan
     cells = cells_of(plan, session.store.peek_all())
     for number, cell in enumerate(cells, 1):
@@ -39,7 +39,7 @@ def list_searches(session: SearchSession) -> int:
 
 
 class SearchProgress(Watcher):
-    """A progress bar that counts cells; without a terminal, one line a trial and one a cell."""
+    """A progress bar that counts cells; without a terminal, one line per trial and one per cell."""
 
     def __init__(self, session: SearchSession, progress: Progress) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class SearchProgress(Watcher):
         self._task = progress.add_task("", total=len(session.plan.searches), visible=False)
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
-        """Print the notes and what is going to be searched."""
+        """Print the notes, and one line about the cells to search."""
         session = self._session
         resumed = f", {num_recorded} trials already recorded" if num_recorded else ""
         introduce(
@@ -59,7 +59,7 @@ class SearchProgress(Watcher):
         self._progress.update(self._task, completed=session.num_done, visible=True)
 
     def search_trial(self, cell: SearchedCell, trial: Trial, record: TrialRecord | None) -> None:
-        """Show what runs, how it ended, and what a cell's search found."""
+        """Show the trial that runs or how it ended, and the result of a cell's search when it is complete."""
         progress, cells = self._progress, self._session.cells
         if record is None:
             describe(progress, self._task, f"trial {len(cell.records) + 1}: {trial.label}")
@@ -73,7 +73,7 @@ class SearchProgress(Watcher):
 
 
 def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
-    """Search the cells, print the table and draw the charts; charts are of the whole file."""
+    """Search the cells, print the table and draw the charts; charts show all cells of the file."""
     try:
         with progress_bar(new_console(error=True)) as progress:
             results = session.run(retry, SearchProgress(session, progress))

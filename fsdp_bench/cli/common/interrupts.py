@@ -1,6 +1,6 @@
-"""Interrupts: Ctrl-C, SIGTERM and a terminal that closes end a command in one line, with exit code 130, at any moment.
+"""Handlers of interrupts: Ctrl-C, SIGTERM and a closed terminal end a command with one line and exit code 130.
 
-Imports little: the command begins here.
+This module is imported before all others of a command, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from typing import Any
 
 from fsdp_bench.spec.exit_codes import ExitCode
 
-LINE = "fsdp-bench: interrupted; the same command resumes"
+INTERRUPTED = "interrupted; run the same command again"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 CLEANUP_SECONDS = 10.0
-"""For so long after an interrupt others are ignored: it is being answered, and the ranks are being ended."""
+"""Ignore further interrupts while ranks shut down: for these seconds after the first one."""
 RETRY_SECONDS = 0.01
+"""Seconds after which an interrupt that Python swallowed is raised again."""
 
 _raised_at: float | None = None
 
 
 def _handle(handler: Any) -> None:
-    """Set the handler of each signal that is not ignored, as nohup and a shell's background jobs have them."""
+    """Set the handler of each signal, except signals that nohup or a shell's background job made the process ignore."""
     for number in SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, None):
             signal.signal(number, handler)
 
 
 def exit_at_once() -> None:
-    """End this process in one line at an interrupt: nothing has begun."""
+    """Let an interrupt end this process with one line; used before the command has begun to work."""
     _handle(_exit)
 
 
 def ignore() -> None:
-    """Ignore interrupts: the exit code is known.
+    """Ignore interrupts; used when the exit code is known.
 
-    An interrupt that was raised inside ``exec`` of a text, as dataclasses do while they are imported, and was handled
-    since, would still end the process as one that nobody handled: CPython's run_eval_code_obj remembers it until the
-    next text is run (_Py_UnhandledKeyboardInterrupt in Python/pythonrun.c).
+    CPython remembers a KeyboardInterrupt raised inside ``exec`` until the next ``exec`` (run_eval_code_obj and
+    _Py_UnhandledKeyboardInterrupt in Python/pythonrun.c), and would end the process as if nobody had handled it.
+    Importing a dataclass runs ``exec``. So run an empty one to clear it.
     """
     _handle(signal.SIG_IGN)
     exec("")
@@ -51,15 +52,15 @@ def ignore() -> None:
 
 def _exit(_number: int, _frame: FrameType | None) -> None:
     with suppress(OSError):
-        os.write(2, f"{LINE}\n".encode())
+        os.write(2, f"fsdp-bench: {INTERRUPTED}\n".encode())
     os._exit(ExitCode.INTERRUPTED)
 
 
 @contextmanager
 def raised_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt at an interrupt, and again where Python swallowed it.
+    """Raise KeyboardInterrupt at an interrupt, and raise it again if Python swallowed it.
 
-    It swallows what is raised in a finalizer (``__del__``) and in callbacks, and calls ``sys.unraisablehook``.
+    Python swallows exceptions in finalizers (``__del__``) and in callbacks, and then calls ``sys.unraisablehook``.
     """
     global _raised_at
     previous, hook = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}, sys.unraisablehook

@@ -1,4 +1,6 @@
-"""The options that describe a setup, the same for predict, dry-run and max-size.
+"""The options that describe a setup; predict, dry-run and max-size share them.
+
+A command uses them like this:
 
 @click.command("predict", cls=SetupCommand)
 @setup_options()
@@ -25,7 +27,7 @@ from fsdp_bench.spec.units import format_count
 
 @dataclass(frozen=True)
 class SetupOptions:
-    """The options as they were written, one field each; None where one was not given."""
+    """The options as the user wrote them, one field per option; None if an option was not given."""
 
     model: str | None = None
     hf_config: Path | None = None
@@ -63,7 +65,7 @@ class SetupCommand(click.Command):
     """A command whose help prints the setup's options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the options that describe the setup in one section a group, and then the command's own."""
+        """Print the options that describe the setup in one section per group, then the command's own options."""
         sections: dict[str, list[tuple[str, str]]] = {}
         own: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -77,7 +79,7 @@ class SetupCommand(click.Command):
 
 
 class _Option(click.Option):
-    """An option with its section of the help."""
+    """An option that knows its section of the help text."""
 
     def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
@@ -85,13 +87,17 @@ class _Option(click.Option):
 
 
 class Count(click.IntRange):
-    """A whole number, 1 or more; up to ``most`` where there is such an end."""
+    """A click type: a whole number of at least 1, and at most ``most`` if that is given."""
 
     def __init__(self, most: int | None = None) -> None:
         super().__init__(1, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a number."""
+        """Convert text to a number.
+
+        Raises:
+            SpecError: if the text is not a whole number in the range.
+        """
         try:
             count = int(value)
         except ValueError:
@@ -103,13 +109,13 @@ class Count(click.IntRange):
 
 
 def given_options() -> list[str]:
-    """Return the names of the options that the user wrote, of the command that runs."""
+    """Return the names of the running command's options that the user gave."""
     context = click.get_current_context()
     return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def _named(param: click.Parameter | None) -> str:
-    """Return an option as it is called in messages."""
+    """Return an option's name for messages."""
     return param.opts[0].lstrip("-") if param is not None else "count"
 
 
@@ -124,7 +130,7 @@ SETUP_FIELDS = {
     **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
     **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
 }
-"""Options that are one field of TrainSetup each, and its name there."""
+"""Options that set one field of TrainSetup, each with the field's name."""
 
 _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
@@ -188,15 +194,15 @@ def setup_options(
     defaults: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add the options that describe a setup; the command gets what was written as its argument ``options``.
+    """Add the options that describe a setup; the command gets their values as its argument ``options``.
 
     Args:
-        model: whether the command takes a model; else only the ladder's ``--family``.
-        lists: the options that take several values by comma, or ``all``: of strategy, api, precision, offload,
-            checkpointing and optimizer.
-        defaults: what an option is when it is not given, where the command differs from the others.
-        repeatable: the options that may be given several times; the command gets each as an argument of its own, a
-            tuple, and ``options`` has None there.
+        model: whether the command takes a model; otherwise it takes only the ladder's ``--family``.
+        lists: names of the options that take several values by comma, or ``all``. Possible are strategy, api,
+            precision, offload, checkpointing and optimizer.
+        defaults: default values that differ from those of other commands, by option.
+        repeatable: names of the options that may be given several times. The command gets each as a separate argument,
+            a tuple, and its field in ``options`` is None.
     """
     sections = {
         "Model": {**(_MODEL if model else {}), **_FAMILY},
@@ -228,7 +234,7 @@ headroom_option = click.option(
     help="Memory of each GPU kept free for the CUDA context and NCCL. Default: their derived or measured sizes; 2GiB is"
     " assumed for what is unknown.",
 )
-"""Of the commands that say whether a setup fits."""
+"""An option for the commands that say whether a setup fits."""
 
 calibration_option = click.option(
     "--calibration",
@@ -236,7 +242,7 @@ calibration_option = click.option(
     metavar="FILE.toml",
     help="Rates that fsdp-bench calibrate measured, instead of the datasheet's; a measured CUDA context is kept free.",
 )
-"""Of the commands that predict time."""
+"""An option for the commands that predict time."""
 
 
 def _option(
@@ -247,7 +253,7 @@ def _option(
     defaults: Mapping[str, str],
     repeatable: Collection[str],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Build one option from how it is written: ``--seq N``, ``--compile``, ``--this/--that``."""
+    """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
     name = declaration.partition("/")[0].strip("-").replace("-", "_")
     if name in lists:
@@ -265,7 +271,7 @@ def _option(
 
 
 def _common_default(name: str) -> str | None:
-    """Return the default that all commands have in common, as it is written on the command line."""
+    """Return the default value that all commands share, as text for the help; None if there is none."""
     if name in _DEFAULTS:
         return _DEFAULTS[name]
     value = getattr(TrainSetup(), SETUP_FIELDS[name]) if name in SETUP_FIELDS else None

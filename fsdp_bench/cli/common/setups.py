@@ -1,4 +1,4 @@
-"""Reads the options of cli/common/options.py into a model, a setup and hardware."""
+"""Functions that turn the options of cli/common/options.py into a model, a setup and hardware."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fsdp_bench.spec.setup import (
 from fsdp_bench.spec.units import parse_count
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
-"""What ``--precision all`` stands for."""
+"""The values of ``--precision all``."""
 
 _VOCABULARIES: dict[str, type[StrEnum]] = {
     "strategy": ShardingStrategy,
@@ -44,14 +44,14 @@ _VOCABULARIES: dict[str, type[StrEnum]] = {
 _LISTS = (*_VOCABULARIES, "precision")
 
 _FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in (*_LISTS, "min_num_params")}
-"""Options whose one value is a field's as it stands, and the field's name."""
+"""Options that take one value, each with the field of TrainSetup that gets this value unchanged."""
 
 
 def read_setup(options: SetupOptions) -> tuple[ModelShape, TrainSetup, Hardware]:
     """Read the options of one setup.
 
     Raises:
-        SpecError: for options that are not allowed, and for setups that cannot run on GPUs, with the reason.
+        SpecError: if an option is not allowed, or if the setup cannot run on GPUs.
     """
     catalog = load_user_catalog(options.catalog)
     setups, hardware = _setups(options, catalog)
@@ -67,30 +67,30 @@ def read_setup(options: SetupOptions) -> tuple[ModelShape, TrainSetup, Hardware]
 
 
 def read_setups(options: SetupOptions) -> tuple[tuple[TrainSetup, ...], Hardware]:
-    """Read the options of every combination of the options that take lists, without a model.
+    """Return a setup for every combination of the options that take lists, and the hardware; read no model.
 
-    Combinations that cannot run are among them; spec.setup.impossible says why.
+    Combinations that cannot run are included; spec.setup.impossible returns the reason for each.
 
     Raises:
-        SpecError: for options that are not allowed.
+        SpecError: if an option is not allowed.
     """
     return _setups(options, load_user_catalog(options.catalog))
 
 
 def read_model(options: SetupOptions) -> ModelShape:
-    """Read the model alone.
+    """Read the model that the options name.
 
     Raises:
-        SpecError: when the options name none, several, or one that does not exist or cannot be expressed.
+        SpecError: if the options name no model, several models, or a model that is unknown or not supported.
     """
     catalog = load_user_catalog(options.catalog)
     return _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
 
 
 def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
-    """Return the options with the precision and the sequence length that all commands use where none is given.
+    """Return the options with the default precision and sequence length of all commands filled in.
 
-    The sequence length is that of DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
+    The default sequence length is DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
     """
     precision = options.precision or DEFAULT_PRECISION
     if options.seq is not None:
@@ -101,7 +101,7 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
-    """Return the sliding window of a model that ``--hf-config`` names; None for every other model.
+    """Return the sliding window of the model in ``--hf-config``; None for every other model.
 
     Raises:
         SpecError: as read_model.
@@ -110,7 +110,7 @@ def sliding_window_of(options: SetupOptions) -> int | None:
 
 
 def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
-    """Say on standard error what is not modelled of sequences that long."""
+    """Print a note on standard error if sequences are longer than the model's sliding window, which is not modelled."""
     window = sliding_window_of(options)
     if window is not None and sequence_length > window:
         print_line(f"note: {sliding_window_note(window)}", error=True)
@@ -154,14 +154,14 @@ def _setups(options: SetupOptions, catalog: Catalog) -> tuple[tuple[TrainSetup, 
 
 
 def _cells(options: SetupOptions) -> Iterator[dict[str, Any]]:
-    """Cross the options that may have several values."""
+    """Yield every combination of the options that may have several values."""
     values = {name: _values(name, getattr(options, name)) for name in _LISTS if getattr(options, name) is not None}
     for cell in itertools.product(*values.values()):
         yield dict(zip(values, cell, strict=True))
 
 
 def _values(name: str, text: str | None) -> list[str]:
-    """Split a list by comma; ``all`` is the whole vocabulary; a value given twice counts once."""
+    """Split a list by comma; ``all`` means every known value; a value given twice counts once."""
     known = PRECISIONS if name == "precision" else tuple(member.value for member in _VOCABULARIES[name])
     if text is None or text.strip().lower() == "all":
         return list(known) if text else []
@@ -170,7 +170,7 @@ def _values(name: str, text: str | None) -> list[str]:
 
 
 def _sharding(options: SetupOptions, cell: dict[str, Any], place: Placement) -> dict[str, int]:
-    """Return the world size, and the shard size of hybrid strategies."""
+    """Return the world size and, for a hybrid strategy, the shard size, by field name."""
     strategy = ShardingStrategy(cell.get("strategy", TrainSetup().strategy))
     return place.sizes(strategy, options.shard_size if strategy.is_hybrid else None)
 

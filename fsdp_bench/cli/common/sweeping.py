@@ -1,4 +1,4 @@
-"""What the commands that run or read trials share at the terminal."""
+"""Terminal output of the commands that run or read trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsdp_bench.sweep.results.load import read_records
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
-    """Read the records below a folder; each broken one is left out, with one line on standard error.
+    """Read the records below a folder; leave out each broken record and print one line about it on standard error.
 
     Raises:
         ResultsError, SpecError: as ``read_records``.
@@ -27,7 +27,7 @@ def read_all_but_broken(folder: Path) -> list[TrialRecord]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a bar with the time left; silent where there is no terminal."""
+    """Return a progress bar with the time left; without a terminal it prints nothing."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -39,12 +39,12 @@ def progress_bar(console: Console) -> Progress:
 
 
 def introduce(console: Console, notes: Sequence[str], line: str) -> None:
-    """Print notes, and then what is going to happen."""
+    """Print notes, and then the line about the sweep that begins."""
     for text in notes:
         note(console, f"note: {text}", "yellow")
     note(console, line)
 
 
 def say(progress: Progress, text: str) -> None:
-    """Print a line above the bar, as it is."""
+    """Print a line above the progress bar, unchanged."""
     note(progress.console, text)

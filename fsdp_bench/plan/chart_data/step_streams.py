@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed, speed
-from fsdp_bench.replay.schedule import Span, Spans, union
+from fsdp_bench.replay.schedule import Intervals, Span, union
 from fsdp_bench.spec.errors import SpecError
 
 
@@ -24,7 +24,7 @@ class StepStreams:
         return self.speed.time.spans
 
     @property
-    def exposed(self) -> Spans:
+    def exposed(self) -> Intervals:
         """Times at which a collective runs and no operator does."""
         return exposed_spans(self.spans)
 
@@ -52,10 +52,10 @@ def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
     return found
 
 
-def exposed_spans(spans: Sequence[Span]) -> Spans:
+def exposed_spans(spans: Sequence[Span]) -> Intervals:
     """Return the time spans in which a collective runs and no operator does."""
     compute = union([(span.begin, span.end) for span in spans if span.kind == "compute"])
-    found: Spans = []
+    found: Intervals = []
     for begin, end in union([(span.begin, span.end) for span in spans if span.kind == "collective"]):
         for start, stop in compute:
             if stop <= begin or start >= end:

@@ -8,7 +8,7 @@ from math import inf
 from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_too_slow
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on

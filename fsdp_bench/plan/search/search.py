@@ -5,7 +5,7 @@ memory. So the answer is defined in two parts: the last width whose shallowest m
 with that width. Any other quantity is searched as if all its candidates had one width.
 
 1. The ceiling is the largest candidate whose live bytes and host memory are within the limits. Both are predicted in
-   milliseconds and grow with the width and with the number of layers, so bisection finds it. (The shallowest model of
+   milliseconds and grow with the width and the number of layers, so interpolation finds it. (The shallowest model of
    a width is less deep than that of any larger width.)
 2. Reserved memory is more than live memory. The replay of the caching allocator takes longer, and reserved memory grows
    less regularly: it may fall by some percent when a model gets wider. So the shallowest models are replayed one by
@@ -26,8 +26,8 @@ from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.replay.allocator import AllocatorReading
-from fsdp_bench.replay.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup

@@ -1,6 +1,7 @@
-"""One trial in a chart: the pieces of its bar, or the label where a bar would be.
+"""One trial in a chart: the pieces of its bar, or the label in place of a missing bar.
 
-Only a trial that ended ``ok`` has a bar of success. Nothing here draws, and nothing here knows other trials.
+Only a trial that ended ``ok`` has a bar that counts as a result. This module draws nothing and handles one trial at a
+time.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ class Bar:
     """One trial in one chart."""
 
     succeeded: bool
-    """Whether the pieces are a result; else ``labels`` say how the trial ended."""
+    """Whether the pieces are a result; if not, ``labels`` say how the trial ended."""
     labels: tuple[str, ...]
-    """What to write at the bar beside its number: the phase of the peak, ``retries``, MFU, or the outcome."""
+    """Texts beside the bar's number: the phase of the peak, ``retries``, MFU, or the outcome."""
     pieces: tuple[tuple[str, float], ...] = ()
-    """Part and size from the bottom up, in bytes, seconds or tokens a second. A failed trial has none, or one piece
-    OUT_OF_MEMORY."""
+    """Parts and their sizes from the bottom up, in bytes, seconds or tokens per second.
+
+    A failed trial has no piece, or the one piece OUT_OF_MEMORY.
+    """
     spread: tuple[float, float] | None = None
-    """Least and greatest of the samples whose median the bar is."""
+    """The lowest and the highest sample; the bar shows their median."""
 
     @property
     def total(self) -> float:
@@ -55,15 +58,15 @@ class Bar:
 
     @property
     def top(self) -> float:
-        """Where the bar and the line of its spread end."""
+        """The upper end of the bar, or of its spread if that is higher."""
         return max(self.total, self.spread[1] if self.spread else 0.0)
 
 
 def memory_bar(record: TrialRecord) -> Bar:
-    """Return a trial's peak allocated bytes on its worst rank; the pieces add up to it exactly.
+    """Return the bar of a trial's peak allocated bytes on its worst rank; the pieces add up to the peak exactly.
 
-    What a rank stores between steps is live at the peak too, unless it is offloaded to another memory; what the rest
-    consists of is not told apart. Running out within a known limit is a piece up to that limit, and no success.
+    Stored parameters and optimizer state are live at the peak too, unless they are offloaded to host memory. All other
+    bytes are one piece. A trial that ran out of memory within a known limit has a piece up to that limit.
     """
     if record.outcome is not Outcome.OK:
         limit = exceeded_limit(record)
@@ -80,13 +83,13 @@ def memory_bar(record: TrialRecord) -> Bar:
 
 
 def throughput_bar(record: TrialRecord) -> Bar:
-    """Return a trial's tokens a second of one rank: the median, and the slowest and fastest measured step."""
+    """Return the bar of a trial's tokens per second per rank: the median, and the slowest and fastest measured step."""
     if record.outcome is not Outcome.OK:
         return Bar(False, (ended(record),))
     tokens = record.tokens_per_second_per_gpu
     if not tokens:
         return Bar(False, ("unknown",))
-    # A step ends when its slowest rank does.
+    # The slowest rank determines when a step ends.
     steps = [max(step) for step in zip(*(r.step_seconds for r in record.ranks if r.step_seconds), strict=False)]
     per_step = record.setup.tokens_per_step_per_rank
     mfu = (f"MFU {record.mfu:.0%}",) if record.mfu is not None else ()
@@ -95,9 +98,9 @@ def throughput_bar(record: TrialRecord) -> Bar:
 
 
 def communication_bar(record: TrialRecord) -> Bar:
-    """Return a trial's communication seconds per step on its worst rank; exposed and overlapped add up to the total.
+    """Return the bar of a trial's communication seconds per step; exposed and overlapped add up to the total.
 
-    Total and exposed are each the greatest over ranks, so the overlapped rest is what is left of the total.
+    Total and exposed are each the maximum over ranks; overlapped is their difference.
     """
     if record.outcome is not Outcome.OK:
         return Bar(False, (ended(record),))
@@ -109,13 +112,13 @@ def communication_bar(record: TrialRecord) -> Bar:
 
 
 def ended(record: TrialRecord) -> str:
-    """Return the word for a trial that did not end ok."""
+    """Return a short label for the outcome of a trial that did not end ok."""
     budget = record.outcome.is_oom and "budget" in _limits(record)
     return "OOM (budget)" if budget else _OUTCOME_LABELS[record.outcome]
 
 
 def exceeded_limit(record: TrialRecord) -> int | None:
-    """Return the bytes of device memory that were not enough: the run's limit, else the GPU's; None when unknown."""
+    """Return the bytes of device memory that a trial exceeded: the run's limit, else the GPU's; None if unknown."""
     if not record.outcome.is_oom or not _limits(record) & {"device", "budget"}:
         return None
     if record.run.memory_limit_bytes is not None:
@@ -125,15 +128,15 @@ def exceeded_limit(record: TrialRecord) -> int | None:
 
 
 def device_name(record: TrialRecord) -> str | None:
-    """Return what the ranks ran on as torch calls it; None where no rank got far enough to say."""
+    """Return torch's name of the ranks' device; None if no rank got far enough to report it."""
     return next((rank.device_name for rank in record.ranks if rank.device_name != "unknown"), None)
 
 
 def _marks(record: TrialRecord) -> tuple[str, ...]:
-    """Return what a reader must know before trusting the bar of a trial that ended ok."""
+    """Return warnings about a trial that ended ok: allocation retries, suspect measurements."""
     return (() if record.fits else (RETRIES,)) + ((SUSPECT,) if record.suspect else ())
 
 
 def _limits(record: TrialRecord) -> set[str]:
-    """Return what ran out, by the ranks that said so: device, budget or host."""
+    """Return which memory ran out according to the ranks: device, budget or host."""
     return {r.failure.limit for r in record.ranks if r.failure and r.failure.limit and r.outcome.is_oom}

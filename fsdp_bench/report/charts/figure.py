@@ -1,4 +1,4 @@
-"""The frame of every chart: title and answer above, conditions below, between them axes that matplotlib lays out."""
+"""The frame of every chart: title and subtitle at the top, conditions at the bottom, axes between them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 WIDTH, HEIGHT, DPI = 1600, 900, 120
-"""Pixels, and pixels an inch: on a slide of 13.3 x 7.5 inches a point of a font here is a point there."""
+"""Size in pixels, and pixels per inch. Font sizes are true to scale on a 13.3 x 7.5 inch slide."""
 TITLE, SUBTITLE, TEXT, SMALL = 18.0, 13.0, 11.0, 10.0
-"""Points."""
+"""Font sizes in points."""
 EDGE = 30.0
 """Pixels between the chart's edge and its texts."""
 LINE = 19.0
 """Pixels from one line of small text to the next."""
 CHARACTERS = 172
-"""Of a line of small text, at most."""
+"""Most characters in a line of small text."""
 MOST_LINES = 9
-"""Of small text."""
+"""Most lines of small text below the axes."""
 INK, FAINT, FAILURE = "#333333", "#555555", "#A61C00"
 
 
 Place = Literal["outside upper left", "outside right upper"]
-"""Where a legend stands."""
+"""The position of a legend, as matplotlib names it."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A chart with its texts, and the part of it that axes go into."""
+    """A chart with its texts, and the part of the figure for the axes."""
 
     figure: Figure
     body: SubFigure
@@ -51,11 +51,11 @@ def new_frame(
     """Return a chart without axes.
 
     Args:
-        title: what is shown, of what hardware.
+        title: the quantity shown, and the hardware.
         subtitle: the answer, or the model.
-        conditions: what a reader needs to know to repeat the chart.
-        notes: what is left out of it, a line each.
-        color: of the subtitle.
+        conditions: the conditions that a reader needs to repeat the chart.
+        notes: remarks and omissions, one line each.
+        color: colour of the subtitle.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -80,16 +80,16 @@ def _write(figure: Figure, y: float, text: str, size: float, color: str, weight:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a chart as PNG or SVG, by the file's suffix; an SVG without its date, so that it is the same again.
+    """Write a chart as PNG or SVG, by the file's suffix. An SVG has no date, so that equal charts are equal files.
 
     Raises:
-        OSError: when the file cannot be written.
+        OSError: if the file cannot be written.
     """
     figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def value_axis(axes: Axes) -> None:
-    """Give the vertical axis round numbers and level lines, and nothing else."""
+    """Style the vertical axis: plain numbers and horizontal grid lines, without spines or ticks."""
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(labelsize=TEXT, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -98,7 +98,7 @@ def value_axis(axes: Axes) -> None:
 
 
 def legend(frame: Frame, handles: Sequence[Artist], place: Place = "outside upper left") -> None:
-    """Explain what is drawn, above the axes or at their side."""
+    """Draw a legend above the axes or beside them; without handles draw none."""
     if handles:
         columns = 1 if "right" in place else min(len(handles), 5)
         frame.body.legend(handles=handles, loc=place, frameon=False, fontsize=TEXT, ncols=columns, columnspacing=1.4,
@@ -107,15 +107,15 @@ def legend(frame: Frame, handles: Sequence[Artist], place: Place = "outside uppe
 
 @dataclass(frozen=True)
 class StrategyPanel:
-    """One panel of bars: a strategy, and the labels under its bars."""
+    """One panel of bars: the strategy, and the labels below its bars."""
 
     title: str
     labels: tuple[tuple[str, ...], ...]
-    """One tuple a bar, with one label a level, outermost first."""
+    """One tuple per bar, with one label per level, outermost first."""
 
 
 def strategy_panels(frame: Frame, panels: Sequence[StrategyPanel], levels: Sequence[str], rows: int = 1) -> np.ndarray:
-    """Return axes for bars, a column of panels a strategy, all on one scale; labels stand under the last row."""
+    """Return axes for bars: one column per strategy, all with the same scale, and labels below the last row."""
     count = sum(len(panel.labels) for panel in panels)
     widths = [max(len(panel.labels), 0.1 * count) for panel in panels]
     pixels = (WIDTH - 150) / sum(widths)
@@ -137,7 +137,7 @@ def strategy_panels(frame: Frame, panels: Sequence[StrategyPanel], levels: Seque
 
 
 def _tick_labels(labels: Sequence[tuple[str, ...]], pixels: float) -> tuple[list[str], bool]:
-    """Return the text under every bar, and whether it is upright because a bar is narrower than its words."""
+    """Return the text below each bar, and whether the texts are vertical because a bar is narrower than its label."""
     lines = [[_broken(word, 12, "-") for word in words if word] for words in labels]
     longest = max((len(line) for words in lines for word in words for line in word.split("\n")), default=0)
     if longest * 9.5 <= pixels:
@@ -147,7 +147,7 @@ def _tick_labels(labels: Sequence[tuple[str, ...]], pixels: float) -> tuple[list
 
 
 def _broken(text: str, characters: float, mark: str = "_") -> str:
-    """Break a name after underscores or hyphens where a line has more characters than that."""
+    """Break a name after ``mark`` or a blank into lines of at most ``characters`` characters, where possible."""
     lines = [""]
     for part in re.split(rf"(?<={mark})(?=\w)|(?<=\n)|(?<= )", text):
         if lines[-1] and len((lines[-1] + part).strip()) > characters:
@@ -168,7 +168,7 @@ def label_bars(
     upright: bool,
     padding: float = 4,
 ) -> None:
-    """Write words over every bar, upright where bars are narrow; colours other than INK are bold."""
+    """Write words above each bar, vertically if ``upright``; texts in other colours than INK and FAINT are bold."""
     texts = [(" · " if upright else "\n").join(lines) for lines in words]
     for text, color in zip(axes.bar_label(bars, texts, padding=padding), colors, strict=True):
         text.set(rotation=90 if upright else 0, fontsize=TEXT, color=color, zorder=5, parse_math=False)
@@ -177,7 +177,10 @@ def label_bars(
 
 
 def are_upright(words: Sequence[Sequence[str]], bars: float) -> bool:
-    """Whether words are wider than one of so many bars."""
+    """Whether the longest label is wider than a bar.
+
+    ``bars`` is the number of bars across the chart.
+    """
     longest = max((len(line) for lines in words for line in lines), default=0)
     return longest * 11.5 > (WIDTH - 150) / bars
 
@@ -185,8 +188,8 @@ def are_upright(words: Sequence[Sequence[str]], bars: float) -> bool:
 def leave_room_for_labels(
     frame: Frame, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool
 ) -> None:
-    """Let the axis begin at zero and end where words fit over the highest bar."""
-    frame.figure.draw_without_rendering()  # matplotlib lays out, and the height of the axes is known
+    """Set the vertical axis from zero to where the words fit above the highest bar."""
+    frame.figure.draw_without_rendering()  # lays the figure out, which sets the height of the axes
     lengths = [len(" · ".join(lines)) * 10.5 if upright else len(lines) * 21.0 for lines in words]
     part = (max(lengths, default=0) + 14) / axes.bbox.height
     axes.set_ylim(0, highest / max(1 - part, 0.2) or 1.0)

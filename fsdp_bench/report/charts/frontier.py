@@ -1,7 +1,7 @@
-"""The pictures of a frontier sweep: measured bars, the predicted value as a mark on each with its error.
+"""The charts of a frontier sweep: measured bars, each with a mark and an error for the predicted value.
 
-Cells that differ in more than the settings that label the bars have pictures of their own; so have the apis where all
-cells are too many for one picture.
+Only the fields in LEVELS vary within a chart. Cells that differ in other fields are in different charts. Cells that
+would make more than MOST_BARS bars in one chart are split by the fields in _SPLITS.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fsdp_bench.report.charts.max_size import (
     UNKNOWN,
     BarRow,
     MaxSizeBar,
-    MaxSizePicture,
+    MaxSizeChart,
 )
-from fsdp_bench.report.charts.max_size import draw as draw_picture
+from fsdp_bench.report.charts.max_size import draw as draw_chart
 from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.prediction import common_line
@@ -29,43 +29,44 @@ from fsdp_bench.spec.text import in_file_name
 from fsdp_bench.spec.units import format_count, format_gib
 
 LEVELS = ("offload", "checkpointing", "api", "precision")
-"""What labels the bars within a strategy, outermost first."""
+"""Fields that label the bars within a strategy, outermost first."""
 
 _SPLITS = ("api", "precision", "checkpointing", "offload")
-"""What has pictures of its own, in this order, until a picture has no more bars than it shows."""
+"""Fields to split by, in order, until each chart has at most MOST_BARS bars."""
 
 
 def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
-    """Draw every picture of a record into a folder; returns the files.
+    """Draw every chart of a record into a folder; return the files.
 
     Raises:
-        OSError: when a file cannot be written.
+        OSError: if a file cannot be written.
     """
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     paths = []
     taken: Counter[str] = Counter()
-    for name, cells in _slides(searched):
+    for name, cells in _by_chart(searched):
         if any(cell.measured is not None and cell.measured.fits for cell in cells):
             part = in_file_name(name)
             taken[part] += 1
             number = str(taken[part]) if taken[part] > 1 else ""
             path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
-            draw_picture(picture(record, cells), path)
+            draw_chart(frontier_chart(record, cells), path)
             paths.append(path)
     return paths
 
 
-def _slides(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCell]]]:
-    """Return cells that share a picture, with the end of its file's name."""
+def _by_chart(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCell]]]:
+    """Group cells by chart, with file-name suffixes."""
     found: dict[tuple[str, ...], list[FrontierCell]] = {}
     for cell in cells:
         found.setdefault(_conditions_of(cell), []).append(cell)
     several = {place for place in range(3) if len({key[place] for key in found}) > 1}
-    slides = [("-".join(["", *(key[place] for place in sorted(several))]), own) for key, own in found.items()]
-    return [slide for name, own in slides for slide in _split(name, own, _SPLITS)]
+    charts = [("-".join(["", *(key[place] for place in sorted(several))]), own) for key, own in found.items()]
+    return [part for name, own in charts for part in _split(name, own, _SPLITS)]
 
 
 def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
+    """Return the model, the ranks and the work of a cell as words for file names; cells of one chart share them."""
     setup = cell.setup
     model = cell.model.name if cell.model is not None else cell.family.value
     work = [
@@ -78,6 +79,7 @@ def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
 
 
 def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[tuple[str, list[FrontierCell]]]:
+    """Split the cells of a chart by the fields, in order, until each part has at most MOST_BARS cells."""
     if len(cells) <= MOST_BARS or not fields:
         return [(name, cells)]
     field, *rest = fields
@@ -85,11 +87,11 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
     if len(words) == 1:
         return _split(name, cells, rest)
     chosen = {word: [cell for cell in cells if str(getattr(cell.setup, field)) == word] for word in words}
-    return [slide for word, own in chosen.items() for slide in _split(f"{name}-{word}", own, rest)]
+    return [part for word, own in chosen.items() for part in _split(f"{name}-{word}", own, rest)]
 
 
-def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePicture:
-    """Return the picture of cells that share their conditions."""
+def frontier_chart(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizeChart:
+    """Return the chart of cells that share a model, a number of ranks and their work."""
     levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
     orders = {level: list(dict.fromkeys(_label(level, cell) for cell in cells)) for level in levels}
     ordered = sorted(
@@ -100,7 +102,7 @@ def picture(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizePic
         ),
     )
     first = cells[0]
-    return MaxSizePicture(
+    return MaxSizeChart(
         title=f"{QUANTITY_TEXTS[first.quantity.name].title} (measured, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
         axes=QUANTITY_TEXTS[first.quantity.name].axes,
@@ -146,7 +148,7 @@ def _place(record: FrontierRecord) -> str:
 
 
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
-    """Return what a reader needs to know to repeat the picture."""
+    """Return the conditions that a reader needs to repeat the chart."""
     first, limit = cells[0], record.run.memory_limit_bytes
     quantity = first.quantity
     lines = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]

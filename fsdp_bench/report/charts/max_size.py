@@ -1,8 +1,8 @@
-"""The chart of the largest that fits: bars grouped by strategy, predicted, measured or published.
+"""The chart of the largest value that fits: bars grouped by strategy, predicted, measured or published.
 
-It draws plain rows and knows nothing of where they come from. Every bar begins at zero, carries its number, and is
-labelled with its own setting; hatches tell neighbours apart in black and white. Predicted bars are pale and hatched,
-measured ones solid, with the prediction as a mark and its error over the bar.
+This module draws rows of bars, whatever their source. Every bar begins at zero, has its number above it and its setting
+below it. Hatches distinguish neighbouring bars in black and white. Predicted bars have pale colours, measured bars
+saturated ones. On a measured bar, a mark shows the predicted value, and the error stands above the bar.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 PREDICTED, MEASURED, PUBLISHED = "predicted", "measured", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
-"""Labels where a bar would be."""
+"""Labels in place of a missing bar."""
 
 MOST_BARS = 30
-"""Bars that one row of panels shows legibly."""
+"""Most bars in one row of panels that remain legible."""
 MOST_ROWS = 2
 
-# Okabe and Ito's palette: saturated for what was measured, washed out for what was predicted.
+# Okabe and Ito's palette: saturated colours for measured bars, pale ones for predicted bars.
 STYLES = {
     PREDICTED: (("#9CCBE6", "//"), ("#FBE3B8", ""), ("#BFE3D5", ".."), ("#E3C9D8", "xx"), ("#F6F0A8", "\\\\"),
                 ("#E0E0E0", "--")),
@@ -52,27 +52,27 @@ STYLES = {
 
 @dataclass(frozen=True)
 class MaxSizeBar:
-    """The largest that fits under one setting."""
+    """The largest value that fits with one setting."""
 
     group: str
     """The strategy."""
     labels: tuple[str, ...]
-    """One label for each of the picture's levels, outermost first."""
+    """One label for each of the chart's levels, outermost first."""
     value: int | None
-    """How large: parameters, layers, sequences, tokens. None where there is no bar."""
+    """The value in parameters, layers, sequences, tokens or GPUs; None if there is no bar."""
     source: str = PREDICTED
-    """``predicted``, ``measured`` or ``published``."""
+    """The source of the value: ``predicted``, ``measured`` or ``published``."""
     predicted: int | None = None
-    """Of a measured bar: what was predicted, drawn as a mark with the error."""
+    """The predicted value of a measured bar, drawn as a mark with the error."""
     with_retries: int | None = None
-    """The largest that still ends, with allocation retries; a dashed outline reaches up to it."""
+    """The largest value that runs with allocation retries, drawn as a dashed outline."""
     note: str = ""
-    """The text where there is no bar: ``none fits``, ``cannot run``, ``unknown``."""
+    """The label in place of a missing bar: ``none fits``, ``cannot run`` or ``unknown``."""
 
 
 @dataclass(frozen=True)
 class BarRow:
-    """One row of panels, with a panel a strategy."""
+    """One row of panels, with one panel per strategy."""
 
     title: str
     """Empty for a chart of one row."""
@@ -80,65 +80,65 @@ class BarRow:
 
 
 @dataclass(frozen=True)
-class MaxSizePicture:
-    """Everything that the picture says."""
+class MaxSizeChart:
+    """The contents of one chart."""
 
     title: str
     subtitle: str
     axes: tuple[tuple[float, str], ...]
-    """Divisors with the axis's name, largest first; the first that the highest bar reaches is taken, else the last."""
+    """Axis scales (divisor, label), largest first; use the first not above the highest bar."""
     levels: tuple[str, ...]
-    """What the labels are: ``server``, ``checkpointing``."""
+    """The fields that the labels under the bars show: ``server``, ``checkpointing``."""
     rows: tuple[BarRow, ...]
-    """All with the same groups and labels in the same order."""
+    """The rows; all have the same groups and labels in the same order."""
     conditions: tuple[str, ...]
     notes: tuple[str, ...] = ()
     number: Callable[[int], str] = format_count
-    """Prints a bar's number."""
+    """Function that formats a bar's value."""
 
 
-def draw(picture: MaxSizePicture, path: Path) -> None:
-    """Draw as PNG or SVG, by the file's suffix.
+def draw(chart: MaxSizeChart, path: Path) -> None:
+    """Draw a chart as PNG or SVG, by the file's suffix.
 
     Raises:
-        OSError: when the file cannot be written.
+        OSError: if the file cannot be written.
     """
-    save(max_size_figure(picture), path)
+    save(max_size_figure(chart), path)
 
 
-def max_size_figure(picture: MaxSizePicture) -> Figure:
-    """Return the chart."""
-    frame = new_frame(picture.title, picture.subtitle, picture.conditions, picture.notes)
-    scale, name = _scale(picture)
-    groups = [_by_strategy(row) for row in picture.rows]
+def max_size_figure(chart: MaxSizeChart) -> Figure:
+    """Return the chart as a matplotlib figure."""
+    frame = new_frame(chart.title, chart.subtitle, chart.conditions, chart.notes)
+    scale, name = _scale(chart)
+    groups = [_by_strategy(row) for row in chart.rows]
     shown = {name: _shown(name, groups) for name in groups[0]}
     panels = [
         StrategyPanel(name, tuple(bar.labels if is_whole else () for bar in _bars(groups[0][name], is_whole)))
         for name, is_whole in shown.items()
     ]
     count = sum(len(panel.labels) for panel in panels)
-    axes = strategy_panels(frame, panels, picture.levels, len(picture.rows))
-    lines = [_lines(bar, picture.number) for row in picture.rows for bar in row.bars if bar.value is not None]
+    axes = strategy_panels(frame, panels, chart.levels, len(chart.rows))
+    lines = [_lines(bar, chart.number) for row in chart.rows for bar in row.bars if bar.value is not None]
     upright = are_upright(lines, count)
-    styles = _styles(picture)
-    top = max((_top(bar) for row in picture.rows for bar in row.bars), default=0) / scale
-    for index, (row, by_strategy) in enumerate(zip(picture.rows, groups, strict=True)):
+    styles = _styles(chart)
+    top = max((_top(bar) for row in chart.rows for bar in row.bars), default=0) / scale
+    for index, (row, by_strategy) in enumerate(zip(chart.rows, groups, strict=True)):
         for one, (strategy, is_whole) in zip(axes[index], shown.items(), strict=True):
-            _draw_bars(one, _bars(by_strategy[strategy], is_whole), styles, scale, picture.number, upright=upright)
+            _draw_bars(one, _bars(by_strategy[strategy], is_whole), styles, scale, chart.number, upright=upright)
         axes[index, 0].set_ylabel(row.title, fontsize=12)
     frame.body.supylabel(name, fontsize=12)
-    legend(frame, _handles(picture))
+    legend(frame, _handles(chart))
     leave_room_for_labels(frame, axes[0, 0], top, lines, upright)
     return frame.figure
 
 
-def _scale(picture: MaxSizePicture) -> tuple[float, str]:
-    highest = max((_top(bar) for row in picture.rows for bar in row.bars), default=0)
-    return next((axis for axis in picture.axes if highest >= axis[0]), picture.axes[-1])
+def _scale(chart: MaxSizeChart) -> tuple[float, str]:
+    highest = max((_top(bar) for row in chart.rows for bar in row.bars), default=0)
+    return next((axis for axis in chart.axes if highest >= axis[0]), chart.axes[-1])
 
 
 def _top(bar: MaxSizeBar) -> int:
-    """Return the end of a bar and of everything on it."""
+    """Return the highest value drawn for a bar: its value, its prediction or its value with retries."""
     return max(bar.value or 0, bar.predicted or 0, bar.with_retries or 0)
 
 
@@ -150,7 +150,10 @@ def _by_strategy(row: BarRow) -> dict[str, list[MaxSizeBar]]:
 
 
 def _shown(strategy: str, groups: Sequence[dict[str, list[MaxSizeBar]]]) -> bool:
-    """Whether all bars of a strategy are shown; one under which nothing can run, in any row, takes one place."""
+    """Return whether to show all bars of a strategy.
+
+    False if every bar cannot run in all rows; the strategy then gets one slot.
+    """
     return {bar.note if bar.value is None else "" for group in groups for bar in group[strategy]} != {CANNOT_RUN}
 
 
@@ -158,9 +161,12 @@ def _bars(bars: Sequence[MaxSizeBar], is_whole: bool) -> Sequence[MaxSizeBar]:
     return bars if is_whole else bars[:1]
 
 
-def _styles(picture: MaxSizePicture) -> dict[tuple[str, tuple[str, ...]], tuple[str, str]]:
-    """Return colour and hatch by source and labels; of several levels the last one chooses only the hatch."""
-    bars = [bar for row in picture.rows for bar in row.bars]
+def _styles(chart: MaxSizeChart) -> dict[tuple[str, tuple[str, ...]], tuple[str, str]]:
+    """Return colour and hatch by source and labels.
+
+    With several levels, the last level selects the hatch and the others select the colour.
+    """
+    bars = [bar for row in chart.rows for bar in row.bars]
     made = {}
     for source, palette in STYLES.items():
         own = list(dict.fromkeys(bar.labels for bar in bars if bar.source == source))
@@ -174,7 +180,7 @@ def _styles(picture: MaxSizePicture) -> dict[tuple[str, tuple[str, ...]], tuple[
 
 
 def _lines(bar: MaxSizeBar, number: Callable[[int], str]) -> list[str]:
-    """Return the text over a bar, or where a bar would be."""
+    """Return the text above a bar, or in place of a missing bar."""
     if bar.value is None:
         return [bar.note or UNKNOWN]
     if bar.predicted is None:
@@ -197,7 +203,7 @@ def _draw_bars(
     *,
     upright: bool,
 ) -> None:
-    """Draw the bars of one strategy; a number above each bar, a label where there is none."""
+    """Draw the bars of one strategy, with a number above each bar and a label in place of a missing bar."""
     found = [styles[bar.source, bar.labels] for bar in bars]
     drawn = axes.bar(
         range(len(bars)),
@@ -220,15 +226,15 @@ def _draw_bars(
     label_bars(axes, drawn, words, colors, upright=are_words_wide, padding=11 if any(b.predicted for b in bars) else 4)
 
 
-def _handles(picture: MaxSizePicture) -> list[Artist]:
-    """Return the legend's entries for marks and kinds of bars."""
+def _handles(chart: MaxSizeChart) -> list[Artist]:
+    """Return the legend's entries for sources, marks and outlines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    bars = [bar for row in picture.rows for bar in row.bars if bar.value is not None]
+    bars = [bar for row in chart.rows for bar in row.bars if bar.value is not None]
     sources = [source for source in STYLES if any(bar.source == source for bar in bars)]
     handles: list[Artist] = []
-    if MEASURED in sources:  # elsewhere the titles and labels say it
+    if MEASURED in sources:  # in other charts the title and the labels name the source
         for source in sources:
             color, hatch = STYLES[source][0]
             handles.append(Patch(facecolor=color, hatch=hatch, edgecolor=INK, label=source))

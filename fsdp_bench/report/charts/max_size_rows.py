@@ -1,4 +1,4 @@
-"""Makes a picture of ``max-size``'s answers: the order of the bars, their labels, and the conditions under them."""
+"""The chart of ``max-size``'s results: the order of the bars, their labels, and the conditions below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsdp_bench.report.charts.max_size import (
     UNKNOWN,
     BarRow,
     MaxSizeBar,
-    MaxSizePicture,
+    MaxSizeChart,
 )
 from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.text.common import hardware_text
@@ -31,27 +31,30 @@ from fsdp_bench.spec.units import format_gib
 
 SERVER = "server"
 LEVELS = (SERVER, "optimizer", "api", "offload", "precision", "checkpointing")
-"""What may vary within a strategy, outermost first."""
+"""Fields that may vary within a strategy, outermost level of labels first."""
 
 MOST_REASONS = 3
-"""Reasons for missing bars that are printed."""
+"""Most notes and reasons for missing bars that the chart prints."""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Which fields label the bars, and which one has rows of its own."""
+    """The fields that label the bars, and the field that distinguishes the rows of panels, if there are two rows."""
 
     levels: tuple[str, ...]
     rows: str | None
 
 
 def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
-    """Choose levels and rows for the settings of some servers or GPUs, before anything is predicted.
+    """Choose levels and rows for the settings to search, before anything is predicted.
+
+    Args:
+        places: names of servers or GPUs, each with one quantity per setting.
 
     Raises:
-        SpecError: for more settings than a picture shows legibly.
+        SpecError: for more settings than a chart shows legibly.
     """
-    settings = [(name, quantity[0].setup) for name, sizes in places for quantity in sizes]
+    settings = [(name, quantity[0].setup) for name, quantities in places for quantity in quantities]
     values = {field: {_label(field, *setting) for setting in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:
@@ -70,11 +73,11 @@ def _label(field: str, name: str, setup: TrainSetup) -> str:
     return name if field == SERVER else str(getattr(setup, field))
 
 
-def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizePicture:
-    """Return the picture of predicted answers."""
-    first = sizes[0].cells[0]
+def max_size_chart(results: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizeChart:
+    """Return the chart of predicted results."""
+    first = results[0].cells[0]
     text = QUANTITY_TEXTS[first.quantity.name]
-    cells = [(one.name, cell) for one in sizes for cell in one.cells]
+    cells = [(one.name, cell) for one in results for cell in one.cells]
     orders = {level: list(dict.fromkeys(_label(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
     def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
@@ -88,14 +91,14 @@ def picture(sizes: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSiz
         chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
         title = word if field in (None, SERVER) else f"{field} {word}"
         rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
-    return MaxSizePicture(
-        title=f"{text.title} (predicted): {_servers(sizes)}",
-        subtitle=_subtitle(sizes),
+    return MaxSizeChart(
+        title=f"{text.title} (predicted): {_servers(results)}",
+        subtitle=_subtitle(results),
         axes=text.axes,
         levels=arrangement.levels,
         rows=tuple(rows),
-        conditions=tuple(_conditions(sizes)),
-        notes=tuple(_notes(sizes)),
+        conditions=tuple(_conditions(results)),
+        notes=tuple(_notes(results)),
         number=lambda value: value_text(first.quantity.name, value),
     )
 
@@ -116,9 +119,9 @@ def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
     )
 
 
-def _subtitle(sizes: Sequence[HardwareResult]) -> str:
-    setup = sizes[0].cells[0].setup
-    first = sizes[0].cells[0]
+def _subtitle(results: Sequence[HardwareResult]) -> str:
+    setup = results[0].cells[0].setup
+    first = results[0].cells[0]
     name, model = first.quantity.name, first.quantity[0].model
     what = f"{model.family.value} models" if name == "num_parameters" else model.name
     batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
@@ -127,30 +130,32 @@ def _subtitle(sizes: Sequence[HardwareResult]) -> str:
     return f"{what}, {batch.get(name, both)}, by sharding strategy"
 
 
-def _servers(sizes: Sequence[HardwareResult]) -> str:
-    """Return what was sized for: ``2 x p5.48xlarge (16 x H100-SXM)``, several joined."""
-    names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in sizes]
-    if sizes[0].cells[0].quantity.name == "world_size":
-        names = [one.name for one in sizes]
+def _servers(results: Sequence[HardwareResult]) -> str:
+    """Return the names of the hardware, in one phrase: ``2 x p5.48xlarge (16 x H100-SXM) and 1 x p4d.24xlarge ...``."""
+    names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in results]
+    if results[0].cells[0].quantity.name == "world_size":
+        names = [one.name for one in results]
     *others, last = names
     return " and ".join([", ".join(others), last] if others else [last])
 
 
-def _conditions(sizes: Sequence[HardwareResult]) -> list[str]:
-    """Return what a reader needs to know to repeat the picture."""
-    first = sizes[0].cells[0]
-    setups = [cell.setup for one in sizes for cell in one.cells]
+def _conditions(results: Sequence[HardwareResult]) -> list[str]:
+    """Return the conditions that a reader needs to repeat the chart."""
+    first = results[0].cells[0]
+    setups = [cell.setup for one in results for cell in one.cells]
     varying = [level for level in LEVELS[1:] if len({str(getattr(setup, level)) for setup in setups}) > 1]
     lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
-    lines += [_hardware(one) for one in sizes]
-    shown = [cell.shown.setup for one in sizes for cell in one.cells if cell.found is not None]
+    lines += [_hardware(one) for one in results]
+    shown = [cell.shown.setup for one in results for cell in one.cells if cell.found is not None]
     lines += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    lines += [f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, sizes)) if free]
+    lines += [
+        f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, results)) if free
+    ]
     if any(setup.offload is Offload.PARAMS for setup in setups):
-        lines += dict.fromkeys(host_line(one) for one in sizes)
+        lines += dict.fromkeys(host_line(one) for one in results)
     return lines
 
 
@@ -158,11 +163,11 @@ def _groups(setup: TrainSetup) -> str:
     return f"hybrid strategies in shard groups of {setup.shard_group_size}"
 
 
-def _hardware(sizes: HardwareResult) -> str:
-    gpu, hardware = sizes.gpu, sizes.cells[0].quantity[0].hardware
-    world = sizes.cells[0].setup.world_size
+def _hardware(result: HardwareResult) -> str:
+    gpu, hardware = result.gpu, result.cells[0].quantity[0].hardware
+    world = result.cells[0].setup.world_size
     name = f"{world} x {gpu.name}"
-    up_to = "up to " if sizes.cells[0].quantity.name == "world_size" else ""
+    up_to = "up to " if result.cells[0].quantity.name == "world_size" else ""
     if isinstance(hardware, Cluster):
         name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
     source = gpu.usable_memory_source
@@ -170,13 +175,13 @@ def _hardware(sizes: HardwareResult) -> str:
     return f"{up_to}{name}, {format_gib(gpu.usable_memory_bytes or 0)} usable on each{read}"
 
 
-def _notes(sizes: Sequence[HardwareResult]) -> list[str]:
-    """Return a line for each reason why there is no bar, and for what a reader must know of those that there are."""
+def _notes(results: Sequence[HardwareResult]) -> list[str]:
+    """Return chart notes and reasons for missing bars."""
     missing = [
         (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
-        for one in sizes
+        for one in results
         for cell in one.cells
         if cell.found is None
     ]
-    notes = dict.fromkeys(note for one in sizes for cell in one.cells if cell.at for note in cell.at.notes)
+    notes = dict.fromkeys(note for one in results for cell in one.cells if cell.at for note in cell.at.notes)
     return [*notes, *(reason for reason, _ in groupby(sorted(missing)))][:MOST_REASONS]

@@ -1,7 +1,7 @@
 """The charts of measured results: peak memory, throughput, communication; strategies side by side.
 
-``bars`` says what one trial shows and ``slides`` which trials share a chart; here they are drawn. Every chart prints
-the conditions under which its numbers hold.
+``bars`` makes the bar of one trial, ``slides`` groups the trials by chart, and this module draws them. Every chart
+prints the conditions under which its numbers hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fsdp_bench.report.charts.figure import (
     save,
     strategy_panels,
 )
-from fsdp_bench.report.charts.slides import Slide, slides
+from fsdp_bench.report.charts.slides import ChartTrials, group_by_chart
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 MOST_NOTES = 3
 FIRST_AFTER_SECONDS = 25.0
 MOST_TIME = 0.05
-"""Of a sweep's time that drawing may take while it runs; it happens between trials, never beside one."""
+"""Fraction of a running sweep's time that drawing may take. Charts are drawn between trials, never during one."""
 
-# Okabe and Ito's palette from dark to light, so that it survives black and white; hatches tell the parts apart too.
+# Okabe and Ito's palette; lightness and hatches distinguish the parts in black and white.
 STYLES = {
     bars.STORED: ("#0072B2", ""),
     bars.OPTIMIZER: ("#E69F00", "///"),
@@ -57,18 +57,18 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Chart:
-    """One question about every trial, and how its answer is drawn."""
+    """One kind of chart: the quantity of a trial that it shows, its title and its axis."""
 
     name: str
     """The file's name without its suffix."""
     title: str
     bar: Callable[[TrialRecord], Bar]
     units: tuple[tuple[float, str], ...]
-    """Divisors with the axis's name, largest first; the first that the highest bar reaches is taken, else the last."""
+    """Axis scales (divisor, label), largest first; use the first not above the highest bar."""
     meaning: dict[str, str]
-    """By kind of hardware: what the quantity is, for the conditions."""
+    """The definition of the quantity for the conditions, by kind of hardware."""
     emulated: str = ""
-    """What is to be said of it where collectives end at once."""
+    """A remark for emulated trials, whose collectives take no time."""
 
 
 _ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
@@ -101,16 +101,16 @@ CHARTS = (
 
 
 def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Path]:
-    """Draw every chart of measured records as PNG into a folder, in place of those that were drawn there before.
+    """Draw every chart of measured records as PNG into a folder; replace the charts from an earlier call.
 
     Args:
         records: trials of one sweep on one machine.
         folder: where the files go; it must exist.
-        machine: one line that describes the machine, printed on each picture.
+        machine: one line that describes the machine, printed on each chart.
 
     Returns:
-        The files written, ``peak-memory.png`` and so on; several of a kind, ``peak-memory-fp32.png``, when the trials
-        are too many for one picture or must not be compared. None when no trial has anything to show.
+        The files written: ``peak-memory.png`` and so on. There are several of a kind, such as ``peak-memory-fp32.png``,
+        if the trials are too many for one chart or not comparable. Empty if no trial has a bar.
 
     Raises:
         OSError: when the folder cannot be written.
@@ -119,17 +119,17 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
         for outdated in folder.glob(f"{chart.name}*.png"):
             outdated.unlink()
     paths = []
-    for slide in slides(records, machine):
+    for trials in group_by_chart(records, machine):
         for chart in CHARTS:
-            if any(chart.bar(slot.record).top for group in slide.groups for slot in group.slots):
-                path = folder / f"{chart.name}{slide.suffix}.png"
-                save(measured_figure(chart, slide), path)
+            if any(chart.bar(slot.record).top for group in trials.groups for slot in group.slots):
+                path = folder / f"{chart.name}{trials.suffix}.png"
+                save(measured_figure(chart, trials), path)
                 paths.append(path)
     return paths
 
 
 class ChartsMeanwhile:
-    """Draws the charts of a sweep that is still running now and then; each says how many of how many trials it has."""
+    """Draws the charts of a running sweep from time to time; each prints how many of the trials it shows."""
 
     def __init__(self, folder: Path, machine: str) -> None:
         self._folder = folder
@@ -137,7 +137,7 @@ class ChartsMeanwhile:
         self._due = time.monotonic() + FIRST_AFTER_SECONDS
 
     def update(self, records: list[TrialRecord], num_trials: int) -> None:
-        """Draw again if it is time to, and more trials are to come; what cannot be written is left for the end."""
+        """Draw again if enough time has passed and trials remain; ignore a chart that cannot be written."""
         begin = time.monotonic()
         if begin < self._due or len(records) >= num_trials:
             return
@@ -147,18 +147,18 @@ class ChartsMeanwhile:
         self._due = now + max(FIRST_AFTER_SECONDS, (now - begin) / MOST_TIME)
 
 
-def measured_figure(chart: Chart, slide: Slide) -> Figure:
+def measured_figure(chart: Chart, trials: ChartTrials) -> Figure:
     """Return one chart of the trials that share it."""
-    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in slide.groups]
+    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in trials.groups]
     everything = [bar for group in drawn for bar in group]
     scale, unit = _unit(chart, everything)
-    record = slide.groups[0].slots[0].record
+    record = trials.groups[0].slots[0].record
     is_emulated = record.device == "emulated"
     meaning = chart.meaning.get(record.hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
     title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
-    frame = new_frame(f"{title}: {slide.place}", slide.subtitle, (*slide.conditions, meaning), _noted(slide.notes))
-    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in slide.groups]
-    axes = strategy_panels(frame, panels, slide.levels)[0]
+    frame = new_frame(f"{title}: {trials.place}", trials.subtitle, (*trials.conditions, meaning), _noted(trials.notes))
+    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in trials.groups]
+    axes = strategy_panels(frame, panels, trials.levels)[0]
     words = [[_words(bar, scale) for bar in group] for group in drawn]
     flat = [lines for group in words for lines in group]
     upright = are_upright(flat, len(flat))
@@ -171,7 +171,7 @@ def measured_figure(chart: Chart, slide: Slide) -> Figure:
 
 
 def _noted(notes: tuple[str, ...]) -> list[str]:
-    """Return the first notes, one line each, and how many there are more."""
+    """Return the first notes, one line each, and a line with the number of further notes."""
     more = len(notes) - MOST_NOTES
     return [*notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])]
 
@@ -182,7 +182,7 @@ def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
 
 
 def _words(bar: Bar, scale: float) -> tuple[str, ...]:
-    """Return a bar's number in the axis's unit, and what is said beside it."""
+    """Return a bar's number in the axis's unit, and its labels."""
     scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
     return ((number,) if bar.succeeded else ()) + bar.labels
@@ -206,14 +206,14 @@ def _draw_bars(axes: Axes, drawn: Sequence[Bar], words: Sequence[Sequence[str]],
 
 
 def _color(bar: Bar) -> str:
-    """Return the colour of a bar's text: what failed or must not be trusted stands out, what was not tried does not."""
+    """Return the colour of a bar's text: FAILURE for failed or suspect trials, FAINT for skipped ones, else INK."""
     if bar.labels and bar.labels[0] == bars.SKIPPED:
         return FAINT
     return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.labels) else FAILURE
 
 
 def _handles(drawn: Sequence[Bar]) -> list[Artist]:
-    """Return what explains the parts that the chart has, in their order."""
+    """Return the legend's entries for the parts that the chart shows, in order."""
     from matplotlib.patches import Patch
 
     return [

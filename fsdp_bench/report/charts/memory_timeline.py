@@ -1,4 +1,4 @@
-"""The chart of predicted memory over one training step; several setups stand side by side on one scale."""
+"""The chart of predicted memory over one training step; several setups are side by side on one scale."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 6
-"""Setups that one chart shows legibly."""
+"""Most setups in one chart that remain legible."""
 ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
-"""Rows and columns of panels by their number."""
+"""Rows and columns of panels, by the number of panels."""
 
 FAR_BELOW_LIMIT = 0.2
-"""A highest peak below this part of the GPU's memory leaves the GPU's limit outside of the chart."""
+"""If the highest peak is below this fraction of the GPU's memory, the GPU's limit is outside of the chart."""
 MOMENTS = 900
-"""Moments of a step that are drawn, in all panels of a row together."""
+"""Most moments of a step that are drawn in all panels of a row together."""
 NARROWEST = 0.05
-"""Part of the axis that a phase takes at least, so that its name can be read."""
+"""Least fraction of the axis for a phase, so that its name is legible."""
 
-# Okabe and Ito's palette; neighbours differ in lightness, and hatches tell them apart in black and white.
+# Okabe and Ito's palette; lightness and hatches distinguish neighbours in black and white.
 STYLES = {
     Category.PARAMETERS: ("#0072B2", ""),
     Category.OPTIMIZER_STATE: ("#E69F00", "///"),
@@ -54,7 +54,7 @@ STYLES = {
 }
 USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
 RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
-"""How the level lines are drawn."""
+"""Styles of the horizontal lines: usable and reserved memory."""
 
 _SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
 
@@ -73,10 +73,10 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
 
     Args:
         predictions: setups of one model on the same hardware, in the order of the panels.
-        refused: combinations that cannot run; they are named under the chart.
+        refused: combinations that cannot run; they are listed below the chart.
 
     Raises:
-        SpecError: for more setups than a chart shows.
+        SpecError: for more setups than one chart shows legibly.
     """
     if len(predictions) > MOST:
         raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
@@ -106,7 +106,7 @@ def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Questio
 
 
 def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
-    """Return the answer, or for several panels the model, and whether it fits or that is unknown."""
+    """Return the answer, or for several panels the model; and False if a single setup does not fit, else True."""
     first = panels[0].prediction
     name = first.question.model.name
     if len(panels) > 1:
@@ -120,7 +120,7 @@ def _highest(panels: Sequence[MemoryPanel]) -> int:
 
 
 def _limit(panels: Sequence[MemoryPanel]) -> float:
-    """Return the bytes at the top of every axis; the GPU's memory is on the scale where a peak comes near it."""
+    """Return the bytes at the top of every axis; it includes the GPU's memory if the highest peak is near it."""
     highest, gpu_bytes = _highest(panels), panels[0].prediction.estimate.gpu_bytes
     if gpu_bytes is not None and highest >= FAR_BELOW_LIMIT * gpu_bytes:
         highest = max(highest, gpu_bytes)
@@ -149,7 +149,7 @@ def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, i
 
 
 def _widths(timeline: MemoryTimeline) -> list[float]:
-    """Return each phase's part of the axis: by its number of allocations and frees, none too narrow for its name."""
+    """Return each phase's fraction of the axis, by its number of allocations and frees but wide enough for its name."""
     total = sum(len(phase.moments) for phase in timeline.phases)
     least = min(NARROWEST, 0.5 / len(timeline.phases))
     widths = [max(len(phase.moments) / total, least) for phase in timeline.phases]
@@ -157,7 +157,7 @@ def _widths(timeline: MemoryTimeline) -> list[float]:
 
 
 def _thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> list[tuple[float, Moment]]:
-    """Return a phase's moments and their places; of many that fall together the highest, so that no peak is lost."""
+    """Return a phase's moments and their places; of moments at the same place keep the highest, so no peak is lost."""
     count = len(phase.moments)
     kept = min(max(1, round(width * moments)), count)
     bounds = [index * count // kept for index in range(kept + 1)]
@@ -168,7 +168,7 @@ def _thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> li
 
 
 def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float) -> None:
-    """Fill one step-shaped band a category, each over the one before."""
+    """Draw one step-shaped band per category, each on top of the one before."""
     x = [place for place, _ in drawn] + [1.0]
     base = [0.0] * len(x)
     for place, category in enumerate(CATEGORIES):
@@ -186,7 +186,7 @@ def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float)
 def _name_phases(
     axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], *, are_short: bool
 ) -> None:
-    """Mark where phases begin, and name them under the axis."""
+    """Mark where phases begin, and write their names below the axis."""
     for phase, start, width in zip(timeline.phases, places, widths, strict=True):
         if phase.name in ("loss", "optimizer"):
             axes.axvspan(start, start + width, color="#F3F3F3", linewidth=0, zorder=0)
@@ -197,7 +197,7 @@ def _name_phases(
 
 
 def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
-    """Draw what a process can use of the GPU, and the peak that the caching allocator reserves."""
+    """Draw a line at the GPU's usable memory and one at the peak reserved memory."""
     gpu_bytes, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
     if gpu_bytes is None:
         return
@@ -207,9 +207,9 @@ def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> 
 
 
 def _peak_text(panel: MemoryPanel, is_alone: bool) -> str:
-    """Return how high the marked moment is and where, what is reserved, and why it does not fit where no line shows it.
+    """Return the peak with its place, the reserved memory, and the reason for not fitting if no line shows it.
 
-    A panel among several does not name the operator, nor the place where there is a reason to give.
+    With several panels the operator is left out, and the place as well if there is a reason.
     """
     prediction, moment, phase = panel.prediction, panel.timeline.peak, panel.timeline.peak_phase.name
     reason = _hidden_reason(prediction)
@@ -222,7 +222,7 @@ def _peak_text(panel: MemoryPanel, is_alone: bool) -> str:
 
 
 def _hidden_reason(prediction: Prediction) -> str:
-    """Return why a setup does not fit where the picture's lines do not show it, else an empty text."""
+    """Return why a setup does not fit, or an empty text if it fits or the chart's lines show the reason."""
     estimate, reading = prediction.estimate, prediction.estimate.allocator
     if prediction.fits is not False:
         return ""
@@ -238,7 +238,7 @@ def _hidden_reason(prediction: Prediction) -> str:
 
 
 def _handles(panels: Sequence[MemoryPanel]) -> list[Artist]:
-    """Return what explains the categories that the chart has, in the order of the stack, and the level lines."""
+    """Return the legend's entries for the categories in the chart, in the order of the stack, and for the lines."""
     from matplotlib.patches import Patch
 
     moments = [moment for panel in panels for phase in panel.timeline.phases for moment in phase.moments]
@@ -252,7 +252,7 @@ def _handles(panels: Sequence[MemoryPanel]) -> list[Artist]:
 
 
 def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
-    """Explain the level lines; the GPU's says where it is, also where that is far above the chart."""
+    """Return the legend's entries for the horizontal lines; usable memory is named even if it is above the chart."""
     from matplotlib.lines import Line2D
 
     prediction = panels[0].prediction
@@ -266,7 +266,7 @@ def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
-    """Return what a reader needs to know to repeat the chart."""
+    """Return the conditions that a reader needs to repeat the chart."""
     first = predictions[0].question
     setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
     gpu = predictions[0].estimate.gpu
@@ -285,7 +285,7 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
 
 
 def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[str]:
-    """Return a line for everything that the chart leaves out."""
+    """Return a line for each thing that the chart does not show."""
     lines = []
     steps = panels[0].prediction.question.setup.gradient_accumulation_steps
     if steps > 3:

@@ -1,4 +1,4 @@
-"""The published chart of largest models as bars, each beside its predictions."""
+"""The published chart of largest models, with predictions beside each bar."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Sequence
 
 from fsdp_bench.report.charts.figure import CHARACTERS
-from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, BarRow, MaxSizeBar, MaxSizePicture
+from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, BarRow, MaxSizeBar, MaxSizeChart
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, SERVER, SizeComparison
 
 
-def published_picture(found: Sequence[SizeComparison]) -> MaxSizePicture:
-    """Return the published bars, each beside its predictions."""
+def published_chart(found: Sequence[SizeComparison]) -> MaxSizeChart:
+    """Return the chart of published bars, each followed by its predictions."""
     bars = []
     for c in found:
         group = f"{c.published.strategy.value}\nbatch {c.published.micro_batch_size}"
@@ -21,7 +21,7 @@ def published_picture(found: Sequence[SizeComparison]) -> MaxSizePicture:
             size = cell.at.question.model.num_parameters if cell.at else None
             bars.append(MaxSizeBar(group, (f"predicted, {precision}",), size, note="" if size else NONE_FITS))
     printed = ", ".join(c.published.as_printed.removesuffix(" of GPU") for c in found)
-    return MaxSizePicture(
+    return MaxSizeChart(
         title="Largest model, published in 2022 and predicted: 1 x g5.48xlarge (8 x A10G)",
         subtitle=CLAIM,
         axes=QUANTITY_TEXTS["num_parameters"].axes,

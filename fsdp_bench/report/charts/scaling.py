@@ -1,4 +1,4 @@
-"""The scaling chart: predicted tokens a second of each GPU over the number of nodes, a line a setup."""
+"""The scaling chart: predicted tokens per second per GPU over the number of nodes, one line per setup."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LINES: tuple[tuple[str, str, Literal["-", "--", "-.", ":"]], ...] = (
     ("#0072B2", "o", "-"), ("#E69F00", "s", "--"), ("#35AB85", "^", "-."), ("#D55E00", "D", ":"),
     ("#5B3A66", "v", "-"), ("#333333", "P", "--"), ("#CC79A7", "X", "-."), ("#8CCBF0", "*", ":"),
 )  # fmt: skip
-"""Colour, marker and dash; the last two tell lines apart in black and white."""
+"""Colour, marker and dash pattern; the last two distinguish lines in black and white."""
 
 
 def scaling_figure(questions: Sequence[Question]) -> Figure:
     """Return the chart of setups of one model on one kind of server.
 
     Raises:
-        SpecError: where no server is named, or no time is known.
+        SpecError: for more setups than there are line styles, if no server is named, or if no time is known.
     """
     if len(questions) > len(LINES):
         raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(LINES)}")
@@ -60,7 +60,7 @@ def scaling_figure(questions: Sequence[Question]) -> Figure:
 
 
 def _memory_text(found: Sequence[ScalingCurve]) -> str:
-    """Return what the marks say of memory."""
+    """Return the condition about memory: which marks are setups that do not fit."""
     fits = {one for curve in found for one, value in zip(curve.fits, curve.tokens, strict=True) if value is not None}
     if fits == {None}:
         return "whether the memory suffices is unknown"
@@ -68,7 +68,7 @@ def _memory_text(found: Sequence[ScalingCurve]) -> str:
 
 
 def _handles(found: Sequence[ScalingCurve], questions: Sequence[Question]) -> list[Artist]:
-    """Return the lines with their names, the fastest on the most nodes first."""
+    """Return the legend's entries, sorted by speed on the most nodes, the fastest first."""
     from matplotlib.lines import Line2D
 
     names = [_label(curve, varying_fields(questions)) for curve in found]
@@ -81,7 +81,7 @@ def _handles(found: Sequence[ScalingCurve], questions: Sequence[Question]) -> li
 
 
 def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:
-    """Return a setup's name, how much of the speed on the fewest nodes is kept on the most, and from when it fits."""
+    """Return a setup's name, its efficiency on the most nodes, and the number of nodes from which it fits."""
     known = [nodes for nodes, value in zip(curve.nodes, curve.tokens, strict=True) if value is not None]
     lines = [re.sub(r" \(\d+\)", "", title(curve.question, varying)).replace(", ", ",\n")]
     if curve.efficiency is not None:

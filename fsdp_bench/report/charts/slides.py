@@ -1,7 +1,8 @@
-"""Which trials share a picture, in which order, how each is labelled, and the conditions that the picture prints.
+"""Grouping of measured trials into charts: which trials share a chart, their order, their labels and the conditions.
 
-What varies inside a picture is a level of labels under its bars; what does not is in its conditions. Kinds of device,
-devices, versions of torch and run plans are never mixed. What is too much for one picture becomes several.
+A field that varies within a chart is a level of labels below its bars; other fields are in its conditions. A chart
+never mixes kinds of device, devices, versions of torch or run plans. Trials that are too many for one chart are split
+over several.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from fsdp_bench.spec.text import in_file_name
 T = TypeVar("T")
 
 MAX_BARS = 24
-"""Bars that a slide shows legibly."""
+"""Most bars in one chart that remain legible."""
 
 MAX_MODELS = 3
-"""Models that share a picture when their bars are few."""
+"""Most models that share a chart if they have few bars."""
 
 _SPLIT_FIRST = ("model", "world_size")
 _SPLIT_NEXT = ("micro_batch_size", "sequence_length", "precision", "checkpointing", "offload", "api")
@@ -45,58 +46,58 @@ _INNER = ("offload", "api")
 
 @dataclass(frozen=True)
 class Slot(Generic[T]):
-    """One trial's place in a picture, or that of whatever else has a bar."""
+    """The place of one record, usually a trial, in a chart."""
 
     record: T
     labels: tuple[str, ...]
-    """One label a level, outermost first."""
+    """One label per level, outermost first."""
 
 
 @dataclass(frozen=True)
 class Group(Generic[T]):
-    """The trials of one strategy."""
+    """The bars of one strategy."""
 
     header: str
-    """The strategy, and the one that really ran where that differs."""
+    """The strategy, and the effective one if that differs."""
     slots: tuple[Slot[T], ...]
     collapsed: bool = False
-    """Whether all of the group was skipped, so that one label stands for its slots."""
+    """Whether all trials of the group were skipped; one label then stands for all its slots."""
 
     @property
     def shown(self) -> tuple[Slot[T], ...]:
-        """The slots that have a bar: of a collapsed group one, without labels."""
+        """The slots to draw; a collapsed group has one, without labels."""
         return (Slot(self.slots[0].record, ()),) if self.collapsed else self.slots
 
 
 @dataclass(frozen=True)
-class Slide:
-    """One picture's worth of trials."""
+class ChartTrials:
+    """The trials of one chart, and the texts of the chart."""
 
     suffix: str
-    """For the file's name: empty, or ``-`` and what distinguishes this picture from the others."""
+    """Suffix of the file name: empty, or ``-`` and the values that distinguish this chart from the others."""
     levels: tuple[str, ...]
     """The titles of the slots' labels, outermost first."""
     place: str
-    """The ranks and what they ran on: ``4 ranks, NVIDIA H100``."""
+    """The number of ranks and their device: ``4 ranks, NVIDIA H100``."""
     subtitle: str
-    """The models, the ranks, and what is constant here but varies in the sweep."""
+    """The models, the ranks, and the values that are constant here but vary in the sweep."""
     conditions: tuple[str, ...]
-    """Facts to print on the picture, in order."""
+    """Facts to print below the chart, in order."""
     notes: tuple[str, ...]
-    """Why some trials have no bar, and which measurements are suspect."""
+    """Reasons why some trials have no bar, and suspect measurements."""
     groups: tuple[Group[TrialRecord], ...]
 
 
-def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
-    """Sort measured records into pictures.
+def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
+    """Group measured records by chart.
 
     Args:
-        records: trials of one sweep on one machine; those of a dry run (device ``fake``) are left out.
+        records: trials of one sweep on one machine; dry runs (device ``fake``) are left out.
         machine: one line that describes the machine.
     """
     measured = [record for record in records if record.source == "measured" and record.device != "fake"]
     kinds = len({record.device for record in measured})
-    made: list[Slide] = []
+    made: list[ChartTrials] = []
     names: Counter[str] = Counter()
     for members in _comparable(measured):
         for values, part in split(members):
@@ -105,15 +106,15 @@ def slides(records: Iterable[TrialRecord], machine: str) -> list[Slide]:
             names[name] += 1
             number = (str(names[name]),) if names[name] > 1 else ()
             suffix = "".join(f"-{word}" for word in (name, *number) if word)
-            made.append(_slide(part, values, machine, suffix))
+            made.append(_chart_trials(part, values, machine, suffix))
     return made
 
 
 def split(records: list[TrialRecord]) -> list[tuple[tuple[str, ...], list[TrialRecord]]]:
-    """Split what is too much for one picture by a field that varies, again and again.
+    """Split records that are too many for one chart by a varying field, recursively.
 
     Returns:
-        The parts, each with the labels that distinguish it from the others. Every record is in one of them.
+        The parts, each with the labels that distinguish it from the others. Every record is in exactly one part.
     """
     field = None if len(records) <= MAX_BARS else _split_field(records)
     if field is None:
@@ -139,7 +140,7 @@ def _parts(records: list[TrialRecord], field: str) -> list[list[TrialRecord]]:
 
 
 def _merge(parts: list[list[TrialRecord]]) -> list[list[TrialRecord]]:
-    """Put neighbours with few bars into one picture."""
+    """Merge neighbouring parts with few bars."""
     merged: list[list[TrialRecord]] = []
     for part in parts:
         last = merged[-1] if merged else []
@@ -152,7 +153,10 @@ def _merge(parts: list[list[TrialRecord]]) -> list[list[TrialRecord]]:
 
 
 def _split_field(records: list[TrialRecord]) -> str | None:
-    """Choose the field to split by: the model and the ranks; else the first that suffices; else the first."""
+    """Choose the field to split by: the model or the number of ranks if they vary.
+
+    Otherwise choose the first field after which every part has few enough bars, or else the first field that varies.
+    """
     varying = varying_fields(records)
     for field in _SPLIT_FIRST:
         if field in varying:
@@ -166,16 +170,17 @@ def _split_field(records: list[TrialRecord]) -> str | None:
 
 
 def varying_fields(records: list[TrialRecord]) -> list[str]:
-    """Return the fields in which records differ. Having shard groups or none is the strategy's affair."""
+    """Return the fields in which records differ; ignore that some strategies have no shard group."""
     all_facts = [facts(record) for record in records]
     return [field for field in all_facts[0] if len({fact[field] for fact in all_facts if fact[field] is not None
                                                     or field != "shard_size"}) > 1]  # fmt: skip
 
 
 def _comparable(records: list[TrialRecord]) -> list[list[TrialRecord]]:
-    """Group records by what a picture never mixes.
+    """Group records by device, version of torch and run plan, which a chart never mixes.
 
-    A trial that was skipped, or that crashed before it could say where it ran, joins the others of its kind.
+    A trial that was skipped or crashed early has no device or version; it is grouped with trials of the same kind of
+    device.
     """
     made: dict[Hashable, list[TrialRecord]] = {}
     known = {key: _only(key, records) for key in (device_name, torch_version)}
@@ -186,7 +191,7 @@ def _comparable(records: list[TrialRecord]) -> list[list[TrialRecord]]:
 
 
 def _only(find: Callable[[TrialRecord], str | None], records: list[TrialRecord]) -> dict[str, str]:
-    """Return by kind of device what the records that know it agree on, or the first of what they say."""
+    """Return the first known value among the records of each kind of device."""
     return {record.device: value for record in reversed(records) if (value := find(record))}
 
 
@@ -195,7 +200,7 @@ def _plan(record: TrialRecord) -> Hashable:
     return run.warmup_steps, run.steps, run.communication_steps, run.memory_limit_bytes, run.threads_per_rank
 
 
-def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> Slide:
+def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> ChartTrials:
     varying = varying_fields(records)
     middle = [field for field in varying if field not in _OUTER + _INNER]
     levels = [field for field in (*_OUTER, *middle, *_INNER) if field in varying]
@@ -203,7 +208,7 @@ def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, su
     model = models[0].describe() if len(models) == 1 else phrase("model", *models)
     ranks = phrase("world_size", *sorted({record.setup.world_size for record in records}))
     named = {ranks, *(phrase("model", model) for model in models)}
-    return Slide(
+    return ChartTrials(
         suffix=suffix,
         levels=tuple(field_title(level) for level in levels),
         place=f"{ranks}, {device_of(records)}",
@@ -215,7 +220,7 @@ def _slide(records: list[TrialRecord], values: tuple[str, ...], machine: str, su
 
 
 def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group[TrialRecord]]:
-    """Group by the strategy requested and the one that ran; a strategy of which nothing ran is one group."""
+    """Group by requested and effective strategy; a strategy whose trials were all skipped is one group."""
     ran = {record.setup.strategy for record in records if record.outcome is not Outcome.SKIPPED}
 
     def key(record: TrialRecord) -> tuple[int, str]:

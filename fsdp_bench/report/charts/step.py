@@ -1,4 +1,4 @@
-"""The chart of a predicted step: what runs when on which stream, and which communication nothing hides."""
+"""The chart of a predicted step: the operators and collectives on each stream, and the exposed communication."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.schedule import Span, Spans, union
+from fsdp_bench.replay.schedule import Intervals, Span, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 4
-"""Setups that one chart shows legibly."""
+"""Most setups in one chart that remain legible."""
 
 STYLES = {
     "forward": ("#8CCBF0", ""),
@@ -33,16 +33,18 @@ STYLES = {
     "all_gather": ("#35AB85", "\\\\\\"),
     "reduce_scatter": ("#5B3A66", "..."),
     "all_reduce": ("#CC79A7", "xx"),
-    "beside": ("#8C8C8C", ""),
+    "cast": ("#8C8C8C", ""),
     "copy": ("#F0E442", "--"),
 }
-"""Colour and hatch by the phase of operators and the kind of a collective; hatches tell them apart without colour.
-Operators on a stream of collectives stand beside these, whatever the phase."""
+"""Colour and hatch by the phase of an operator or the kind of a collective.
+
+Hatches distinguish them without colour. Operators of any phase on a stream of collectives have the style ``cast``.
+"""
 LEGEND_LABELS = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
-    "beside": "casts, divisions",
+    "cast": "casts, divisions",
 }
 ROWS = {
     Stream.COMPUTE: "operators",
@@ -56,7 +58,7 @@ EXPOSED = "exposed"
 
 @dataclass(frozen=True)
 class StepPanel:
-    """A stretch of one setup's step."""
+    """One panel: an interval of one setup's step."""
 
     title: str
     streams: StepStreams
@@ -65,10 +67,10 @@ class StepPanel:
 
 
 def step_figure(questions: Sequence[Question]) -> Figure:
-    """Return the chart of the whole step of one setup and three blocks of it, or of several's steps on one scale.
+    """Return the chart of one setup's whole step and of three of its blocks, or of several setups' steps on one scale.
 
     Raises:
-        SpecError: for more setups than a chart shows, and where no step's time is known.
+        SpecError: for more setups than one chart shows legibly, or if no step's time is known.
     """
     if len(questions) > MOST:
         raise SpecError(f"step-chart: {len(questions)} setups are too many for one picture; at most {MOST}")
@@ -134,11 +136,11 @@ def _style_of(span: Span) -> str:
         return span.work.name
     if span.kind == "copy":
         return "copy"
-    return span.phase if span.stream is Stream.COMPUTE else "beside"
+    return span.phase if span.stream is Stream.COMPUTE else "cast"
 
 
 def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
-    """Draw a row a stream, and over them when communication is exposed; in milliseconds."""
+    """Draw one row per stream and a row for exposed communication on top; the axis is in milliseconds."""
     ran = panel.streams.spans
     spans = [span for span in ran if span.end > panel.begin and span.begin < panel.end and span.kind != "host"]
     rows = [stream for stream in ROWS if any(span.stream is stream for span in ran)]
@@ -158,10 +160,10 @@ def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
     axes.set_axisbelow(True)
 
 
-def _bars(spans: Spans, panel: StepPanel) -> list[tuple[float, float]]:
-    """Return begin and length in milliseconds of what is drawn; spans nearer than half a pixel become one."""
+def _bars(spans: Intervals, panel: StepPanel) -> list[tuple[float, float]]:
+    """Return begin and length of spans in milliseconds; merge spans that are less than half a pixel apart."""
     pixel = (panel.end - panel.begin) / WIDTH
-    merged: Spans = []
+    merged: Intervals = []
     for begin, end in spans:
         begin, end = max(begin, panel.begin), min(end, panel.end)
         if merged and begin - merged[-1][1] < pixel / 2:

@@ -1,4 +1,4 @@
-"""The trade-off chart: memory against speed, one point a setup, and the frontier that no other setup beats."""
+"""The trade-off chart: memory against speed, one point per setup, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 30
-"""Setups that one chart shows legibly."""
+"""Most setups in one chart that remain legible."""
 FAR = 1.3
-"""Times the GPU's memory, or what fits, beyond which a setup stands at the right end with an arrow."""
+"""A setup above this many times the GPU's memory, or the most that fits, is at the right end, with an arrow."""
 BOX_HEIGHT, BOX_WIDTH, DIGIT = 0.05, 0.02, 0.012
-"""Of a point's box, as parts of the axes: its height, its width without numbers, and the width of a digit."""
+"""Size of a point's box as fractions of the axes: its height, its width without numbers, and the width of a digit."""
 FRONTIER, FITS = "#0072B2", "#5B7F95"
 
 
@@ -33,7 +33,7 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
     """Return the chart of setups of one model on the same hardware.
 
     Raises:
-        SpecError: where fewer than two setups have a known time.
+        SpecError: for more setups than one chart shows legibly, or if fewer than two setups have a known time.
     """
     if len(predictions) > MOST:
         raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
@@ -62,7 +62,7 @@ def trade_off_figure(predictions: Sequence[Prediction]) -> Figure:
 
 
 def _list(axes: Axes, points: Sequence[TradeOffPoint], varying: Sequence[str]) -> None:
-    """Write the points' names by number, the fastest first."""
+    """Write the numbered list of setups, the fastest first."""
     axes.set_axis_off()
     best = pareto_frontier(points)
     lines = [("bold: no other setup is faster with less memory", FRONTIER, False)]
@@ -82,19 +82,19 @@ def _color(point: TradeOffPoint, best: Sequence[TradeOffPoint]) -> str:
     return FAILURE if point.fits is False else FRONTIER if point in best else INK
 
 
-def right_end(points: Sequence[TradeOffPoint], card_gib: float) -> float:
-    """Return the GiB at the right end of the axis: what fits, the GPU, and what is not far beyond both."""
+def right_end(points: Sequence[TradeOffPoint], gpu_gib: float) -> float:
+    """Return the GiB at the right end of the axis: it shows all setups that fit, the GPU, and setups not far beyond."""
     fitting = [point.memory_gib for point in points if point.fits is not False]
-    near = FAR * max([card_gib, *(fitting or [min(point.memory_gib for point in points)])])
-    return 1.06 * max(card_gib, *(point.memory_gib for point in points if point.memory_gib <= near))
+    near = FAR * max([gpu_gib, *(fitting or [min(point.memory_gib for point in points)])])
+    return 1.06 * max(gpu_gib, *(point.memory_gib for point in points if point.memory_gib <= near))
 
 
 Box = tuple[float, float, list[int]]
-"""A place as parts of the axes, and the numbers of the points there."""
+"""A place in fractions of the axes, and the numbers of the points there."""
 
 
 def boxes_apart(places: Sequence[tuple[float, float]]) -> list[Box]:
-    """Return a box with its number for each place; boxes that would overlap become one with all their numbers."""
+    """Return a numbered box for each place; merge boxes that would overlap into one with all their numbers."""
     boxes: list[Box] = [(x, y, [number]) for number, (x, y) in enumerate(places, start=1)]
     merged = True
     while merged:
@@ -121,22 +121,22 @@ def _width(box: Box) -> float:
 
 
 def _text(numbers: Sequence[int]) -> str:
-    """Return sorted numbers, runs of them as a range: ``1,4-6``."""
+    """Return sorted numbers as text, with consecutive numbers as a range: ``1,4-6``."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def _draw(axes: Axes, points: Sequence[TradeOffPoint], card_gib: float) -> None:
-    best, edge = pareto_frontier(points), right_end(points, card_gib)
+def _draw(axes: Axes, points: Sequence[TradeOffPoint], gpu_gib: float) -> None:
+    best, edge = pareto_frontier(points), right_end(points, gpu_gib)
     lowest, highest = min(point.tokens for point in points), max(point.tokens for point in points)
     foot = 0.0 if lowest < 0.5 * highest else 0.9 * lowest
     top = highest + 0.08 * (highest - foot)
     axes.set_xlim(0, edge)
     axes.set_ylim(foot, top)
     axes.step([p.memory_gib for p in best], [p.tokens for p in best], where="post", color=FRONTIER, linewidth=2.2)
-    if card_gib:
-        axes.axvline(card_gib, color=FAILURE, linewidth=1.2, linestyle="--", zorder=1)
-        axes.text(card_gib, foot, "usable on the GPU ", fontsize=TEXT, color=FAILURE, ha="right", va="bottom")
+    if gpu_gib:
+        axes.axvline(gpu_gib, color=FAILURE, linewidth=1.2, linestyle="--", zorder=1)
+        axes.text(gpu_gib, foot, "usable on the GPU ", fontsize=TEXT, color=FAILURE, ha="right", va="bottom")
     places = [(min(p.memory_gib / edge, 0.975), (p.tokens - foot) / (top - foot)) for p in points]
     for x, y, numbers in boxes_apart(places):
         own = [points[number - 1] for number in numbers]

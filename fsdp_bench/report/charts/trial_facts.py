@@ -1,4 +1,4 @@
-"""What a chart says of a trial: its settings in their order, the conditions, and why a bar is missing."""
+"""Texts about trials in charts: their settings in order, the conditions, and the reasons for missing bars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDER = (
 )
 
 Facts = dict[str, Hashable]
-"""What a trial trained, by the setup's field names, and its model. No strategy: that is the group."""
+"""A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
 
 _ALWAYS = (
     "model",
@@ -49,11 +49,11 @@ _NAMES = {
     "shard_size": "shard group size",
 }
 _PLAIN = ("model", "precision", "api")
-"""Fields whose values need no name beside them in a title."""
+"""Fields whose values are printed in a title without the field's name."""
 
 
 def facts(record: TrialRecord) -> Facts:
-    """Return what a trial trained. ``shard_size`` is that of the group, and None where nothing is in groups."""
+    """Return a trial's model and setup; ``shard_size`` is the shard group's size, or None without shard groups."""
     setup = record.setup
     found: Facts = {"model": record.model, **{field: getattr(setup, field) for field in setup.__struct_fields__}}
     grouped = setup.strategy.is_hybrid and record.outcome is not Outcome.SKIPPED
@@ -63,7 +63,7 @@ def facts(record: TrialRecord) -> Facts:
 
 
 def value_label(field: str, value: Hashable) -> str:
-    """Return a value as the axis says it beside the field's title: ``full``, ``2``, ``fsdp1``, ``llama 6.74B``."""
+    """Return a value as the axis prints it: ``full``, ``2``, ``fsdp1``, ``llama 6.74B``."""
     if isinstance(value, ModelShape):
         return f"{value.family.value} {format_count(value.num_parameters)}"
     if isinstance(value, bool):
@@ -100,15 +100,15 @@ def order_of(value: Hashable) -> tuple[float, str]:
 
 
 def torch_version(record: TrialRecord) -> str | None:
-    """Return the torch that the ranks ran; None where no rank got far enough to say."""
+    """Return the ranks' version of torch; None if no rank got far enough to report it."""
     return next((rank.environment["torch"] for rank in record.ranks if "torch" in rank.environment), None)
 
 
 def conditions(records: list[TrialRecord], machine: str) -> tuple[str, ...]:
-    """Return what a reader needs to know to repeat a picture: source, machine, versions, and the whole setup.
+    """Return the conditions that a reader needs to repeat a chart: source, machine, versions and the whole setup.
 
-    A fact that varies is listed with all its values; one that has PyTorch's or our default is named only where every
-    picture names it.
+    A field that varies is listed with all its values. A field with its default value is listed only if it is in
+    _ALWAYS.
     """
     first = records[0]
     torch = next((version for record in records if (version := torch_version(record))), "unknown")
@@ -123,7 +123,7 @@ def conditions(records: list[TrialRecord], machine: str) -> tuple[str, ...]:
 
 
 def device_of(records: list[TrialRecord]) -> str:
-    """Return what the trials ran on."""
+    """Return a description of the device that the trials ran on."""
     name = next((found for record in records if (found := device_name(record))), "GPU of unknown name")
     if records[0].hardware == "cpu":
         if records[0].device == "emulated":
@@ -134,7 +134,7 @@ def device_of(records: list[TrialRecord]) -> str:
 
 
 def _condition(field: str, records: list[TrialRecord]) -> str | None:
-    """Return a field's value, or values, with its name; None for a default that need not be printed."""
+    """Return a field's name and values; None for a default value that is not printed."""
     values = sorted({facts(record)[field] for record in records}, key=order_of)
     if field == "shard_size":
         values = [value for value in values if value is not None]
@@ -146,7 +146,7 @@ def _condition(field: str, records: list[TrialRecord]) -> str | None:
 
 
 def notes_of(records: list[TrialRecord]) -> tuple[str, ...]:
-    """Return one line for each reason why trials have no bar, with their number, and for what is suspect."""
+    """Return one line per reason for missing bars and per suspicion, each with its number of trials."""
     failed = [record for record in records if record.outcome is not Outcome.OK and not record.outcome.is_oom]
     reasons = Counter((ended(record), record.reason or "no reason recorded") for record in failed)
     lines = [f"{count} {outcome}: {reason}" for (outcome, reason), count in reasons.items()]

@@ -1,4 +1,4 @@
-"""Prints the communication of a step by kind of collective, and how much of it is exposed, measured in two ways."""
+"""The communication of a step by kind of collective, and its exposed part, which is measured in two ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEGEND = (
 
 
 def print_communication(records: list[TrialRecord], console: Console) -> None:
-    """Print for each trial its times in a sentence, and a row for each kind of collective."""
+    """Print one line of times per trial, and one row per kind of collective."""
     measured = [record for record in records if record.outcome is Outcome.OK]
     lines = []
     for record, label in zip(measured, trial_labels(measured), strict=True):
@@ -44,7 +44,7 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
 
 
 def _trial_text(record: TrialRecord) -> str:
-    """Return a trial's times, and how much of its communication no compute hid, found in two ways."""
+    """Return a trial's step times, and its exposed communication by the profiler and by difference."""
     fractions = record.exposed_fractions
     profiled, difference = (f" ({fraction:.0%})" for fraction in fractions) if fractions else ("", "")
     mark = " !" if disagrees(record) else ""

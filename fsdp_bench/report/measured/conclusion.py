@@ -1,4 +1,4 @@
-"""The sentence that a table of measured trials ends in: which setting takes the least memory, and which is fastest."""
+"""One sentence about measured trials: the setting with the least memory, and the fastest setting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fsdp_bench.spec.units import format_gib
 
 
 def conclusion(records: Sequence[TrialRecord]) -> str:
-    """Return one sentence about the trials of the model and world size that most trials ran to their end with.
+    """Return one sentence about the trials that fit, for the most frequent model, device and world size.
 
-    Memory is compared as peak allocated of the worst rank, speed as tokens per second per rank.
+    Memory is peak allocated on the worst rank; speed is tokens per second per rank.
     """
     compared = _comparable([record for record in records if record.fits])
     if not compared:
@@ -27,7 +27,7 @@ def conclusion(records: Sequence[TrialRecord]) -> str:
 
 
 def _comparable(fitting: list[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials of one model, device and world size: of that combination which has most."""
+    """Return the trials of the most frequent combination of model, device and world size."""
 
     def key(record: TrialRecord) -> tuple[object, ...]:
         return record.model, record.device, record.setup.world_size

@@ -1,4 +1,4 @@
-"""A frontier sweep as a table on the terminal: predicted and measured largest model, cell by cell."""
+"""A frontier sweep as a table: the predicted and the measured largest value of each cell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 HEADERS = ("cell", "predicted", "measured", "steps\napart", "trials", "out of memory in")
 MOST_REASONS = 8
-"""Kinds of reasons that are printed; frontier.json has every cell's."""
+"""Most reasons for skipped cells that are printed; frontier.json has all."""
 
 
 def print_frontier(record: FrontierRecord, console: Console) -> None:
-    """Print how many cells were found and how near the predictions are, one row a cell, and what was skipped."""
+    """Print a summary, one row per cell, and the reasons for skipped cells."""
     rows = [_row(cell) for cell in record.cells if cell.status != "skipped"]
     table = table_columns(HEADERS, rows, HEADERS[1:5], ("out of memory in", "trials", "steps\napart"))
     table_and_title = [_title(record), *table_lines(table, console.width)]
@@ -65,12 +65,12 @@ def _reasons(record: FrontierRecord) -> list[str]:
 
 
 def at_an_end(cell: FrontierCell) -> bool:
-    """Whether nothing fits, or everything: then the limit is outside of what was searched."""
+    """Whether nothing or everything fits, so that the limit is outside of the searched range."""
     return cell.measured is not None and (cell.measured.fits in (0, cell.quantity.largest))
 
 
 def summary(record: FrontierRecord) -> str:
-    """Return the sum of a frontier in one line."""
+    """Return a summary of a frontier sweep in one line."""
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     found = [cell for cell in searched if cell.status == "found"]
     text = f"{len(found)} of {len(searched)} cells found"

@@ -1,4 +1,4 @@
-"""Model FLOPs of the fastest trial beside the rate of the machine's matrix products, in a sentence."""
+"""One sentence that compares the fastest trial's model FLOP/s with the machine's rate of matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fsdp_bench.validate.matrix_rate import MatrixRate
 
 
 def matrix_rate_line(rate: MatrixRate, profile: Profile) -> str:
-    """Return both rates, and one as a part of the other."""
+    """Return both rates, and the trial's as a fraction of the machine's."""
     mfu = "" if rate.mfu is None else f", MFU {rate.mfu:.1%} of the datasheet's peak"
     return (
         f"{rate.dtype} matrix products reach {rate.matmul_flops_per_second / 1e12:.4g} TFLOP/s"

@@ -1,4 +1,4 @@
-"""Trials and searches as text: while a sweep runs, and in the list of a sweep."""
+"""Trials and searches as text, for the progress of a sweep and for ``sweep --list``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fsdp_bench.sweep.frontier.cell import SearchedCell
 
 
 def needing_gpu_line(needs: Sequence[str]) -> str:
-    """Return the line of a list about what depends on a GPU that is not here."""
+    """Return the line about entries that are not listed because they depend on a GPU that is missing here."""
     return f"not listed, because their sizes depend on the GPU, which is not here: {'; '.join(needs)}"
 
 
 def ending(record: TrialRecord) -> str:
-    """Return how a trial ended: ``ok 1.2 s``."""
+    """Return the outcome of a trial with its time and reason: ``ok 1.2 s``."""
     reason = f": {record.reason}" if record.reason else ""
     return f"{record.outcome.value} {record.wall_seconds:.1f} s{reason}"
 
 
 def search_status(cell: SearchedCell, lacks_gpu: bool) -> str:
-    """Return what is known of a search before it goes on: skipped, found, or where it begins."""
+    """Return the status of a search before it runs: skipped, found, or the range and the start."""
     if cell.status == "skipped":
         return f"skipped: {cell.reason}"
     if cell.status == "found":
@@ -34,7 +34,7 @@ def search_status(cell: SearchedCell, lacks_gpu: bool) -> str:
 
 
 def search_result(cell: SearchedCell) -> str:
-    """Return what a search found, beside the prediction."""
+    """Return the result of a search, and the prediction."""
     if cell.status != "found":
         return f"{cell.status}: {cell.reason}"
     predicted = cell.predicted.fits

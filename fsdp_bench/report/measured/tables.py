@@ -1,4 +1,4 @@
-"""Measured results as a table on the terminal: what was found, then a row a trial, then what must be known of them."""
+"""Measured results as a table: the conclusion, one row per trial, and footnotes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 DISAGREEMENT = 0.1
-"""A trial is marked where its two measurements of exposed communication, by the profiler and by steps without
-communication, differ by more than this part of the step."""
+"""Largest difference between the two measurements of exposed communication, as a fraction of the step.
+
+A trial with a larger difference is marked. The measurements are by the profiler and by steps without communication."""
 
 
 def _allocated(record: TrialRecord) -> str:
@@ -61,7 +62,7 @@ _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
     "batch": lambda r: str(r.setup.micro_batch_size),
     "sequence": lambda r: str(r.setup.sequence_length),
 }
-"""Settings: headers, and what is printed of a trial."""
+"""Columns of settings: the header, and the function that returns the cell of a trial."""
 
 _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "outcome": (_outcome, 0),
@@ -74,18 +75,18 @@ _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "comm.\ntotal": (lambda r: _seconds(r.communication_seconds), 6),
     "comm.\nexposed": (lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), 4),
 }
-"""What was measured: headers, what is printed of a trial, and TableColumn.drop_priority."""
+"""Columns of measurements: the header, the function that returns a cell, and TableColumn.drop_priority."""
 
 
 def print_table(records: list[TrialRecord], console: Console) -> None:
-    """Print what was found, and one row a trial that ran: by model and world size, then from the least memory."""
+    """Print the conclusion and one row per trial that ran, sorted by model, world size and memory."""
     ran = sorted((record for record in records if record.outcome is not Outcome.SKIPPED), key=_order)
     beginning = [conclusion(ran), ""] if ran else []
     terminal.note_lines(console, [*beginning, _title(ran), *_tables(ran, console.width), *_footnotes(records, ran)])
 
 
 def _tables(ran: list[TrialRecord], width: int) -> list[str]:
-    """Return one table, or where models or world sizes differ one for each of them."""
+    """Return one table per combination of model and world size."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in ran:
         groups.setdefault(f"{record.model.name}, world size {_world(record)}", []).append(record)
@@ -129,7 +130,7 @@ def _title(ran: list[TrialRecord]) -> str:
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
-    """Return what was skipped, what marks mean, what is suspect, what MFU is of, and the dimensions of the models."""
+    """Return notes on skipped trials, marks, suspect measurements, MFU and the dimensions of the models."""
     skipped = Counter(record.reason for record in records if record.outcome is Outcome.SKIPPED)
     lines = [f"skipped {count}: {reason}" for reason, count in skipped.items()]
     if any(map(disagrees, ran)):
@@ -156,7 +157,7 @@ def _peak_flops(record: TrialRecord) -> str:
 
 
 def disagrees(record: TrialRecord) -> bool:
-    """Whether the two ways to find exposed communication are far apart."""
+    """Whether the two measurements of exposed communication differ by more than DISAGREEMENT."""
     return (record.exposed_disagreement or 0.0) > DISAGREEMENT
 
 

@@ -1,4 +1,4 @@
-"""What several texts share: the word for what is unknown, hardware as text, lines of a name and a value."""
+"""Text that several modules share: the word for unknown values, hardware as text, lines of a name and a value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INDENT = 18
 
 
 def hardware_text(hardware: Cluster | Gpu | None, world_size: int) -> str:
-    """Return what a chart is of: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs alone, or ranks on a CPU."""
+    """Return the hardware as text: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs without a server, or ranks on a CPU."""
     if isinstance(hardware, Cluster):
         gpus = f"{hardware.num_nodes * hardware.gpus_per_node} x {hardware.gpu.name}"
         return f"{hardware.num_nodes} x {hardware.server.name} ({gpus})"
@@ -20,7 +20,7 @@ def hardware_text(hardware: Cluster | Gpu | None, world_size: int) -> str:
 
 
 def fact(name: str, value: str, indent: int = _INDENT) -> str:
-    """Return a name and its value; a value wider than the terminal is wrapped under itself."""
+    """Return a name and its value as lines; wrap a long value in its column."""
     width = terminal_width() - indent
     lines = textwrap.wrap(value, width, break_on_hyphens=False, break_long_words=False) or [""]
     return "\n".join(f"{start:<{indent}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False))

@@ -1,4 +1,4 @@
-"""NCCL's communicators as text: how many, among how many ranks, and how much GPU memory they take."""
+"""NCCL's communicators as text: their number, their ranks and their GPU memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PURPOSE_TEXTS = {
 
 
 def communicators_fact(found: Communicators | None) -> list[str]:
-    """Return the line about NCCL's memory; no line without a GPU, or for one rank."""
+    """Return the line about NCCL's memory, or no line without a GPU or for one rank."""
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
@@ -35,7 +35,7 @@ def _described(one: Communicator) -> str:
 
 
 def bounds_text(size: Bounds) -> str:
-    """Return bounds as text: ``1.2 GiB`` where they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
+    """Return bounds as text: ``1.2 GiB`` if they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
     low, high = format_gib(size.low), format_gib(size.high)
     if low == high:
         return high

@@ -15,7 +15,7 @@ from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
 def verdict_line(run: DryRun) -> str:
-    """Return whether it fits, with its numbers and their sources."""
+    """Return whether a setup fits, with numbers and their sources, in one line."""
     usable = run.gpu.usable_memory_bytes if run.gpu else None
     if run.spec.kernels != "cuda":
         return "unknown whether it fits: kernels of a CPU; --kernels cuda for a GPU"
@@ -36,7 +36,7 @@ def verdict_line(run: DryRun) -> str:
 
 
 def report(run: DryRun) -> str:
-    """Return one dry run on some twenty lines; the first is the answer."""
+    """Return one dry run as about twenty lines; the first line is the answer."""
     setup, result = run.spec.setup, run.result
     phases = [[phase, format_gib(size)] for phase, size in result.phases.items()]
     parts = sorted(result.breakdown_bytes.items(), key=lambda item: -item[1])
@@ -62,7 +62,7 @@ def report(run: DryRun) -> str:
 
 
 def side_by_side(runs: Sequence[DryRun]) -> str:
-    """Return the conclusion, and one row a setup, what fits and needs least first."""
+    """Return the conclusion and one row per setup; setups that fit come first, then those with the lowest peak."""
     questions = [Question(run.spec.model, run.spec.setup, run.hardware) for run in runs]  # type: ignore[arg-type]
     varying = varying_fields(questions)
     header = ["strategy", *map(header_of, varying), "peak\nallocated", "in phase", "reserved,\npredicted", "fits"]
@@ -94,7 +94,7 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
 
 
 def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
-    """Return which setup of a sorted table needs the least, in one sentence."""
+    """Return one sentence about the setup with the lowest peak; the setups are sorted."""
     peak = f"{format_gib(runs[0].result.peak_allocated_bytes)} allocated (dry run)"
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
     if fitting:

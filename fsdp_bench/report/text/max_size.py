@@ -1,4 +1,4 @@
-"""The largest that fits, as text: the answer first, then one row a setting."""
+"""The results of max-size as text: the answer first, then one row per setting."""
 
 from __future__ import annotations
 
@@ -41,57 +41,57 @@ DROPPABLE = (
     "tokens/s\nper GPU",
     "reserved",
 )
-"""Headers of the columns that a narrow terminal leaves out, in this order."""
+"""Headers of columns to leave out if the terminal is too narrow, in this order."""
 
 
-def report(sizes: Sequence[HardwareResult], failure: NothingFits | None) -> str:
-    """Return the table of every server or GPU; the first line is the answer."""
-    several = len(sizes) > 1 or any(len(one.answered) > 1 for one in sizes)
+def report(results: Sequence[HardwareResult], failure: NothingFits | None) -> str:
+    """Return one table per server or GPU; the first line is the answer."""
+    several = len(results) > 1 or any(len(one.answered) > 1 for one in results)
     lines = nothing_fits_lines(failure, several) if failure else []
-    for one in sizes:
-        answer = [] if failure and len(sizes) == 1 else [_answer(one), ""]
+    for one in results:
+        answer = [] if failure and len(results) == 1 else [_answer(one), ""]
         lines += [*([""] if lines else []), *answer, *_table(one)]
     return "\n".join(lines)
 
 
-def _answer(sizes: HardwareResult) -> str:
+def _answer(result: HardwareResult) -> str:
     """Return the answer for one server or GPU, on one line."""
-    if not sizes.answered:
-        return f"{sizes.title}: unknown what fits (predicted)"
-    if sizes.nothing_fits:
-        return f"{sizes.title}: nothing fits (predicted)"
-    return best_line(sizes, varying_fields([cell.question for cell in sizes.cells]))
+    if not result.answered:
+        return f"{result.title}: unknown what fits (predicted)"
+    if result.nothing_fits:
+        return f"{result.title}: nothing fits (predicted)"
+    return best_line(result, varying_fields([cell.question for cell in result.cells]))
 
 
-def _table(sizes: HardwareResult) -> list[str]:
-    first = sizes.cells[0]
-    varying = varying_fields([cell.question for cell in sizes.cells])
+def _table(result: HardwareResult) -> list[str]:
+    first = result.cells[0]
+    varying = varying_fields([cell.question for cell in result.cells])
     lines = [
         fact("model", model_line(first)),
         fact("setup", common_line(first.setup, varying, first.quantity.name)),
         *hardware_facts(first.question, "up to " if first.quantity.name == "world_size" else ""),
         fact("modelled", modelled(first.question)),
-        fact("fits", meaning(sizes)),
+        fact("fits", meaning(result)),
         *(fact("load", line) for line in load_lines(first)),
     ]
-    timed = next((cell.at for cell in sizes.answered if cell.at is not None), None)
-    if sizes.with_time and timed is not None:
+    timed = next((cell.at for cell in result.answered if cell.at is not None), None)
+    if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
-    has_host = any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered)
-    if sizes.answered:
-        header, numbers = _header(sizes, varying, has_host)
-        fitting_first = sorted(sizes.answered, key=lambda cell: cell.fits is None)
-        rows = [_row(cell, varying, has_host, sizes.with_time) for cell in fitting_first]
+    has_host = any(cell.setup.offload is Offload.PARAMS for cell in result.answered)
+    if result.answered:
+        header, numbers = _header(result, varying, has_host)
+        fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
+        rows = [_row(cell, varying, has_host, result.with_time) for cell in fitting_first]
         lines += ["", *table_lines(table_columns(header, rows, numbers, DROPPABLE))]
-    notes = dict.fromkeys(note for cell in sizes.answered if cell.at for note in cell.at.notes)
+    notes = dict.fromkeys(note for cell in result.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
-    return [*lines, *_unanswered(sizes)]
+    return [*lines, *_unanswered(result)]
 
 
-def _unanswered(sizes: HardwareResult) -> list[str]:
+def _unanswered(result: HardwareResult) -> list[str]:
     """Return a line for each reason why settings have no answer."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for cell in sizes.cells:
+    for cell in result.cells:
         if cell.impossible:
             reasons.setdefault(("impossible", cell.impossible), []).append(cell.setup.strategy.value)
         elif cell.unknown:
@@ -103,9 +103,9 @@ def _unanswered(sizes: HardwareResult) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def best_line(sizes: HardwareResult, varying: Sequence[str]) -> str:
-    """Return the largest of all settings on one server or GPU, or the fewest GPUs."""
-    fitting = [cell for cell in sizes.answered if cell.fits is not None]
+def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
+    """Return the best result of all settings on one server or GPU: the largest value, or the fewest GPUs."""
+    fitting = [cell for cell in result.answered if cell.fits is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits or 0)
     text, name = quantity_text(best), best.quantity.name
@@ -116,45 +116,45 @@ def best_line(sizes: HardwareResult, varying: Sequence[str]) -> str:
     if best.at is not None and best.at.fits is None:
         node = format_gib(best.at.estimate.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
-    return f"{sizes.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
+    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
 
 
-def meaning(sizes: HardwareResult) -> str:
-    """Return what "fits" means here, with everything that it leaves out."""
-    parts = ["no allocation retries", *([kept_free(sizes)] if sizes.answered else [])]
-    if any(cell.setup.offload is Offload.PARAMS for cell in sizes.answered):
-        parts.append(host_line(sizes))
+def meaning(result: HardwareResult) -> str:
+    """Return the conditions of "fits": allocation retries, headroom and host memory."""
+    parts = ["no allocation retries", *([kept_free(result)] if result.answered else [])]
+    if any(cell.setup.offload is Offload.PARAMS for cell in result.answered):
+        parts.append(host_line(result))
     return "; ".join(parts)
 
 
-def kept_free(sizes: HardwareResult) -> str:
-    """Return how much of each GPU is kept free for the CUDA context and NCCL."""
-    answers = [answer for cell in sizes.answered if (answer := cell.at or cell.beyond) is not None]
+def kept_free(result: HardwareResult) -> str:
+    """Return the headroom on each GPU for the CUDA context and NCCL, with its source."""
+    answers = [answer for cell in result.answered if (answer := cell.at or cell.beyond) is not None]
     return "; ".join(required_lines(one.estimate for one in answers))
 
 
 def load_lines(cell: SettingResult) -> list[str]:
-    """Return who builds the model in host memory, where anyone does."""
+    """Return a line about the ranks that build the model in host memory; no line if none does."""
     build = cell.assumptions.build
     return (
         [] if build is Build.META else [f"the model is built in host memory first, by {build.value.replace('-', ' ')}"]
     )
 
 
-def host_line(sizes: HardwareResult) -> str:
-    """Return how much host memory offloaded states have."""
-    has = sizes.hardware.server.host_memory_bytes if isinstance(sizes.hardware, Cluster) else None
+def host_line(result: HardwareResult) -> str:
+    """Return the host memory available for offloaded state, or that it is not known."""
+    has = result.hardware.server.host_memory_bytes if isinstance(result.hardware, Cluster) else None
     if has is None:
         return "host memory is not known, so offloaded states are assumed to fit"
     return f"offloaded states within the {format_gib(has)} of a node"
 
 
-def _header(sizes: HardwareResult, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
-    """Return the column names, and those of numbers."""
-    name = sizes.cells[0].quantity.name
+def _header(result: HardwareResult, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
+    """Return the headers of all columns, and those of numeric columns."""
+    name = result.cells[0].quantity.name
     header = ["strategy", *map(header_of, varying), COLUMN, "without\nOOM"]
     header += ["layers x\nhidden"] if name == "num_parameters" else []
-    header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if sizes.with_time else ())]
+    header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if result.with_time else ())]
     numbers = {COLUMN, "without\nOOM", "reserved", "host\nmemory", "layers x\nhidden", *SPEEDS}
     return [*header, "limited by"], numbers
 
@@ -175,12 +175,12 @@ def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time:
 
 
 def _reserved_percent(at: Prediction) -> str:
-    """Return the peak reserved and what the GPU has."""
+    """Return the peak reserved memory and the GPU's memory."""
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
 
 
 def why(cell: SettingResult) -> str:
-    """Return what the next step is short of; for a setting under which nothing fits, with its numbers."""
+    """Return what the next larger value lacks; if nothing fits, return what the smallest value needs."""
     if cell.limit is None:
         shape, name = cell.quantity[0].model, cell.quantity.name
         if name == "sequence_length" and shape.family is Family.GPT2:

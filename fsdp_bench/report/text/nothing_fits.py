@@ -1,4 +1,4 @@
-"""The text where nothing fits: what the nearest setting needs, and what would help, with predicted numbers."""
+"""The text if nothing fits: the memory that the nearest setting needs, and changes that would help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsdp_bench.spec.units import format_gib
 
 
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
-    """Return the answer on one line, and a line for each thing that would help, or would not."""
+    """Return the answer as one line, then one line for each change that would help or would not."""
     lines = [nothing_fits_sentence(found) + (f" ({_where(found)})" if several else "")]
     if found.cell.runs is not None:
         runs = value_text(found.cell.quantity.name, found.cell.runs)
@@ -30,7 +30,7 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 
 
 def nothing_fits_sentence(found: NothingFits) -> str:
-    """Return how much memory the smallest candidate needs, how much there is, the phase, and the largest category."""
+    """Return the memory that the smallest candidate needs, the memory available, the phase and the largest category."""
     prediction = found.prediction
     text, model = quantity_text(found.cell), prediction.question.model.name
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")

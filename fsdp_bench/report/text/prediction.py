@@ -1,4 +1,4 @@
-"""One prediction as text: the answer first, then where the peak is and what it consists of."""
+"""One prediction as text: the answer first, then the peak's place and its breakdown."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SELDOM = (
     "limit_all_gathers",
     "use_orig_params",
 )
-"""Fields that are named only where they differ from TrainSetup's default."""
+"""Fields that are printed only if they differ from TrainSetup's default."""
 
 
 def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
-    """Return one prediction on some twenty lines; the first is the answer."""
+    """Return one prediction as about twenty lines; the first line is the answer."""
     lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
@@ -65,7 +65,7 @@ def _not_predicted(prediction: Prediction) -> list[str]:
 
 
 def remedy_line(remedy: Remedy) -> str:
-    """Return what a switch would change, in numbers that were predicted."""
+    """Return the predicted result of a change to the command line."""
     found, switch = remedy.prediction, f"{remedy.switch}:"
     if found.fits:
         reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
@@ -90,7 +90,7 @@ def _asked(prediction: Prediction) -> list[str]:
 
 
 def modelled(question: Question, rank: int = 0) -> str:
-    """Return whose code is modelled, and on which rank."""
+    """Return the version of torch, the kernels and the rank that are modelled."""
     kernels = "CUDA" if question.kernels == "cuda" else "CPU"
     segments = ", expandable segments" if question.expandable_segments else ""
     which = f"rank {rank}, which needs the most" if rank else "rank 0"
@@ -98,7 +98,7 @@ def modelled(question: Question, rank: int = 0) -> str:
 
 
 def setup_line(setup: TrainSetup) -> str:
-    """Return a setup on one line: what every reader asks for, then what differs from the defaults."""
+    """Return a setup as one line: the main fields, then other fields that differ from their defaults."""
     name = setup.strategy.value
     if setup.effective_strategy is not setup.strategy:
         name += f" (runs as {setup.effective_strategy.value})"
@@ -118,7 +118,7 @@ def setup_line(setup: TrainSetup) -> str:
 
 
 def seldom(setup: TrainSetup) -> list[str]:
-    """Return the fields that few change, where they were changed."""
+    """Return the fields in _SELDOM that differ from their defaults."""
     default = TrainSetup()
     changed = [field for field in _SELDOM if getattr(setup, field) != getattr(default, field)]
     return [f"{spaced(field)} {_value(getattr(setup, field))}" for field in changed]
@@ -129,7 +129,7 @@ def _value(value: object) -> str:
 
 
 def hardware_facts(question: Question, prefix: str = "") -> list[str]:
-    """Return what it runs on, and where the GPU's memory was read."""
+    """Return the hardware, and the source of the GPU's usable memory."""
     hardware, gpu = question.hardware, question.gpu
     if gpu is None:
         return [fact("hardware", "none named")]
@@ -160,7 +160,7 @@ def _phases(prediction: Prediction) -> list[str]:
 
 
 def _breakdown(prediction: Prediction) -> list[str]:
-    """Return what is alive at the peak, the largest first; what is below a thousandth is one line."""
+    """Return the breakdown at the peak, the largest part first; parts below a thousandth are one line."""
     breakdown, top = prediction.estimate.memory.breakdown_bytes, prediction.estimate.memory.peak_allocated_bytes
     parts = sorted(breakdown.items(), key=lambda item: -item[1])
     shown = [(name, size) for name, size in parts if size >= 0.001 * top]
@@ -212,7 +212,7 @@ def _host(prediction: Prediction) -> str:
 
 
 def _sent(prediction: Prediction) -> str:
-    """Return what a rank sends, kind by kind, the most bytes first."""
+    """Return the communication of a rank by kind of collective, the most bytes first."""
     kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
     sent = [
         f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {_calls(one.calls)} among {one.group_size}"
@@ -226,18 +226,18 @@ def _calls(count: int) -> str:
 
 
 def required_facts(predictions: Sequence[Prediction]) -> list[str]:
-    """Return how much GPU memory is kept free, and for what."""
+    """Return the required headroom on each GPU, with its source."""
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     return [fact("headroom", line) for line in required_lines(known)]
 
 
 def varying_fields(questions: Sequence[Question]) -> list[str]:
-    """Return the fields beside the strategy in which setups differ."""
+    """Return the fields in which setups differ, without the strategy."""
     return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
 
 
 def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = None) -> str:
-    """Return what the setups have in common; ``sought`` is the field whose largest or least value is looked for."""
+    """Return the fields that the setups share; ``sought`` is the field whose best value is searched for, if any."""
     ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
     parts = ["as few ranks as fit" if sought == "world_size" else ranks]
     parts += [] if "api" in varying else [setup.api.value]
@@ -252,7 +252,7 @@ def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = 
 
 
 def labels(question: Question, varying: Sequence[str]) -> list[str]:
-    """Return a setup's cells in a table: its strategy, and the fields that vary."""
+    """Return the cells that identify a setup in a table: its strategy and the varying fields."""
     setup = question.setup
     name = setup.strategy.value
     if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
@@ -263,7 +263,7 @@ def labels(question: Question, varying: Sequence[str]) -> list[str]:
 
 
 def title(question: Question, varying: Sequence[str]) -> str:
-    """Return a setup's name outside of a table: its strategy, and the fields that vary."""
+    """Return the name of a setup in a sentence: its strategy and the varying fields."""
     strategy, *values = labels(question, varying)
     named = zip(varying, values, strict=True)
     return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
@@ -275,5 +275,5 @@ def header_of(field: str) -> str:
 
 
 def spaced(name: str) -> str:
-    """Return a field's name as a word in a sentence."""
+    """Return a field's name with blanks for underscores."""
     return name.replace("_", " ")

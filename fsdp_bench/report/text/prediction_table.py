@@ -1,4 +1,4 @@
-"""Several predictions as one table: the conclusion first, then a row a setup, the fastest that fits first."""
+"""Several predictions as one table: the conclusion, then one row per setup, the fastest that fits first."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_gib
 
 DROPPABLE = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
-"""Headers of the columns that a narrow terminal leaves out, in this order."""
+"""Headers of columns to leave out if the terminal is too narrow, in this order."""
 
 
 def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
-    """Return the conclusion, and one row a setup, for several setups of one model on the same hardware.
+    """Return the conclusion and one row per setup, for several setups of one model on the same hardware.
 
-    What fits comes first, the fastest first.
+    Setups that fit come first, sorted by speed.
     """
     questions = [*(prediction.question for prediction in predictions), *refused]
     varying = varying_fields(questions)
@@ -67,13 +67,13 @@ _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NO
 
 
 def _order(prediction: Prediction) -> tuple[int, float, int]:
-    """Return what rows are sorted by: whether it fits, then speed, then memory."""
+    """Return the sort key of a row: whether the setup fits, then its step time, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
     return _RANK[prediction.verdict], inf if seconds is None else seconds, prediction.needed_bytes
 
 
 def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str:
-    """Return which setting is the fastest of those that fit, in one sentence; where none does, which is nearest."""
+    """Return one sentence about the fastest setup that fits, or about the nearest one if none fits."""
     best = min(predictions, key=_order)
     name, fitting = title(best.question, varying), [one for one in predictions if one.fits]
     if not fitting and best.fits is None:

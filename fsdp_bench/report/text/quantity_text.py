@@ -1,4 +1,4 @@
-"""The names of the quantity that max-size looks for, in tables, charts and messages."""
+"""The names of the quantities that max-size searches for, in tables, charts and messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class QuantityText:
     """The names of one quantity."""
 
     option: str
-    """Its name on the command line."""
+    """The value of ``--of`` on the command line."""
     title: str
-    """What is looked for."""
+    """The title of a chart, and the beginning of an answer."""
     axes: tuple[tuple[float, str], ...]
-    """The chart's axis: divisors and names."""
+    """Axis scales of the chart: divisor and label, largest first."""
     smallest: str
-    """The smallest value in a sentence, with ``{model}`` and ``{value}``."""
+    """The smallest value as a phrase, with placeholders ``{model}`` and ``{value}``."""
 
 
 QUANTITY_TEXTS = {
@@ -54,7 +54,7 @@ QUANTITY_TEXTS = {
         "{model} on {value} GPUs",
     ),
 }
-"""By the name of the quantity, which is a field of ModelShape or TrainSetup."""
+"""Texts by the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
 def quantity_text(cell: SettingResult) -> QuantityText:
@@ -68,7 +68,7 @@ def value_text(name: str, value: int) -> str:
 
 
 def model_line(cell: SettingResult) -> str:
-    """Return which model is sized, or which models are tried."""
+    """Return the model, or the range of models that are tried."""
     first, count = cell.quantity[0].model, len(cell.quantity)
     if cell.quantity.name == "num_parameters":
         last = cell.quantity[count - 1].model

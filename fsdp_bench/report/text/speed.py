@@ -1,4 +1,4 @@
-"""A predicted step's time as text: exposed communication, tokens a second, and what the rates rest on."""
+"""A predicted step time as text: exposed communication, tokens per second and the source of the rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
 
 
 def time_facts(found: Speed, profile: Profile | None) -> list[str]:
-    """Return a step's time on a few lines; what is unknown says why."""
+    """Return the step time as a few lines, or the reason why it is unknown."""
     time = found.time
     if time.step_seconds is None:
         known = "" if time.compute_seconds is None else f"; operators take {format_seconds(time.compute_seconds)}"
@@ -42,7 +42,7 @@ def _part(name: str, seconds: float | None) -> str:
 
 
 def rests_on(found: Speed, profile: Profile | None) -> str:
-    """Return where the rates are from."""
+    """Return the source of the rates."""
     if profile is not None:
         return measured_rates(profile)
     if found.source is None:
@@ -52,7 +52,7 @@ def rests_on(found: Speed, profile: Profile | None) -> str:
 
 
 def measured_rates(profile: Profile) -> str:
-    """Return where rates were measured, and what of them is missing."""
+    """Return where and when the rates were measured, and which are missing."""
     missing = "".join(f"; without {name}, lost in the noise" for name in profile.lost_in_noise)
     return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate){missing}"
 
@@ -64,12 +64,12 @@ def _why_unknown(found: Speed) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction in per cent."""
+    """Return a fraction as a percentage."""
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
 def step_text(seconds: float) -> str:
-    """Return a step's time with enough digits to compare settings."""
+    """Return a step time with enough digits to compare settings."""
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 

@@ -1,4 +1,4 @@
-"""Whether a setup fits, as text: one line, one word for a table, and what is kept free of the GPU."""
+"""Whether a setup fits, as text: one line, a word for a table, and the required headroom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsdp_bench.spec.units import format_gib
 
 
 def verdict(prediction: Prediction) -> str:
-    """Return whether it fits, by how much, and what is in the way."""
+    """Return whether a setup fits, by how much, and why not if it does not."""
     is_known = prediction.fits is not None
     return ("in eager it " if is_known and prediction.estimate.for_eager else "") + _verdict(prediction)
 
@@ -46,7 +46,7 @@ def _verdict(prediction: Prediction) -> str:
 
 
 def required_lines(estimates: Iterable[Estimate]) -> list[str]:
-    """Return how much of each GPU is kept free, for what, and which option changes it: one line for each source."""
+    """Return the required headroom on each GPU and the option that changes it, one line per source."""
     by_source: dict[str, list[Headroom]] = {}
     for kept in (estimate.required_headroom for estimate in estimates):
         by_source.setdefault(kept.source, []).append(kept)
@@ -60,7 +60,7 @@ def required_lines(estimates: Iterable[Estimate]) -> list[str]:
 
 
 def fits_text(prediction: Prediction) -> str:
-    """Return whether it fits as text of one to three words."""
+    """Return whether a setup fits, in one to three words."""
     reading = prediction.estimate.allocator
     if prediction.verdict is Verdict.DOES_NOT_FIT and reading.out_of_memory is None:
         return "NO: host memory"
@@ -69,12 +69,12 @@ def fits_text(prediction: Prediction) -> str:
 
 
 def retries_text(count: int) -> str:
-    """Return how many allocation retries there are."""
+    """Return the number of allocation retries as text."""
     return "1 allocation retry" if count == 1 else f"{count} allocation retries"
 
 
 def place_text(phase: str, block: int | None) -> str:
-    """Return a phase, and the block where there is one."""
+    """Return a phase, with the block if there is one."""
     return phase if block is None else f"{phase}, block {block}"
 
 
@@ -90,7 +90,7 @@ def _why_unknown(gpu: Gpu | None) -> str:
 
 
 def _available(estimate: Estimate) -> str:
-    """Return what torch's allocator can have."""
+    """Return the GPU memory that torch's allocator can use."""
     kept, usable = estimate.required_headroom.num_bytes, f"{format_gib(estimate.gpu_bytes or 0)} usable"
     return f"{usable} less {format_gib(kept)} kept free" if kept else usable
 
@@ -105,14 +105,14 @@ def _needed(prediction: Prediction) -> str:
 
 
 def _would_be_left(prediction: Prediction) -> str:
-    """Return what would be left of a GPU that holds it without the headroom."""
+    """Return the GPU memory that would be left if there were no headroom; empty if none."""
     left = prediction.headroom_bytes or 0
     return f"; {format_gib(left)} would be left" if left > 0 else ""
 
 
 def _shortage(prediction: Prediction) -> str:
-    """Return what is missing, where it runs out, and what the peak consists of."""
+    """Return the memory needed, where memory runs out, and the largest part of the peak."""
     full = prediction.estimate.allocator.out_of_memory
     assert full is not None
-    where = place_text(full.phase, full.unit if full.unit >= 0 else None)
+    where = place_text(full.phase, full.block if full.block >= 0 else None)
     return f"{_needed(prediction)}{_would_be_left(prediction)}; it runs out in {where} at {full.label}"

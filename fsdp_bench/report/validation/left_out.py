@@ -1,4 +1,4 @@
-"""What a comparison assumes, and the rows that it leaves out: one entry for each assumption or reason."""
+"""The assumptions of a comparison, and the rows that it leaves out, grouped by assumption or reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsdp_bench.report.terminal import terminal_width
 
 
 def wrapped(text: str, indent: int, hanging: int = 4) -> list[str]:
-    """Return a paragraph in lines, all but the first indented further."""
+    """Wrap a paragraph; indent all lines but the first further."""
     first, rest = " " * indent, " " * (indent + hanging)
     return textwrap.wrap(
         text,
@@ -22,7 +22,7 @@ def wrapped(text: str, indent: int, hanging: int = 4) -> list[str]:
 
 
 def taken(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Return what was taken for granted and for which rows, from pairs of a row's name and its assumptions."""
+    """Return each assumption with the names of its rows, from pairs of a row's name and its assumptions."""
     found: dict[str, dict[str, None]] = {}
     for name, assumptions in rows:
         for fact in assumptions:
@@ -31,7 +31,7 @@ def taken(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def left_out(reasons: Iterable[tuple[str, str | None]]) -> list[str]:
-    """Return how many rows were left out for which reason, the most frequent first, from pairs of case and reason."""
+    """Return the number of rows left out per reason, the most frequent first, from pairs of case and reason."""
     grouped: dict[str, list[str]] = {}
     for case, reason in reasons:
         if reason is not None:

@@ -1,4 +1,4 @@
-"""Memory compared with a reference, as text: a summary, the error by phase, the worst cells."""
+"""Predicted memory compared with a reference, as text: a summary, the errors by phase and the worst cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = ("", "equal to the byte", "median |error|", "largest")
 
 
 def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary) -> str:
-    """Return the summary, the error by term, and the worst cells by name."""
+    """Return the summary, the errors by phase and the worst cells."""
     lines = [
         f"predicted against {summary.against}: {summary.num_cells} cells, {summary.num_failed} without a reference",
         f"  every phase equal to the byte      {count_of(summary.num_equal, summary.num_compared)}",
@@ -40,14 +40,14 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
 
 
 def terms(summary: Summary) -> list[tuple[str, Spread]]:
-    """Return what was compared, by name: the peaks, then each phase."""
+    """Return the errors by name: peak allocated, peak reserved, then each phase."""
     found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
     phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
     return [(name, spread) for name, spread in found if spread is not None] + phases
 
 
 def cell_line(comparison: MemoryComparison) -> str:
-    """Return a cell's worst phase: its error, both figures, the cell."""
+    """Return the worst phase of a cell: its error, the predicted and the reference size, and the cell's label."""
     phase, error = comparison.worst
     reading = comparison.phases[phase]
     return (
@@ -58,7 +58,7 @@ def cell_line(comparison: MemoryComparison) -> str:
 
 
 def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
-    """Return a line for each cell that fits and should not, or should and does not."""
+    """Return a line for each cell whose predicted and measured fit differ."""
     texts = {True: "fits", False: "does not fit"}
     return [
         f"predicted {texts[one.fit.predicted]}, measured {texts[one.fit.measured]}: {one.label}"
@@ -68,7 +68,7 @@ def wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
 
 
 def outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
-    """Return what NVML measured of processes outside of the caching allocator."""
+    """Return the memory outside the caching allocator that NVML measured; None if no trial measured it."""
     found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
     if not found:
         return None
@@ -80,7 +80,7 @@ def outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
 
 
 def agreement_line(found: Sequence[Agreement]) -> str | None:
-    """Return how far emulated trials are from real ranks in peak allocated; None where no pair was measured."""
+    """Return the difference in peak allocated between emulated and real ranks; None if no pair was measured."""
     if not found:
         return None
     errors = [abs(one.relative) for one in found]

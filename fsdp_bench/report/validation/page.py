@@ -1,4 +1,4 @@
-"""A page to be committed beside results: how far predictions are from them, by term, and where the worst cells are."""
+"""A Markdown page about measured results: the errors of predictions, and the worst cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORST = 20
 
 
 def rates_text(found: ResultsValidation) -> str:
-    """Return where the rates of predicted times are from."""
+    """Return the source of the rates of predicted times."""
     return "of datasheets" if found.profile is None else measured_rates(found.profile)
 
 
@@ -35,7 +35,7 @@ def validation_page(found: ResultsValidation) -> str:
 
 
 def _conditions(records: Sequence[TrialRecord]) -> list[str]:
-    """Return what was measured, on what, when."""
+    """Return a table of the trials, their device, versions and dates."""
     ranks = [record.ranks[0] for record in records if record.ranks]
     kinds = dict.fromkeys(f"{record.device} on {record.hardware}" if record.emulated_on else record.device
                           for record in records)  # fmt: skip

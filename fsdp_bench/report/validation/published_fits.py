@@ -1,4 +1,4 @@
-"""Prints predicted beside published outcomes: how many of each, those that differ by name, what is left out and why."""
+"""Predicted and published outcomes as text: counts, the cases that differ, and the rows left out with reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsdp_bench.validate.published.fits import FitRow
 
 
 def format_fits(rows: Sequence[FitRow]) -> str:
-    """Return everything as plain text; compiled code, which is predicted as eager, in a column of its own."""
+    """Return the comparison as plain text; compiled code, which is predicted as eager, has its own column."""
     compared = [row for row in rows if row.predicted is not None]
     columns = {
         "ran, eager": [row for row in compared if row.ran and not row.compiled],

@@ -1,4 +1,4 @@
-"""Prints predicted beside published peaks: a table, the named terms, a summary by kind, what is left out and why."""
+"""Predicted and published peaks as text: a table, a summary by kind, the terms, and the rows left out with reasons."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.peaks import PREDICTED_KINDS, PublishedRow
 
 WITHIN = 0.05
-"""The aim for allocated and active."""
+"""The largest error of allocated and active memory that counts as near."""
 
 HEADERS = ("case", "kind", "published", "predicted", "error", "with\nterms", "their\nerror")
 DROPPABLE = ("with\nterms", "their\nerror")
 
 
 def format_published(rows: Sequence[PublishedRow]) -> str:
-    """Return everything as plain text. ``with terms`` is not the prediction: see published_terms.py."""
+    """Return the comparison as plain text.
+
+    The column ``with terms`` is the prediction plus known terms of the framework's code: see published_terms.py.
+    """
     predicted = [row for row in rows if row.predicted_bytes is not None]
     published = sum(row.kind is not None for row in rows)
     lines = [

@@ -1,4 +1,4 @@
-"""Prints the published chart of largest models beside predictions, with what the chart does not state."""
+"""The published chart of largest models as text, with predictions and the conditions that it does not state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, PREC
 
 
 def published_text(found: Sequence[SizeComparison]) -> str:
-    """Return the chart as a table, with what is not known under it."""
+    """Return the chart as a table, followed by the conditions that are not stated."""
     header = ["strategy", "batch", "reserved of the GPU", "published", *(f"predicted,\n{name}" for name in PRECISIONS)]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Prints predicted beside published throughput: a table, a summary beside constant MFUs, what is left out and why."""
+"""Predicted and published throughput as text: a table, a summary with constant MFUs, and the rows left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "
 
 
 def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
-    """Return everything as plain text."""
+    """Return the comparison as plain text."""
     compared = [row for row in rows if row.error is not None]
     constants = ", ".join(f"{mfu:.1%} on {gpu}" for gpu, mfu in summary.best_constant_mfu.items())
     lines = [
@@ -41,7 +41,7 @@ def _cells(row: SpeedRow) -> list[str]:
 
 
 def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
-    """Return the median errors: of all rows, by who published them, by GPU, by eager and compiled code on each GPU."""
+    """Return the median errors: of all rows, by publisher, by GPU, and by eager and compiled code on each GPU."""
     groups: dict[str, list[SpeedRow]] = {"all": list(rows)}
     for family in summary.by_family:
         groups[family] = [row for row in rows if row.family == family]

@@ -1,4 +1,4 @@
-"""Prints how far predicted steps are from measured ones."""
+"""Predicted and measured step times as text: a summary and the worst trials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORST_SHOWN = 10
 
 
 def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, source: str) -> str:
-    """Return the summary, and the worst trials by name."""
+    """Return the summary and the worst trials."""
     if not summary.num_trials:
         reasons = dict.fromkeys(one.reason for one in comparisons if one.reason)
         return f"time is not compared: {'; '.join(str(reason) for reason in reasons) or 'no trials'}"
@@ -26,7 +26,7 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
 
 
 def time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
-    """Return what was compared and how near it is, as text."""
+    """Return the compared quantities by name, each with its error as text."""
     within = f"{summary.num_within} of {summary.num_trials}"
     near_either = count_of(summary.num_exposed_near_either, summary.num_exposed)
     by_difference = _exposed(

@@ -14,6 +14,7 @@ from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
+from fsdp_bench.simulate.operators.norms import layer_norm, rms_norm
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -137,7 +138,7 @@ class RMSNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows."""
-        return self.op.rms_norm(x, self.weight.seen)
+        return rms_norm(self.op, x, self.weight.seen)
 
 
 class LayerNorm(Module):
@@ -150,7 +151,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows."""
-        return self.op.layer_norm(x, self.weight.seen, self.bias.seen)
+        return layer_norm(self.op, x, self.weight.seen, self.bias.seen)
 
 
 def rotate(op: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

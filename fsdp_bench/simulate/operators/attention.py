@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients
-from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.operators.workspaces import (
+from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
 )
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 

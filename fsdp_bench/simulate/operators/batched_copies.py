@@ -1,4 +1,4 @@
-"""What FSDP2's copies of many tensors at once allocate on a GPU: addresses and sizes, packed into one tensor of int64.
+"""Arguments of FSDP2's batched copies on a GPU: addresses and sizes, packed into one tensor of int64.
 
 aten/native/cuda/TensorShape.cu, pack_vecs: the host fills it, moves it to the GPU, and the kernel's blocks of threads
 look up which tensor they are to copy. It is freed with the call, but in a pool of small tensors it can be what makes
@@ -14,7 +14,7 @@ from fsdp_bench.simulate.operators.kernels import INT64, Kernels
 
 _THREADS = 128
 _TILE_BYTES = 16 * _THREADS
-"""What one block of threads copies in one iteration."""
+"""Bytes that one block of threads copies in one iteration."""
 
 
 def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> int:
@@ -29,7 +29,7 @@ def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> 
     iterations = -(-_tiles(parts, 1) * num_chunks // most_blocks)
     chunks_per_block = min(math.ceil(math.sqrt(iterations)), num_chunks)
     blocks = _tiles(parts, -(-iterations // chunks_per_block))
-    # Destinations, sources, sizes, each block's part, and the first block of each part and behind the last one.
+    # Destinations, sources, sizes, each block's part, the first block of each part, and the end of the last.
     return INT64 * (3 * len(parts) + blocks + len(parts) + 1)
 
 
@@ -43,4 +43,5 @@ def chunk_cat_arguments(parts: Sequence[int]) -> int:
 
 
 def _tiles(parts: Sequence[int], iterations: int) -> int:
-    return sum(-(-part // (_TILE_BYTES * iterations)) for part in parts)
+    tile_bytes = _TILE_BYTES * iterations
+    return sum([-(-part // tile_bytes) for part in parts])

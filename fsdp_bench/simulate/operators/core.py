@@ -1,7 +1,7 @@
-"""What each operator allocates, saves for backward and allocates in backward.
+"""Pointwise operators, matrix products and embedding: what they allocate, save for backward and allocate in backward.
 
-One method an operator of torch, as the dispatcher sees it; the docstring names the operator. Numbers are elements,
-``itemsize`` is bytes. Two kernel sets differ in the norms, attention and what happens inside of operators.
+One method for each operator of torch, as the dispatcher sees it; the docstring names the operator. ``numel`` counts
+elements, ``itemsize`` bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels
-from fsdp_bench.simulate.operators.workspaces import embedding_backward_workspace, sum_over_rows_workspace
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Tape, Tensor
 
 Saved = Any
-"""What a node saved: a list of tensors, or tape.Packed, which opens them one by one."""
+"""Saved tensors: a list, or autograd.Packed."""
 
 
 class Parameter(Tensor, eq=False):
@@ -346,139 +346,6 @@ class Operators:
             return gradients[0], summed
 
         return self.record(out, [x, positions], [], backward)
-
-    # -- norms -------------------------------------------------------------------------------------------------
-
-    def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
-        if self.kernels.is_cuda and not self.kernels.composite_norms:
-            return self._fused_norm(x, weight, None)
-        rows = x.numel // weight.numel
-        upcast = self.to(x, FP32)
-        scale = self._reciprocal_root(upcast, rows)
-        normalized = self.mul_broadcast(upcast, scale)
-        out = self._scale_columns(normalized, weight)
-        del normalized, upcast
-        return self.to(out, x.itemsize)
-
-    def _reciprocal_root(self, x: Tensor, rows: int) -> Tensor:
-        """aten::pow, mean, add_, rsqrt: 1 / sqrt(mean(x^2) + eps) of each row, as one node."""
-        squares = self.tape.tensor(x.numel, FP32, "aten::pow")
-        mean = self.tape.tensor(rows, FP32, "aten::mean")
-        out = self.tape.tensor(rows, FP32, "aten::rsqrt")
-        self.run("aten::pow", x, squares)
-        self.run("aten::mean", squares, mean)
-        self.run("aten::add", mean, mean)
-        self.run("aten::rsqrt", mean, out)
-        del mean, squares
-        numel = x.numel
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            opened = saved.copy()
-            powers = self.temporary(rows, FP32, "aten::pow")
-            scaled = self.temporary(rows, FP32, "aten::mul")
-            to_mean = self.temporary(rows, FP32, "aten::mul")
-            for small in (powers, scaled, to_mean):
-                self.run("aten::mul", gradients[0], small, small)
-            del small, scaled, powers
-            gradients.clear()
-            opened.pop()
-            saved.pop()
-            spread = self.temporary(numel, FP32, "aten::div")
-            del to_mean
-            power = self.temporary(numel, FP32, "aten::pow")
-            doubled = self.temporary(numel, FP32, "aten::mul")
-            dx = self.temporary(numel, FP32, "aten::mul")
-            self.run("aten::div", spread, spread)
-            self.run("aten::pow", power, power)
-            self.run("aten::mul", power, doubled)
-            self.run("aten::mul", doubled, spread, dx)
-            del doubled, power, spread
-            return (dx,)
-
-        return self.record(out, [x], [x, out.detach()], backward)
-
-    def _scale_columns(self, x: Tensor, weight: Parameter) -> Tensor:
-        """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
-        out = self.like(x, "aten::mul")
-        self.run("aten::mul", x, weight, out)
-        columns, itemsize = weight.numel, weight.itemsize
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            numel = gradients[0].numel
-            opened = saved.copy()
-            whole = self.temporary(numel, FP32, "aten::mul")
-            dx = self.temporary(numel, FP32, "aten::mul")
-            self.run("aten::mul", gradients[0], opened[0], whole)
-            self.run("aten::mul", gradients[0], opened[1], dx)
-            del opened
-            dw = self.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
-            self.run("aten::sum", whole, dw)
-            del whole
-            if itemsize != FP32:
-                dw = self.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
-            return dx, dw
-
-        return self.record(out, [x, weight], [x, weight], backward)
-
-    def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-        """aten::native_layer_norm: saves the input, mean and rstd."""
-        return self._fused_norm(x, weight, bias)
-
-    def _fused_norm(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-        """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
-        rows, columns = x.numel // weight.numel, weight.numel
-        out = self.like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
-        # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
-        size = FP32 if self.kernels.is_cuda else x.itemsize
-        statistics = [self.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
-        name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
-        self.run(name, x, out)
-        numel, itemsize = x.numel, x.itemsize
-
-        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            _opened = saved.copy()
-            dx = self.temporary(numel, itemsize, "aten::native_layer_norm_backward")
-            # Once for the input's gradient, and once more over both tensors for the weight's.
-            self.tape.kernel(name + "_backward", 5 * numel * itemsize, itemsize)
-            dw = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
-            if bias is None:
-                return dx, dw
-            db = self.tape.tensor(columns, weight.itemsize, "aten::native_layer_norm_backward", Category.GRADIENTS)
-            return dx, dw, db
-
-        inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
-        return self.record(out, inputs, [x, weight, *statistics], backward)
-
-    # -- loss --------------------------------------------------------------------------------------------------
-
-    def log_softmax(self, x: Tensor) -> Tensor:
-        """aten::_log_softmax: saves its result."""
-        out = self.like(x, "aten::_log_softmax")
-        self.run("aten::_log_softmax", x, out)
-        numel, itemsize = x.numel, x.itemsize
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            opened = saved.copy()
-            self.run("aten::_log_softmax_backward_data", *gradients, *opened, opened[0])
-            return (self.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
-
-        return self.record(out, [x], [out.detach()], backward)
-
-    def nll_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
-        out = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
-        total_weight = self.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
-        # Of each row one element is read, and its target.
-        self.tape.kernel("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
-        numel, itemsize = x.numel, x.itemsize
-
-        def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            _opened = saved.copy()
-            self.tape.kernel("aten::nll_loss_backward", numel * itemsize, itemsize)
-            return (self.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
-
-        return self.record(out, [x], [x, targets, total_weight], backward)
 
     def divide(self, x: Tensor) -> Tensor:
         """aten::div of a scalar by a number."""

@@ -1,6 +1,7 @@
 """Which implementations of operators run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
 
-What CUDA's allocate inside of themselves is in workspaces.py and batched_copies.py. Kernels have run on no GPU of ours.
+What CUDA's kernels allocate beside their results is in attention_workspaces.py, reduction_workspaces.py and
+batched_copies.py. None of it was measured on a GPU of ours.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class CrossEntropy(Enum):
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which implementations run."""
+    """The implementations of operators that run."""
 
     name: str
     """``cuda`` or ``cpu``: where the operators run."""
     observed: bool
-    """As a dispatch mode sees it, which is part of a dry run and of a tracked CPU run: Python then holds a reference
+    """Whether a dispatch mode watches, as in a dry run and in a tracked CPU run: Python then holds a reference
     to every gradient, so that the engine never adds in place (can_accumulate_inplace wants a use count of one), and
     what operators allocate inside of themselves is not seen."""
 
@@ -42,8 +43,8 @@ class Kernels:
     """A DeviceMesh's tensor of ranks is among what is seen: of real ranks and of one alone, not of a dry run."""
 
     cublas_workspace_bytes: int = 0
-    """Of one thread; there are two: one runs forward, and autograd's device thread backward. It comes from the caching
-    allocator with a thread's first product, and stays."""
+    """cuBLAS's workspace of one thread. There are two: of the main thread (forward) and of autograd's (backward). Each
+    comes from the caching allocator with the thread's first matrix product, and stays."""
 
     num_multiprocessors: int = 108
     """An A100's, where no GPU is named."""
@@ -110,4 +111,4 @@ def kernels_on(kernels: Kernels, gpu: Gpu | None) -> Kernels:
 
 
 _THREADS = {7.5: 1024, 8.6: 1536, 8.7: 1536, 8.9: 1536, 12.0: 1536}
-"""By compute capability, where not 2048 (CUDA C++ Programming Guide, technical specifications)."""
+"""Threads per multiprocessor by compute capability, where not 2048 (CUDA C++ Programming Guide)."""

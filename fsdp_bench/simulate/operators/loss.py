@@ -51,7 +51,37 @@ def _chunk_sum(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     """torch.nn.functional.cross_entropy: aten::_log_softmax, aten::nll_loss_forward."""
-    return op.nll_loss(op.log_softmax(logits), targets)
+    return nll_loss(op, log_softmax(op, logits), targets)
+
+
+def log_softmax(op: Operators, x: Tensor) -> Tensor:
+    """aten::_log_softmax: saves its result."""
+    out = op.like(x, "aten::_log_softmax")
+    op.run("aten::_log_softmax", x, out)
+    numel, itemsize = x.numel, x.itemsize
+
+    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+        opened = saved.copy()
+        op.run("aten::_log_softmax_backward_data", *gradients, *opened, opened[0])
+        return (op.tape.tensor(numel, itemsize, "aten::_log_softmax_backward_data", Category.LOGITS),)
+
+    return op.record(out, [x], [out.detach()], backward)
+
+
+def nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
+    """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
+    out = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+    total_weight = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
+    # Of each row one element is read, and its target.
+    op.tape.kernel("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
+    numel, itemsize = x.numel, x.itemsize
+
+    def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
+        _opened = saved.copy()
+        op.tape.kernel("aten::nll_loss_backward", numel * itemsize, itemsize)
+        return (op.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
+
+    return op.record(out, [x], [x, targets, total_weight], backward)
 
 
 def flash_attn_cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,12 @@
 """What each wrapper does around a model: which parameters it gathers, frees and reduces, and when.
 
-``units.py`` says which modules become FSDP units. FSDP1 is ``fsdp1.py`` (its hooks), ``flat_param_handle.py`` (one
-unit) and ``flat_layout.py`` (where weights lie in a unit); ``fsdp2.py`` is fully_shard; ``ddp.py`` is
-DistributedDataParallel. Functions bear the names of the PyTorch functions that they stand for.
+Functions have the names of the PyTorch functions that they follow.
+
+    protocol.py            what a step asks of every wrapper
+    units.py               which modules become FSDP units
+    fsdp1.py               FullyShardedDataParallel: hooks, prefetching, the rate limiter of all-gathers
+    flat_param_handle.py   one unit of it: its flat parameter, gathered and reduced
+    flat_layout.py         where weights lie in a flat parameter, and its padding
+    fsdp2.py               fully_shard
+    ddp.py                 DistributedDataParallel and its buckets
 """

@@ -49,7 +49,7 @@ class FlatParamHandle:
         """NO_SHARD with offload, without use_orig_params: of what was moved to the host the module still has its views
         on the device, until the first forward gives it others."""
         self.moved_shard: Storage | None = None
-        """With offload: the copy on the device that the original parameters are views of."""
+        """With offload, the copy on the device of which the original parameters are views."""
         self.saved_grad_shard: Tensor | None = None
         self.shows_gradients = False
         self.prefetched = False

@@ -139,7 +139,7 @@ class Fsdp1(Wrapper):
                 handle.grad = None
 
     events_left = 0
-    """Of _FreeEventQueue, which a step leaves; set by who restores that state."""
+    """Events that a step leaves in _FreeEventQueue; set by step.py, which restores that state."""
 
     @property
     def num_free_events(self) -> int:
@@ -147,7 +147,7 @@ class Fsdp1(Wrapper):
         return self._num_free_events
 
     def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
-        """Yield the units, marking whose turn it is."""
+        """Yield the units, each after a mark of its block."""
         for handle in handles or self.handles:
             self.tape.mark_block(handle.block)
             yield handle

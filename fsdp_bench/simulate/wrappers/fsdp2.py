@@ -55,7 +55,7 @@ class ParamGroup:
         self.group_size = wrapper.group_size
         self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
         self.block = weights[0].block if weights else -1
-        self.shard_numel = sum(param.padded_shard_numel for param in self.params)
+        self.shard_numel = sum([param.padded_shard_numel for param in self.params])
         self.reshards_after_forward = reshards
         self.all_gather_result: Storage | None = None
         self.is_unsharded = False
@@ -147,7 +147,7 @@ class ParamGroup:
             parts = [param.padded_shard_numel * itemsize for param in self.params]
             num_bytes = split_arguments(parts, self.group_size, kernels)
             _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
-        gathered = sum(param.gathered_bytes for param in self.params)
+        gathered = sum([param.gathered_bytes for param in self.params])
         self.tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, itemsize)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
@@ -290,9 +290,9 @@ class ParamGroup:
             else:  # aten/native/TensorShape.cpp, _pad_chunk
                 inside = [p.padded_numel * itemsize for p in self.params if p.weight.dim0 % self.group_size]
         _inside = [tape.storage(num_bytes, "chunk_cat", Category.TEMPORARY) for num_bytes in inside]
-        written = sum(param.padded_numel for param in self.params) * sizes.reduce
+        written = sum([param.padded_numel for param in self.params]) * sizes.reduce
         name = "fsdp::chunk_cat" if dtype == to else CASTING_CHUNK_CAT
-        tape.kernel(name, sum(itemsize * gradient.numel for gradient in gradients) + written, itemsize)
+        tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
 
     def _reduce(self, gradients: list[Tensor], dtype: str) -> None:
         """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
@@ -300,7 +300,7 @@ class ParamGroup:
             return
         tape, sizes, wrapper = self.tape, self.sizes, self.wrapper
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
-        numel = sum(param.padded_numel for param in self.params)
+        numel = sum([param.padded_numel for param in self.params])
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
         self._copy_in(gradients, dtype)
         gradients.clear()
@@ -417,7 +417,7 @@ class Fsdp2(Wrapper):
             group.gradient = None
 
     def _by_block(self) -> Iterator[ParamGroup]:
-        """Yield the units, marking whose turn it is."""
+        """Yield the units, each after a mark of its block."""
         for group in self.groups:
             self.tape.mark_block(group.block)
             yield group

@@ -1,4 +1,4 @@
-"""What a step asks of a wrapper: FSDP1, fully_shard or DistributedDataParallel."""
+"""The interface of the wrappers FSDP1, fully_shard and DistributedDataParallel."""
 
 from __future__ import annotations
 

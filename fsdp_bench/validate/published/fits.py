@@ -12,7 +12,7 @@ import msgspec
 
 from fsdp_bench.plan.estimate import Verdict, estimate
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, read_cases
 from fsdp_bench.validate.published.hardware import cluster_of

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fsdp_bench.plan.estimate import estimate, replay
-from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.caching_allocator.program import program
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.live_memory import live_memory
-from fsdp_bench.replay.program import program
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import first_steps

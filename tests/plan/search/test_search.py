@@ -23,7 +23,7 @@ from fsdp_bench.plan.search.quantity import (
     size_ladder,
 )
 from fsdp_bench.plan.search.search import find_all, find_largest, largest_model
-from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.errors import SpecError

@@ -1,4 +1,4 @@
-"""What a picture that was written must be, whatever it shows."""
+"""Checks of charts, whatever they show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLIDE = (1600, 900)
 
 
 def assert_is_a_slide(path: Path, *words: str) -> None:
-    """Check that a picture has a slide's size and is drawn on in every quarter; of an SVG, that it has these words."""
+    """Check that a chart has a slide's size and ink in every quarter, or that an SVG contains the words."""
     if path.suffix == ".svg":
         root = ElementTree.fromstring(path.read_text())
         _, _, width, height = map(float, root.attrib["viewBox"].split())
@@ -34,7 +34,7 @@ def assert_is_a_slide(path: Path, *words: str) -> None:
 
 
 def texts_of(figure: Figure) -> list[Text]:
-    """Return every text that is drawn, whatever part of the chart it is of."""
+    """Return every text in every part of the chart."""
     parts = [figure, *figure.subfigs]
     found = [text for part in parts for text in part.texts]
     found += [text for part in parts for legend in part.legends for text in legend.get_texts()]
@@ -46,12 +46,12 @@ def texts_of(figure: Figure) -> list[Text]:
 
 
 def text_of_quantity(figure: Figure) -> str:
-    """Return everything that is written, with single blanks."""
+    """Return all text of the chart, with single blanks."""
     return " ".join(" ".join(text.get_text() for text in texts_of(figure)).split())
 
 
 def assert_texts_are_inside_and_apart(figure: Figure) -> None:
-    """Check that matplotlib's layout found a place for every text: on the chart, and on no other text."""
+    """Check that every text is inside the chart and that no two texts overlap."""
     figure.draw_without_rendering()
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
     for text, box in boxes:

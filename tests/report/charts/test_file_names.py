@@ -1,4 +1,4 @@
-"""Pictures' names, where what names them is no file's name."""
+"""File names of charts whose parts contain characters that a file name must not have."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.sweep.frontier.test_cell import SHAPE
 SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
 
 
-def test_models_named_as_on_the_hub_have_pictures_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that differ in a slash alone, and a long one."""
-    monkeypatch.setattr(frontier_chart, "draw_picture", lambda _picture, path: path.write_bytes(b""))
+def test_models_named_as_on_the_hub_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names differ only in a slash; a third is long."""
+    monkeypatch.setattr(frontier_chart, "draw_chart", lambda _chart, path: path.write_bytes(b""))
     record = read_frontier_of(SWEEP)
     assert record is not None
     names = ["org/a", "org-a", "../../a", "x" * LONGEST_NAME]

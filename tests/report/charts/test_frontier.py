@@ -1,4 +1,4 @@
-"""The pictures of a frontier sweep, from the committed record of one on two cores."""
+"""The charts of a frontier sweep, from a committed record of a sweep on two cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fsdp_bench.report.charts.frontier import draw_frontier, picture
+from fsdp_bench.report.charts.frontier import draw_frontier, frontier_chart
 from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, max_size_figure
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import Checkpointing, Precision
@@ -28,7 +28,7 @@ def cells_of(world: int) -> list[FrontierCell]:
 
 
 def bars_of(cells: list[FrontierCell]) -> list[MaxSizeBar]:
-    (panel,) = picture(record(), cells).rows
+    (panel,) = frontier_chart(record(), cells).rows
     return list(panel.bars)
 
 
@@ -52,9 +52,9 @@ def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -
     assert cell.predicted is not None
     assert cell.measured is not None
     other = replace(cell, predicted=replace(cell.predicted, fits=cell.measured.fits * 11 // 10), steps_apart=-1)
-    texts = [text.get_text() for axes in max_size_figure(picture(record(), [other])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in max_size_figure(frontier_chart(record(), [other])).axes for text in axes.texts]
     assert any("+10.0%" in text for text in texts)
-    texts = [text.get_text() for axes in max_size_figure(picture(record(), [cell])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in max_size_figure(frontier_chart(record(), [cell])).axes for text in axes.texts]
     assert any(text.endswith("0%") and "+" not in text for text in texts)
 
 
@@ -64,25 +64,25 @@ def test_what_was_not_found_has_a_word_in_place_of_a_bar_and_its_reason_below() 
     crashed = replace(cell, status="unknown", reason="llama-12M crashed: a reason", measured=None, steps_apart=None)
     (bar,) = bars_of([crashed])
     assert (bar.value, bar.note) == (None, UNKNOWN)
-    assert picture(record(), [crashed]).notes == ("unknown: llama-12M crashed: a reason",)
+    assert frontier_chart(record(), [crashed]).notes == ("unknown: llama-12M crashed: a reason",)
     (bar,) = bars_of([replace(cell, measured=replace(cell.measured, fits=0, runs=0))])
     assert (bar.value, bar.note) == (None, NONE_FITS)
 
 
 def test_conditions_are_printed() -> None:
-    words = " ".join(picture(record(), cells_of(2)).conditions)
+    words = " ".join(frontier_chart(record(), cells_of(2)).conditions)
     for word in ("256.0 MiB", "gloo", "vocabulary 4096", "2 ranks", "adamw-foreach", "30 of 30 cells"):
         assert word in words
 
 
-def test_cells_on_other_worlds_have_a_picture_of_their_own(tmp_path: Path) -> None:
+def test_cells_on_other_worlds_have_a_chart_of_their_own(tmp_path: Path) -> None:
     names = [path.name for path in draw_frontier(record(), tmp_path)]
     assert names == ["max-size-2-ranks.png", "max-size-4-ranks.png"]
     for name in names:
         assert_is_a_slide(tmp_path / name)
 
 
-def test_more_cells_than_a_picture_shows_are_split_by_api(tmp_path: Path) -> None:
+def test_more_cells_than_a_chart_shows_are_split_by_api(tmp_path: Path) -> None:
     cells = cells_of(4)
     many = []
     for checkpointing in Checkpointing:

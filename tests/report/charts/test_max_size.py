@@ -1,4 +1,4 @@
-"""The picture of the largest that fits: what is on it, that nothing overlaps, and that it reads without colours."""
+"""The chart of the largest value that fits: its contents, no overlaps, and legibility without colours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fsdp_bench.report.charts.max_size import (
     STYLES,
     BarRow,
     MaxSizeBar,
-    MaxSizePicture,
+    MaxSizeChart,
     draw,
     max_size_figure,
 )
@@ -41,9 +41,9 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
 
 
-def picture(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizePicture:
+def chart_of(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizeChart:
     conditions = ("source: predicted", "setup: 8 ranks", "hardware: " + "a server of many words " * 4)
-    return MaxSizePicture("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
+    return MaxSizeChart("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
 
 
 def rows(source: str = "predicted", **fields: int) -> list[MaxSizeBar]:
@@ -61,18 +61,18 @@ def solid(made: Figure) -> list[Rectangle]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_texts_stay_on_the_picture_and_apart(count: int) -> None:
+def test_texts_stay_on_the_chart_and_apart(count: int) -> None:
     bars = [
         MaxSizeBar(strategy, (f"server-{server}.48xlarge", mode), int(1.23e9 * (server + 1)), with_retries=int(4e9))
         for strategy in STRATEGIES
         for server in range(count)
         for mode in (("none", "full") if count < 4 else ("none",))
     ]
-    assert_texts_are_inside_and_apart(max_size_figure(picture(bars, ("server", "checkpointing"))))
+    assert_texts_are_inside_and_apart(max_size_figure(chart_of(bars, ("server", "checkpointing"))))
 
 
 def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
-    made = picture(rows())
+    made = chart_of(rows())
     both = replace(made, rows=(BarRow("p4d.24xlarge", made.rows[0].bars), BarRow("p5.48xlarge", made.rows[0].bars)))
     figure = max_size_figure(both)
     assert_texts_are_inside_and_apart(figure)
@@ -81,7 +81,7 @@ def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
 
 
 def test_every_bar_begins_at_zero_and_carries_its_number() -> None:
-    made = max_size_figure(picture(rows()))
+    made = max_size_figure(chart_of(rows()))
     assert {axes.get_yscale() for axes in made.axes} == {"linear"}
     assert {axes.get_ylim()[0] for axes in made.axes} == {0}
     assert len({axes.get_ylim()[1] for axes in made.axes}) == 1
@@ -90,7 +90,7 @@ def test_every_bar_begins_at_zero_and_carries_its_number() -> None:
 
 
 def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -> None:
-    made = max_size_figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
+    made = max_size_figure(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
     (axes,) = made.axes
     assert "100M\n+4.0%" in {text.get_text() for text in axes.texts}
     marks = [line for line in axes.lines if line.get_marker() == "D"]
@@ -103,13 +103,13 @@ def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -
 
 def test_a_published_bar_looks_like_no_predicted_one() -> None:
     bars = [MaxSizeBar("NO_SHARD", ("published",), int(1e9), PUBLISHED), MaxSizeBar("NO_SHARD", ("ours",), int(1e9))]
-    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(max_size_figure(picture(bars))))
+    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(max_size_figure(chart_of(bars))))
     assert dark < 1.2 < 2 < light
 
 
 @pytest.mark.parametrize("source", ["predicted", MEASURED])
 def test_neighbours_differ_in_black_and_white(source: str) -> None:
-    for one, other in pairwise(solid(max_size_figure(picture(rows(source))))):
+    for one, other in pairwise(solid(max_size_figure(chart_of(rows(source))))):
         assert one.get_hatch() != other.get_hatch()
 
 
@@ -120,7 +120,7 @@ def test_what_has_no_bar_says_why_and_is_no_failure_of_the_axis() -> None:
         MaxSizeBar("HYBRID_SHARD", ("none",), None, note=CANNOT_RUN),
         MaxSizeBar("HYBRID_SHARD", ("full",), None, note=CANNOT_RUN),
     ]
-    made = max_size_figure(picture(bars))
+    made = max_size_figure(chart_of(bars))
     written = [text.get_text() for text in texts_of(made)]
     assert written.count(NONE_FITS) == 1
     assert written.count(CANNOT_RUN) == 1  # a strategy that cannot run at all takes one place
@@ -128,7 +128,7 @@ def test_what_has_no_bar_says_why_and_is_no_failure_of_the_axis() -> None:
 
 
 def test_the_number_stands_on_its_bar_even_under_a_high_outline() -> None:
-    (axes,) = max_size_figure(picture([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
+    (axes,) = max_size_figure(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
     (number,) = [text for text in axes.texts if text.get_text() == "1B"]
     assert isinstance(number, Annotation)
     assert number.xy[1] == 1
@@ -136,7 +136,7 @@ def test_the_number_stands_on_its_bar_even_under_a_high_outline() -> None:
 
 def test_it_is_written_in_the_size_of_a_slide(tmp_path: Path) -> None:
     for name, words in (("bars.png", ()), ("bars.svg", ("FULL_SHARD", "HYBRID_SHARD"))):
-        draw(picture(rows()), tmp_path / name)
+        draw(chart_of(rows()), tmp_path / name)
         assert_is_a_slide(tmp_path / name, *words)
 
 
@@ -162,6 +162,6 @@ def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_rows() -> None
     assert (split.rows, split.levels) == ("server", ("precision", "checkpointing"))
 
 
-def test_a_picture_that_nobody_could_read_is_refused() -> None:
+def test_a_chart_that_nobody_could_read_is_refused() -> None:
     with pytest.raises(SpecError, match="too many for one picture; at most 30"):
         arrange([("one", ladders(precisions=4, modes=3)), ("other", ladders(precisions=4, modes=3))])

@@ -1,4 +1,4 @@
-"""What pictures say: stacks that add up, failures that are no successes, conditions that are complete."""
+"""Charts of measured trials: stacks add up, failures are no results, conditions are complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.report.charts import bars
 from fsdp_bench.report.charts.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
 from fsdp_bench.report.charts.measured import CHARTS, draw_all, measured_figure
-from fsdp_bench.report.charts.slides import MAX_BARS, Slide, slides
+from fsdp_bench.report.charts.slides import MAX_BARS, ChartTrials, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family
@@ -83,8 +83,8 @@ def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None)
     return replace(made, ranks=ranks, run=plan or RunPlan())
 
 
-def drawn(slide: Slide) -> list[TrialRecord]:
-    return [slot.record for group in slide.groups for slot in group.slots]
+def drawn(trials: ChartTrials) -> list[TrialRecord]:
+    return [slot.record for group in trials.groups for slot in group.slots]
 
 
 def grid(**fields: list[object]) -> list[TrialRecord]:
@@ -176,13 +176,13 @@ def test_exposed_and_overlapped_add_up_to_the_total() -> None:
 @pytest.mark.parametrize(("device", "named"), [("cuda", "NVIDIA H100 80GB HBM3"), ("cpu", "CPU, gloo")])
 def test_conditions_name_everything_that_a_reader_needs(device: str, named: str) -> None:
     both = [record(device=device), record(device=device, strategy=ShardingStrategy.NO_SHARD)]
-    (slide,) = slides(both, "the machine")
+    (trials,) = group_by_chart(both, "the machine")
     for fact in (
         "source: measured", "machine: the machine", f"device: {named}", "torch 2.99", f"model: {MODEL.describe()}",
         "world size 2", "precision fp32", "batch per rank 3", "sequence length 2048", "optimizer adamw-foreach",
         "api fsdp1", "checkpointing none", "offload none", "3 measured steps after 2 warm-up, 1 profiled",
     ):  # fmt: skip
-        assert fact in slide.conditions
+        assert fact in trials.conditions
 
 
 @pytest.mark.parametrize(("hardware", "named"), [("cuda", "one GPU as rank 0"), ("cpu", "one process as rank 0")])
@@ -190,8 +190,8 @@ def test_rank_0_alone_is_named_and_its_steps_are_said_to_be_without_communicatio
     hardware: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = replace(record(device=hardware), device="emulated", emulated_on=hardware)
-    (slide,) = slides([alone], "two machines")
-    assert any(named in condition and "(emulated)" in condition for condition in slide.conditions)
+    (trials,) = group_by_chart([alone], "two machines")
+    assert any(named in condition and "(emulated)" in condition for condition in trials.conditions)
     print_table([alone], Console())
     printed = capsys.readouterr().out
     assert "2 emulated" in printed
@@ -199,36 +199,38 @@ def test_rank_0_alone_is_named_and_its_steps_are_said_to_be_without_communicatio
 
 
 def test_an_option_that_is_not_the_default_is_a_condition() -> None:
-    (slide,) = slides([record(gradient_accumulation_steps=4, forward_prefetch=True)], "m")
-    assert {"accumulate 4", "forward prefetch yes"} <= set(slide.conditions)
-    (slide,) = slides([record()], "m")
-    assert not any("prefetch" in condition for condition in slide.conditions)
+    (trials,) = group_by_chart([record(gradient_accumulation_steps=4, forward_prefetch=True)], "m")
+    assert {"accumulate 4", "forward prefetch yes"} <= set(trials.conditions)
+    (trials,) = group_by_chart([record()], "m")
+    assert not any("prefetch" in condition for condition in trials.conditions)
 
 
 def test_what_varies_is_a_level_of_labels_and_listed_in_the_conditions() -> None:
-    (slide,) = slides(grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m")
-    assert slide.levels == ("precision", "api")
-    labels = [slot.labels for slot in slide.groups[0].slots]
+    (trials,) = group_by_chart(
+        grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m"
+    )
+    assert trials.levels == ("precision", "api")
+    labels = [slot.labels for slot in trials.groups[0].slots]
     assert labels == [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")]
-    assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(slide.conditions)
+    assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(trials.conditions)
 
 
 def test_strategies_stand_in_one_order() -> None:
-    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4]), "m")
-    headers = [group.header for group in slide.groups]
+    (trials,) = group_by_chart(grid(strategy=list(ShardingStrategy), world_size=[4]), "m")
+    headers = [group.header for group in trials.groups]
     assert headers == ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"]
 
 
 def test_sizes_of_shard_groups_are_told_apart() -> None:
-    (slide,) = slides(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
-    assert slide.levels == ("shard group",)
-    assert [slot.labels for slot in slide.groups[0].slots] == [("2",), ("4",)]
+    (trials,) = group_by_chart(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
+    assert trials.levels == ("shard group",)
+    assert [slot.labels for slot in trials.groups[0].slots] == [("2",), ("4",)]
 
 
 def test_a_strategy_that_ran_as_another_says_so() -> None:
     changed = replace(record(), effective_strategy="NO_SHARD")
-    (slide,) = slides([changed, record(api=Api.FSDP2)], "m")
-    assert [group.header for group in slide.groups] == ["FULL_SHARD", "FULL_SHARD\n(ran NO_SHARD)"]
+    (trials,) = group_by_chart([changed, record(api=Api.FSDP2)], "m")
+    assert [group.header for group in trials.groups] == ["FULL_SHARD", "FULL_SHARD\n(ran NO_SHARD)"]
 
 
 def test_skipped_trials_are_named_with_their_reason() -> None:
@@ -236,10 +238,10 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
         replace(record(Outcome.SKIPPED, strategy=ShardingStrategy.HYBRID_SHARD, api=api), reason="too few", ranks=())
         for api in Api
     ]
-    (slide,) = slides([record(), *skipped], "m")
-    assert [group.collapsed for group in slide.groups] == [False, True]
-    assert slide.notes == ("2 skipped: too few",)
-    assert not any("shard group" in condition for condition in slide.conditions)  # none ran
+    (trials,) = group_by_chart([record(), *skipped], "m")
+    assert [group.collapsed for group in trials.groups] == [False, True]
+    assert trials.notes == ("2 skipped: too few",)
+    assert not any("shard group" in condition for condition in trials.conditions)  # none ran
 
 
 @pytest.mark.parametrize(
@@ -252,24 +254,24 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
     ],
     ids=["device", "run", "torch", "gpu"],
 )
-def test_what_cannot_be_compared_never_shares_a_picture(other: TrialRecord) -> None:
-    made = slides([record(), other], "m")
-    assert [len(drawn(slide)) for slide in made] == [1, 1]
-    assert len({slide.suffix for slide in made}) == 2
+def test_what_cannot_be_compared_never_shares_a_chart(other: TrialRecord) -> None:
+    made = group_by_chart([record(), other], "m")
+    assert [len(drawn(trials)) for trials in made] == [1, 1]
+    assert len({trials.suffix for trials in made}) == 2
 
 
 def test_a_trial_that_could_not_say_where_it_ran_joins_its_kind() -> None:
     crashed = replace(record(Outcome.CRASHED, api=Api.FSDP2), ranks=())
-    (slide,) = slides([crashed, record()], "m")
-    assert len(drawn(slide)) == 2
-    assert "torch 2.99" in slide.conditions
+    (trials,) = group_by_chart([crashed, record()], "m")
+    assert len(drawn(trials)) == 2
+    assert "torch 2.99" in trials.conditions
 
 
 def test_a_dry_run_is_not_drawn_as_measured(tmp_path: Path) -> None:
     assert draw_all([record(device="fake")], tmp_path, "m") == []
 
 
-def test_too_many_bars_become_several_pictures_and_none_is_lost() -> None:
+def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
     many = grid(
         strategy=list(ShardingStrategy),
         world_size=[4, 8],
@@ -277,27 +279,27 @@ def test_too_many_bars_become_several_pictures_and_none_is_lost() -> None:
         precision=[Precision.parse(name) for name in ("fp32", "bf16-mixed", "bf16-true")],
         checkpointing=list(Checkpointing),
     )
-    made = slides(many, "m")
-    assert len({slide.suffix for slide in made}) == len(made) > 1
-    shown = [found for slide in made for found in drawn(slide)]
+    made = group_by_chart(many, "m")
+    assert len({trials.suffix for trials in made}) == len(made) > 1
+    shown = [found for trials in made for found in drawn(trials)]
     assert len(shown) == len(many) == len({id(found) for found in shown})
-    assert max(len(drawn(slide)) for slide in made) <= MAX_BARS
-    assert all("4 ranks" in slide.subtitle or "8 ranks" in slide.subtitle for slide in made)
+    assert max(len(drawn(trials)) for trials in made) <= MAX_BARS
+    assert all("4 ranks" in trials.subtitle or "8 ranks" in trials.subtitle for trials in made)
 
 
 def test_trials_without_any_difference_are_all_drawn() -> None:
-    made = slides([record() for _ in range(MAX_BARS + 1)], "m")
-    assert sorted(len(drawn(slide)) for slide in made) == [1, MAX_BARS]
-    assert len({slide.suffix for slide in made}) == 2
+    made = group_by_chart([record() for _ in range(MAX_BARS + 1)], "m")
+    assert sorted(len(drawn(trials)) for trials in made) == [1, MAX_BARS]
+    assert len({trials.suffix for trials in made}) == 2
 
 
-def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
+def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
     sizes = [nearest_size(Family.LLAMA, count) for count in (10**7, 10**8, 10**9)]
     few = [replace(record(), model=size) for size in sizes]
-    (slide,) = slides(few, "m")
-    assert slide.levels == ("model",)
+    (trials,) = group_by_chart(few, "m")
+    assert trials.levels == ("model",)
     for size in sizes:
-        assert any(size.describe() in condition for condition in slide.conditions)
+        assert any(size.describe() in condition for condition in trials.conditions)
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
@@ -311,21 +313,21 @@ def test_small_models_share_a_picture_and_large_sweeps_do_not() -> None:
     ],
     ids=["strategies", "as many bars as there may be", "one bar"],
 )  # fmt: skip
-def test_texts_lie_on_the_picture_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
-    for slide in slides(grid(**fields), "a machine"):
-        assert_texts_are_inside_and_apart(measured_figure(chart, slide))  # type: ignore[arg-type]
+def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
+    for trials in group_by_chart(grid(**fields), "a machine"):
+        assert_texts_are_inside_and_apart(measured_figure(chart, trials))  # type: ignore[arg-type]
 
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
-    (slide,) = slides(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
-    written = text_of_quantity(measured_figure(CHARTS[0], slide))
+    (trials,) = group_by_chart(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
+    written = text_of_quantity(measured_figure(CHARTS[0], trials))
     assert written.count("10.0 backward") == 5
     assert "Peak memory by sharding strategy: 4 ranks, NVIDIA H100 80GB HBM3" in written
     for words in ("stored parameters", "optimizer state", "FULL_SHARD", "NO_SHARD", "machine: the machine"):
         assert words in written
 
 
-def test_pictures_are_pngs_of_slide_size(tmp_path: Path) -> None:
+def test_charts_are_pngs_of_slide_size(tmp_path: Path) -> None:
     doubtful = replace(record(api=Api.FSDP2, retries=1), suspect=("x " * 400,))
     paths = draw_all([doubtful, record(), out_of_memory("device")], tmp_path, "m")
     assert [path.name for path in paths] == ["peak-memory.png", "throughput.png", "communication.png"]
@@ -346,7 +348,7 @@ def test_a_sweep_that_only_ran_out_of_memory_shows_that_and_nothing_else(tmp_pat
     assert [path.name for path in draw_all([out_of_memory("device")], tmp_path, "m")] == ["peak-memory.png"]
 
 
-def test_a_world_that_does_not_communicate_has_no_picture_of_it(tmp_path: Path) -> None:
+def test_a_world_that_does_not_communicate_has_no_chart_of_it(tmp_path: Path) -> None:
     silent = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
     alone = replace(record(), ranks=(replace(record().ranks[0], communication=(silent,)),))
     assert [path.stem for path in draw_all([alone], tmp_path, "m")] == ["peak-memory", "throughput"]
@@ -375,7 +377,7 @@ def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixtu
     assert "unknown" in text  # MFU: no peak for this GPU
 
 
-def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
+def test_charts_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "peak-memory-old.png").write_text("")
     (tmp_path / "mine.png").write_text("")
     drawn = draw_all([record()], tmp_path, "m")
@@ -383,7 +385,7 @@ def test_pictures_of_an_earlier_drawing_do_not_stay(tmp_path: Path) -> None:
 
 
 def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: Path) -> None:
-    """There the machine is described; several sweeps below are refused, whatever machine they are of."""
+    """The sweep's folder describes the machine; a folder with several sweeps is refused, even of several machines."""
     for machine in ("one", "two"):
         trials = tmp_path / machine / "s" / "trials"
         trials.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The picture of one step: which moments it shows, and what is drawn."""
+"""The chart of memory over one step: its moments, and what is drawn."""
 
 from __future__ import annotations
 
@@ -119,15 +119,15 @@ def test_every_phase_is_wide_enough_for_its_name() -> None:
 
 @pytest.mark.parametrize("api", list(Api))
 @pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD])
-def test_the_picture_and_the_prediction_agree_on_the_peak(api: Api, strategy: ShardingStrategy) -> None:
-    """The picture simulates every block; the prediction three, one of them stretched."""
+def test_the_chart_and_the_prediction_agree_on_the_peak(api: Api, strategy: ShardingStrategy) -> None:
+    """The chart simulates every block; the prediction simulates three and repeats one."""
     asked = question(strategy, api=api)
     memory = answer(asked).estimate.memory
     highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
     assert memory_timeline(asked).peak.total == memory.phases[highest]
 
 
-def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
+def test_a_chart_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.image import imread
 
@@ -141,7 +141,7 @@ def test_a_picture_is_a_slide_with_every_category_that_is_there(tmp_path: Path) 
         assert close > 500, category
 
 
-def test_a_picture_can_be_svg(tmp_path: Path) -> None:
+def test_a_chart_can_be_svg(tmp_path: Path) -> None:
     path = tmp_path / "step.svg"
     save(timeline_chart.timeline_figure([answer(question())], []), path)
     assert_is_a_slide(path, "forward", "backward")
@@ -204,7 +204,7 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
     assert "allocation retr" in title
 
 
-def test_conditions_are_printed_on_the_picture() -> None:
+def test_conditions_are_printed_on_the_chart() -> None:
     told = text_of_quantity(timeline_chart.timeline_figure([answer(question())], []))
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip

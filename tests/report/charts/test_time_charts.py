@@ -1,4 +1,4 @@
-"""The pictures of time: what they are made of, and that they are drawn."""
+"""The charts of time: their data, and that they are drawn."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
     assert_texts_are_inside_and_apart(figure)
 
 
-def test_every_point_of_the_trade_off_is_inside_the_picture() -> None:
+def test_every_point_of_the_trade_off_is_inside_the_chart() -> None:
     """An 8B model under NO_SHARD needs twice the GPU's memory and stands at the right end, with an arrow."""
     model, names = loader.model("Llama-3.1-8B").shape(), (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
     server = loader.server("p5.48xlarge")

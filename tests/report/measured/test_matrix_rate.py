@@ -1,4 +1,4 @@
-"""What a trial does beside what the machine's matrix products do; every number by hand."""
+"""A trial's model FLOP/s compared with the machine's matrix products; every expected number is computed by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROFILE = Profile(
 
 
 def trained(seconds: float) -> TrialRecord:
-    """A trial in fp32 with steps of so many seconds."""
+    """Return a trial in fp32 with steps of the given seconds."""
     record = record_of(reading({"forward": 1}))
     return replace(record, ranks=(replace(record.ranks[0], step_seconds=(seconds,)),))
 
@@ -63,7 +63,7 @@ def test_a_calibration_of_another_machine_is_refused_with_the_reason() -> None:
 
 
 def test_emulated_trials_stand_apart_and_say_so() -> None:
-    """They are faster, because nothing is sent."""
+    """Steps without communication are faster, because no data is sent."""
     alone = replace(trained(1.0), device="emulated", emulated_on="cpu")
     real, emulated = matrix_rates([trained(2.0), alone], PROFILE)
     assert emulated.model_flops_per_second == pytest.approx(2 * real.model_flops_per_second)

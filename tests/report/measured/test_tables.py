@@ -1,4 +1,4 @@
-"""The table of measured trials: what it shows, in which order, how wide, and the sentence that it ends in."""
+"""The table of measured trials: its contents, order, width and conclusion."""
 
 from __future__ import annotations
 

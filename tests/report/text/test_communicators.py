@@ -1,4 +1,4 @@
-"""What is said of NCCL: bounds with their source, and a reason instead of a number."""
+"""The text about NCCL's memory: bounds with their source, or a reason instead of a number."""
 
 from __future__ import annotations
 

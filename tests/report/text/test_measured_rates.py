@@ -1,4 +1,4 @@
-"""What a calibration says of what it could not tell."""
+"""The text about rates that a calibration could not measure."""
 
 from fsdp_bench.report.text.speed import measured_rates
 from fsdp_bench.spec.profile import Profile, RankProfile
@@ -8,7 +8,7 @@ FOUND = RankProfile(num_ranks=4, threads_per_rank=1, launch_seconds=1e-6, hook_s
 
 
 def test_a_time_of_the_host_that_came_out_as_nothing_is_told() -> None:
-    """The host's times are small differences of large sums; zero is no measurement."""
+    """Host times are small differences of large sums; a zero is not a measurement."""
     assert LOST.lost_in_noise == ("the host's time for an operator", "the host's time for a hook of fsdp2")
     assert FOUND.lost_in_noise == ()
 

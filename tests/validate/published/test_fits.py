@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.replay.allocator import AllocatorReading, OutOfMemory
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory
 from fsdp_bench.report.validation.published_fits import format_fits
 from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.cases import PublishedCase, read_cases

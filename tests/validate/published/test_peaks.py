@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fsdp_bench.replay.allocator import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.validation.published_peaks import format_published
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.units import GIB

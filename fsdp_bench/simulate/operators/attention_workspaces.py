@@ -1,15 +1,14 @@
-"""What CUDA's operators allocate inside of themselves, beside their results, in bytes.
+"""Workspaces of attention's kernels on CUDA: what they allocate beside their results, in bytes.
 
 Read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13), and from its memory history on the stand-in for
-a GPU (tests/hollow_card). Not modelled, because small or not documented: partial sums of norms' weight gradients,
-sorting's scratch.
+a GPU (tests/hollow_card).
 """
 
 from __future__ import annotations
 
 import math
 
-from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32
 
 
 def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
@@ -65,53 +64,3 @@ def _num_splits(row_blocks: int, slots: int, key_blocks: int) -> int:
 
 def _rounded_head(head_dim: int) -> int:
     return -(-head_dim // 32) * 32 if head_dim <= 192 else 256
-
-
-def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
-    """Return what aten::embedding_dense_backward allocates beside its result.
-
-    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu then sums runs of ten indices
-    in fp32 (NROWS_PER_THREAD, max_partial_segment).
-    """
-    if num_indices <= 3072:
-        return []
-    segments = min(num_indices, rows)
-    partial = num_indices // 10 + segments
-    indices = [num_indices * INT64] * 3 + [segments * INT64] * 2 + [partial * INT64]
-    return [*indices, partial * width * FP32]
-
-
-def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:
-    """Return what aten::sum allocates beside its result to add up the rows of a matrix, as a bias's gradient needs.
-
-    setReduceConfig in aten/native/cuda/Reduce.cuh: a thread adds up four columns; where each would have 256 rows or
-    more, several blocks share an output, and leave partial sums in fp32 and a counter each in global memory.
-    """
-    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
-    most_threads = _REDUCE_THREADS // vector
-    across, down = _last_power(columns // vector, most_threads), _last_power(rows, most_threads)
-    height = min(down, most_threads // min(across, _WARP))
-    width = min(across, most_threads // height)
-    if rows < min(height * 16, _MOST_VALUES):
-        return []
-    values, grid = -(-rows // height), -(-(columns // vector) // width)
-    wanted = kernels.num_multiprocessors * (kernels.threads_per_multiprocessor // (width * height))
-    if values < _MOST_VALUES or grid > wanted:
-        return []
-    shared = max(min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
-    if shared <= 1:
-        return []
-    return [FP32 * columns * shared * width * vector, FP32 * grid]
-
-
-_REDUCE_THREADS, _WARP = 512, 32
-_FEWEST_VALUES, _MOST_VALUES = 16, 256
-"""That a thread is given."""
-
-
-def _last_power(number: int, most: int) -> int:
-    """Return the largest power of two that is not above a number, nor above ``most``, a power of two itself."""
-    power = most
-    while power > 1 and power > number:
-        power //= 2
-    return power

@@ -1,7 +1,7 @@
 """The allocator's replay compiled with numba, a hundred times as fast as Python.
 
-numba takes half a second to import and, once, some seconds to compile: it keeps what it made. So one short replay runs
-in Python; whoever asks for many, or for a long one, compiles first.
+numba takes half a second to import, and some seconds to compile, once: the compiled code is kept. So a single short
+replay runs in Python, and callers with many replays, or a long one, call ``compile_allocator`` first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 
-from fsdp_bench.replay import heap, malloc, segments
+from fsdp_bench.replay.caching_allocator import (
+    blocks,
+    execution,
+    expandable_segments,
+    heap,
+    malloc,
+    segments,
+    sizes,
+)
 from fsdp_bench.simulate import events
 
-_MODULES = (heap, segments, malloc)
-_IN_PYTHON = (heap.fresh_heap, malloc.rename_tensors)
+_MODULES = (heap, sizes, blocks, expandable_segments, segments, malloc, execution)
+_IN_PYTHON = (heap.fresh_heap, execution.rename_tensors)
 
 
 @cache
@@ -44,7 +52,7 @@ def is_kept() -> bool:
 
 
 def _kept_in() -> Path | None:
-    """Return where numba keeps its work: a folder named after all sources, of which numba would compare but one."""
+    """Return numba's cache folder, named after the hash of all sources: numba itself would compare only one of them."""
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (*_MODULES, events))
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,4 +1,4 @@
-"""A log as a program for the allocator: the repeated block's parts written once, with how often they run.
+"""A log as a program for the allocator, in which the repeated block's parts are written once, with how often they run.
 
 In the run for block ``v`` the repeated block's parts name tensors of block ``v - 1`` where the simulated ones name
 those of block 1. What comes after them runs once, with tensors' numbers moved on by the number of blocks left out. So
@@ -24,13 +24,13 @@ FURTHEST_BLOCK = 2
 """How many blocks away a block's part may name something."""
 
 BLOCK = 1 << 24
-"""What names of tensors grow by from one block to the next, and within a block from one pass over them to the next."""
+"""The difference of names from one block to the next, and, in a block, from one pass to the next."""
 PASS = 1 << 14
 
 _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 _NEVER_READ = (Kind.MARK, Kind.REPEAT, Kind.WAIT_STREAM, Kind.WAIT_COLLECTIVES)
-"""By the allocator; of micro-batches the simulated ones run once."""
+"""Kinds that the allocator ignores. Each simulated micro-batch runs once here."""
 
 
 class Code(NamedTuple):
@@ -39,17 +39,17 @@ class Code(NamedTuple):
     kind: Sequence[int]
     """events.Kind."""
     number: Sequence[int]
-    """Of the tensor; of the other kinds as in events.py."""
+    """The tensor's number; for the other kinds as in events.py."""
     stride: Sequence[int]
-    """What is added to the tensor's number for each block left out."""
+    """Added to the tensor's number for each block that was not simulated."""
     amount: Sequence[int]
     """Bytes; of work nanoseconds."""
     stream: Sequence[int]
     begin: Sequence[int]
-    """Of the parts: the first instruction, and the one behind the last."""
+    """The first instruction of each part; ``end`` is excluded."""
     end: Sequence[int]
     first_run: Sequence[int]
-    """Blocks left out before a part's first run, what each further run adds to them, and how many runs there are."""
+    """Blocks skipped before a part's first run, the number added for each further run, and the number of runs."""
     run_step: Sequence[int]
     num_runs: Sequence[int]
 
@@ -61,7 +61,7 @@ class Section(NamedTuple):
     block: int
     goes_down: bool
     begin: int
-    """The first instruction, and the one behind the last."""
+    """The first instruction; ``end`` is excluded."""
     end: int
 
 
@@ -69,14 +69,14 @@ class _Replaced(NamedTuple):
     """A tensor that a step uses up, and the one that it leaves in its place."""
 
     block: int
-    """Whose they are; -1 outside of blocks."""
+    """The block of both; -1 outside of blocks."""
     found: int
     left: int
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the allocator goes through: instructions, and for how many blocks and steps they stand."""
+    """Instructions for the allocator, and for how many blocks and steps they are executed."""
 
     log: Log
     events: list[Event]
@@ -118,7 +118,7 @@ class Program:
         return simulated + simulated[-1:] * self.log.further_steps
 
     def runs(self, block: int) -> range:
-        """Return how many blocks were left out before each run of a block's part."""
+        """Return how many blocks are skipped before each run of a block's part."""
         extra, repeated = self.log.extra_blocks, self.log.repeated_block
         if block == repeated:
             return range(extra + 1)
@@ -239,7 +239,7 @@ class _Names:
         places, each = self._places()
         num_outside = self._end.get(0, 0)
         further = {place // PASS: num_outside + index - place for place, index in places.items()}
-        """What is added to a block's names at each place; the other ones are numbers as they are."""
+        """The difference from a name to a number, for names in blocks; outside of blocks they are equal."""
 
         def number(name: int) -> int:
             return name + further.get(name // PASS, 0)

@@ -1,11 +1,11 @@
-"""The memory of one device as its caching allocator sees it, in one array of integers, and how that is laid out.
+"""The state of the caching allocator in one array of integers, and where each number is in it.
 
-One array, because that is what numba compiles well (compiled.py), and a search over many models needs it.
+It is one array because numba compiles that well (compiled.py). Its sections:
 
-    totals, then one number for each pool or stream      at the places that are named below
-    rows of as many places as there may be blocks        row()
-    a record for each block                              heap[block + SIZE]: a block is the place of its record
-    for each tensor its block                            heap[BLOCKS_OF]: where they begin
+    totals, and numbers by pool or stream    at the indexes named below
+    rows                                     arrays of CAPACITY entries each, for a pool or a stream: row()
+    a record for each block                  heap[block + SIZE] and so on; a block is the index of its record
+    the block of each tensor                 from the index heap[BLOCKS_OF] on
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ NUM_STREAMS = 5
 NUM_QUEUES = 4
 """events.Queue."""
 MAX_EVENTS = 4096
-"""CUDA events of one queue that nobody has waited for."""
+"""The most CUDA events of one queue that are recorded and not waited for yet."""
 NUM_POOLS = 2 * NUM_STREAMS
-"""A stream has two: ``2 * stream`` for large blocks, and the next one for small ones."""
+"""Each stream has a pool for large blocks, ``2 * stream``, and one for small blocks, ``2 * stream + 1``."""
 
 UNLIMITED = 1 << 58
-"""GPU_BYTES of a GPU without limit; an expandable segment of each of the pools has as many addresses."""
+"""GPU_BYTES of a GPU without limit."""
 
 GPU_BYTES = 0
-"""What cudaMalloc and cuMemCreate may hand out to this process."""
+"""Bytes that cudaMalloc and cuMemCreate can give this process."""
 IS_EXPANDABLE = 1
 LAUNCH = 2
 """Nanoseconds that the host needs to issue an operator or a collective."""
 HOST = 3
 """The host's clock, in nanoseconds."""
 CAPACITY = 4
-"""How many blocks there may be."""
+"""The number of blocks for which there is space."""
 BLOCKS_OF = 5
-"""Where the tensors' blocks begin: 0 for a tensor that is not alive, NO_MEMORY for one without bytes."""
+"""Index of the first tensor's entry, its block: 0 for a freed tensor, NO_MEMORY for one without bytes."""
 DEVICE = 6
-"""When the device is done with all that it was given."""
+"""When the device will have done all work that was issued to it."""
 ALLOCATED, PEAK_ALLOCATED = 7, 8
 ACTIVE, PEAK_ACTIVE = 9, 10
 RESERVED, PEAK_RESERVED = 11, 12
 NUM_RETRIES, NUM_OOMS = 13, 14
 NEXT_ADDRESS = 15
-"""Addresses only grow and are not used twice. The driver does use them again; they matter only between free blocks of
-one size, of which the lowest is taken."""
+"""New addresses only grow, while the driver uses old ones again. They decide only between free blocks of equal size, of
+which the one with the lowest address is taken."""
 NEXT_BLOCK = 16
 NUM_SPARE = 17
 NEXT_READY = 18
-"""No deferred free happens before; malloc need not look again until then."""
+"""The earliest time at which a deferred free can complete; malloc need not look for any before that."""
 MOST_BLOCKS = 19
-"""With which there is room for those that an allocation makes: three, growing and splitting; in expandable segments a
-flush can also cut each free block in three."""
+"""The number of blocks above which an allocation could exceed CAPACITY. It makes up to three; with expandable segments
+a flush can also split each free block in three."""
 
 NUM_FREE = 20
-"""[pool]."""
+"""[pool]: its number of free blocks."""
 NUM_UNMAPPED = NUM_FREE + NUM_POOLS
 FIRST_QUEUED = NUM_UNMAPPED + NUM_POOLS
-"""[stream]: where its queue of deferred frees begins; queues are rings."""
+"""[stream]: the head of its queue of deferred frees, a ring buffer."""
 NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
 FIRST_EVENT = NUM_QUEUED + NUM_STREAMS
-"""[queue]: where its recorded events begin; rings of MAX_EVENTS."""
-NUM_WAITING = FIRST_EVENT + NUM_QUEUES
-EVENT_TIMES = NUM_WAITING + NUM_QUEUES
+"""[queue]: the head of its recorded events, a ring buffer of MAX_EVENTS."""
+NUM_PENDING = FIRST_EVENT + NUM_QUEUES
+EVENT_TIMES = NUM_PENDING + NUM_QUEUES
 ROWS = EVENT_TIMES + NUM_QUEUES * MAX_EVENTS
 
 FREE_ROW = 0
@@ -72,10 +72,10 @@ FREE_ROW = 0
 UNMAPPED_ROW = FREE_ROW + NUM_POOLS
 """[pool]: by address."""
 READY_ROW = UNMAPPED_ROW + NUM_POOLS
-"""[stream]: when each of its deferred frees may happen; in BLOCK_ROW the blocks."""
+"""[stream]: when each of its deferred frees may complete; the blocks are in BLOCK_ROW."""
 BLOCK_ROW = READY_ROW + NUM_STREAMS
 SPARE_ROW = BLOCK_ROW + NUM_STREAMS
-"""Records of blocks that are no more."""
+"""Records of merged or released blocks, to be used again."""
 NUM_ROWS = SPARE_ROW + 1
 
 ADDRESS, SIZE = 0, 1
@@ -90,8 +90,8 @@ NUM_EVENTS = 7
 BLOCK_FIELDS = 8
 
 IN_USE, FREE, UNMAPPED = 0, 1, 2
-"""States. In use is also what was freed while another stream may use it. FREE ones are in their pool's set. UNMAPPED is
-what is left of an expandable segment's addresses: no physical memory stands behind it."""
+"""States of a block. One whose free is deferred is still IN_USE; FREE blocks are in their pool's set; UNMAPPED ones are
+addresses of an expandable segment without physical memory."""
 
 NO_MEMORY = -1
 
@@ -109,7 +109,7 @@ def fresh_heap(
     capacity: int,
     num_tensors: int,
 ) -> array[int]:
-    """Return a heap with room for so many blocks and tensors; no ``gpu_bytes`` is a GPU without limit."""
+    """Return an empty heap for ``capacity`` blocks and ``num_tensors`` tensors; ``gpu_bytes`` of None is no limit."""
     records = ROWS + NUM_ROWS * capacity
     tensors = records + BLOCK_FIELDS * capacity
     heap = _ZEROS * ((tensors + num_tensors) // len(_ZEROS) + 1)
@@ -131,14 +131,14 @@ def row(heap: Heap, number: int) -> int:
 
 
 def insert(heap: Heap, begin: int, count: int, at: int, value: int) -> None:
-    """Put a value into a row of ``count``."""
+    """Insert a value into a row of ``count`` entries."""
     for place in range(begin + count, begin + at, -1):
         heap[place] = heap[place - 1]
     heap[begin + at] = value
 
 
 def delete(heap: Heap, begin: int, count: int, at: int) -> None:
-    """Take a value out of a row of ``count``."""
+    """Remove a value from a row of ``count`` entries."""
     for place in range(begin + at, begin + count - 1):
         heap[place] = heap[place + 1]
 
@@ -168,7 +168,7 @@ def new_block(heap: Heap, address: int, size: int, pool: int) -> int:
 
 
 def drop_block(heap: Heap, block: int) -> None:
-    """Forget a block that became a part of another one."""
+    """Drop a block that became part of another one, or was released."""
     heap[row(heap, SPARE_ROW) + heap[NUM_SPARE]] = block
     heap[NUM_SPARE] += 1
 
@@ -199,7 +199,7 @@ def absorb_after(heap: Heap, block: int, after: int) -> None:
 
 
 def reserve(heap: Heap, num_bytes: int) -> bool:
-    """Take physical memory; False where the GPU has no more (cudaErrorMemoryAllocation)."""
+    """Reserve physical memory; return False where the GPU has none left (cudaErrorMemoryAllocation)."""
     reserved = heap[RESERVED] + num_bytes
     if reserved > heap[GPU_BYTES]:
         return False
@@ -210,7 +210,7 @@ def reserve(heap: Heap, num_bytes: int) -> bool:
 
 
 def fresh_addresses(heap: Heap, num_bytes: int, alignment: int) -> int:
-    """Return the first of so many addresses."""
+    """Reserve a new range of addresses, and return its start."""
     address = -(-heap[NEXT_ADDRESS] // alignment) * alignment
     heap[NEXT_ADDRESS] = address + num_bytes
     return address

@@ -1,15 +1,16 @@
-"""The CUDA caching allocator, replayed on the events of a step: peak reserved, and retries on a GPU of a given size.
+"""The CUDA caching allocator, replayed on the events of the first steps: peak reserved memory, and allocation retries.
 
-Follows torch's DeviceCachingAllocator (c10/cuda/CUDACachingAllocator.cpp; versions and settings in segments.py). Not
+The rules themselves are in malloc.py (allocate, free), blocks.py (splitting, merging), segments.py and sizes.py. Not
 covered: CUDA graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that
 does not go through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
-**When a deferred free happens.** A block that another stream uses (Tensor.record_stream) is free again once an event,
-recorded on that stream when the tensor was freed, has happened; malloc asks (process_events). The replay has two clocks
-for that: the host's, which issues work and waits where PyTorch lets it wait, and the device's, which does all streams'
-work in the order in which it was issued. In a real job streams overlap, but a collective ends only when the slowest
-rank has joined it, and a peak is that of the worst of many steps: torchtitan's published peaks of FSDP1 are met to
-0.2 % by one clock, and are 0.5 % higher than what a clock for each stream gives (validate/published/peaks.py).
+**When a deferred free completes.** A block that another stream uses (Tensor.record_stream) is free again once an event,
+recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). The
+replay has two clocks for that: the host's, which issues work and waits where PyTorch makes it wait, and the device's,
+which does the work of all streams in the order in which it was issued. In a real job streams overlap, but a collective
+ends only when the slowest rank has joined it, and a peak is that of the worst of many steps. One device clock matches
+torchtitan's published peaks of FSDP1 within 0.2 %; a clock for each stream predicts 0.5 % less
+(validate/published/peaks.py).
 """
 
 from __future__ import annotations
@@ -19,15 +20,8 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.replay import malloc
-from fsdp_bench.replay.heap import (
-    NUM_RETRIES,
-    PEAK_ACTIVE,
-    PEAK_RESERVED,
-    Heap,
-    fresh_heap,
-)
-from fsdp_bench.replay.malloc import (
+from fsdp_bench.replay.caching_allocator import execution
+from fsdp_bench.replay.caching_allocator.execution import (
     ENDED,
     FIRST_FULL_PART,
     INSTRUCTION,
@@ -37,48 +31,55 @@ from fsdp_bench.replay.malloc import (
     STATUS,
     TOO_MANY_BLOCKS,
 )
-from fsdp_bench.replay.program import Program
+from fsdp_bench.replay.caching_allocator.heap import (
+    NUM_RETRIES,
+    PEAK_ACTIVE,
+    PEAK_RESERVED,
+    Heap,
+    fresh_heap,
+)
+from fsdp_bench.replay.caching_allocator.program import Program
 from fsdp_bench.replay.schedule import Durations
 
 CAPACITY = 2048
-"""Blocks that a replay begins with room for; where they are too few it begins again with twice as many."""
+"""The blocks for which a replay begins with space; where they are too few, it begins again with twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where a replay ended because the GPU was full."""
+    """The allocation that failed: where a replay ended."""
 
     phase: str
-    """Label of the last MARK before it."""
-    unit: int
-    """Number of that MARK: the block that ran."""
+    """The phase of the step."""
+    block: int
+    """The number of the transformer block, or -1 outside of blocks."""
     label: str
-    """Label of the allocation that failed."""
+    """The operator or symbol of torch that allocates."""
     num_bytes: int
-    """What it asked for, before rounding."""
+    """Requested bytes, before rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorReading:
-    """What torch.cuda.memory_stats() would say after the events, or when they ran out of memory."""
+    """The values of torch.cuda.memory_stats() after the steps, or when memory ran out."""
 
     peak_allocated_bytes: int
-    """allocated_bytes.all.peak: blocks in use, with what rounding adds, and what was not worth to be split off."""
+    """allocated_bytes.all.peak: blocks in use, including rounding and remainders that were not split off."""
     phases: dict[str, int]
-    """The same by phase: label of the last MARK."""
+    """peak_allocated_bytes of each phase of the step."""
     peak_active_bytes: int
-    """active_bytes.all.peak: and blocks whose release is deferred."""
+    """active_bytes.all.peak: allocated blocks, and those whose free is deferred."""
     peak_reserved_bytes: int
     """reserved_bytes.all.peak: the segments."""
     num_alloc_retries: int
     """Failed allocations on the GPU that flushed the cache; each one stalls the step."""
     out_of_memory: OutOfMemory | None
     full_in_phase: str | None
-    """Label of the MARK before the first retry."""
+    """The phase in which the first allocation retry came."""
 
 
 class Replay:
-    """A program that runs through a fresh allocator, step by step; the first step fills its cache.
+    """A program, executed on a new allocator step by step; the first step fills its cache.
 
     Args:
         program: what happens.
@@ -101,7 +102,7 @@ class Replay:
         self._begin(CAPACITY)
 
     def until(self, step: int | None = None) -> AllocatorReading:
-        """Go on to the end of a step, counted from 1, or of the last one; to where the GPU is full at most."""
+        """Replay up to the end of a step, counted from 1, by default of the last; stop where memory runs out."""
         end = len(self._program.steps) if step is None else step
         self._go_on(end)
         while self._progress[STATUS] == TOO_MANY_BLOCKS:
@@ -112,9 +113,9 @@ class Replay:
     def _begin(self, capacity: int) -> None:
         program = self._program
         fresh = fresh_heap(*self._settings, capacity, program.num_tensors)
-        is_python = isinstance(malloc.run, FunctionType)  # else compiled.py replaced it
+        is_python = isinstance(execution.execute, FunctionType)  # else compiled.py replaced it
         self._heap: Heap = fresh.tolist() if is_python else fresh  # Python reads a list faster
-        self._progress = array("q", [0] * (malloc.NUM_FIELDS + len(program.sections)))
+        self._progress = array("q", [0] * (execution.NUM_FIELDS + len(program.sections)))
         self._progress[FIRST_FULL_PART], self._progress[STATUS] = -1, ENDED
         self._capacity, self._done = capacity, 0
 
@@ -123,16 +124,16 @@ class Replay:
         first_further = len(self._program.steps) - self._program.log.further_steps
         while self._done < len(steps) and self._progress[STATUS] == ENDED:
             if self._done >= first_further:
-                malloc.rename_tensors(self._heap, self._replaced_tensors)
+                execution.rename_tensors(self._heap, self._replaced_tensors)
             parts = steps[self._done]
-            malloc.run(self._heap, self._code, parts.start, parts.stop, self._progress)
+            execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
             self._done += 1
 
     def _reading(self) -> AllocatorReading:
         program, heap, progress = self._program, self._heap, self._progress
         full = progress[FIRST_FULL_PART]
         phases: dict[str, int] = {}
-        for part, peak in zip(program.sections, progress[malloc.NUM_FIELDS :], strict=True):
+        for part, peak in zip(program.sections, progress[execution.NUM_FIELDS :], strict=True):
             phases[part.phase] = max(peak, phases.get(part.phase, 0))
         return AllocatorReading(
             peak_allocated_bytes=max(phases.values()),
@@ -147,5 +148,5 @@ class Replay:
 
 def _failed(program: Program, progress: array[int]) -> OutOfMemory:
     section, index = program.sections[progress[PART]], progress[INSTRUCTION]
-    unit = section.block + progress[LAYERS_SKIPPED] if section.block >= 0 else -1
-    return OutOfMemory(section.phase, unit, program.events[index].label, program.events[index].num_bytes)
+    block = section.block + progress[LAYERS_SKIPPED] if section.block >= 0 else -1
+    return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)

@@ -1,0 +1,49 @@
+"""Functions that write charts into the files that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_bench.report.terminal import print_line
+from fsdp_bench.spec.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_chart(path: Path) -> None:
+    """Refuse a file for a chart that cannot be written, before anything is predicted.
+
+    Raises:
+        SpecError: if the suffix is neither .png nor .svg, or if the folder does not exist.
+    """
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
+    if not path.parent.is_dir():
+        raise SpecError(f"chart: {str(path.parent)!r} is no folder")
+
+
+def save_chart(draw: Callable[[Path], None], path: Path) -> None:
+    """Draw a chart into a file, and print the file's name on standard error.
+
+    Raises:
+        SpecError: if the file cannot be written.
+    """
+    try:
+        draw(path)
+    except OSError as error:
+        raise SpecError(f"chart: {str(path)!r} cannot be written: {error.strerror or error}") from error
+    print_line(f"picture: {path}", error=True)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure into a file, and print the file's name on standard error.
+
+    Raises:
+        SpecError: if the file cannot be written.
+    """
+    from fsdp_bench.report.charts.figure import save
+
+    save_chart(lambda file: save(figure, file), path)
