@@ -1,9 +1,9 @@
 """Types that check their values: CaseInsensitiveEnum, and Checked, a struct of typed fields.
 
-A Checked struct reads its fields by their type hints however it is made: by its constructor, by replacing fields, from
-a file or from a pickle. What is unambiguous is coerced: a word in any case becomes its enumeration, 8.0 and NumPy's 8
-become 8, a list becomes a tuple. Everything else is refused with the field, the value and what is allowed. Ranges are
-``msgspec.Meta`` in the hints; numbers that are not finite are always refused.
+A Checked struct reads its fields by their type hints whichever way it is made: by its constructor, by replacing fields,
+from a file or from a pickle. Unambiguous values are converted: text (case-insensitive) to an enum, 8.0 and NumPy's 8 to
+8, a list to a tuple. Other values are refused; the error names the field, the value and the allowed values. Ranges are
+``msgspec.Meta`` in the hints. NaN and infinity are always refused.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from msgspec import Meta
 from fsdp_bench.spec.errors import SpecError, nearest, not_allowed, shown
 
 MOST = 2**62
-"""The largest whole number that is read anywhere: no count is near it, and files keep 64 bits."""
+"""The largest integer that is allowed anywhere. No count comes near it, and files store 64 bits."""
 
 Count = Annotated[int, Meta(ge=1, le=MOST)]
-"""1 or more."""
+"""An integer, 1 or more."""
 Positive = Annotated[float, Meta(gt=0)]
 """A positive number."""
 
 Reader = Callable[[Any, str], Any]
-"""Takes a value and the name of its field; returns what the field holds, or raises SpecError."""
+"""Takes a value and the name of its field; returns the value to store, or raises SpecError."""
 Range = tuple[float, float]
 """The smallest and the largest number that are allowed."""
 
@@ -38,16 +38,16 @@ C = TypeVar("C", bound="Checked")
 
 
 class CaseInsensitiveEnum(StrEnum):
-    """An enumeration of strings that is read in any case, with ``-`` or ``_``, blanks around it, and by aliases."""
+    """An enum of strings, read case-insensitively, with ``-`` or ``_``, with blanks around it, and by aliases."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
-        """Return the other spellings that are read, lower case, each with the member's value."""
+        """Return the aliases in lower case, each with its member's value."""
         return {}
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
-        """Return values that PyTorch or a user may mean, lower case, but have no member, each with its meaning."""
+        """Return known values (lower case) that are not supported, each with its meaning, for messages."""
         return {}
 
     @classmethod
@@ -72,7 +72,7 @@ class CaseInsensitiveEnum(StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A struct whose fields are read and checked by their type hints, however it is made.
+    """A struct whose fields are read and checked by their type hints, whichever way it is made.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
@@ -91,11 +91,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         self._check()
 
     def _check(self) -> None:
-        """Refuse values that contradict each other; every field has its type and range by now."""
+        """Refuse values that contradict each other. Types and ranges of the fields are checked before."""
 
 
 class _Fields:
-    """How the fields of one Checked type are read, derived from its hints once."""
+    """The readers of the fields of one Checked type, derived once from its type hints."""
 
     @staticmethod
     def of(kind: type[Checked]) -> _Fields:
@@ -112,11 +112,11 @@ class _Fields:
             getter if len(self._names) > 1 else lambda struct: (getter(struct),)
         )
         self.exact: set[tuple[type, ...]] = set()
-        """The fields' types in structs that were read before and need nothing but their ranges checked."""
+        """Types of field values for which no conversion is needed, only the check of ranges."""
         self.ranges = [(i, found) for i, hint in enumerate(self._hints) if (found := _range_of(hint)) is not None]
 
     def read(self, struct: Checked) -> tuple[Any, ...]:
-        """Read every field, and put what was coerced into the struct."""
+        """Read every field, and store converted values in the struct."""
         for name, reader in zip(self._names, self._readers, strict=True):
             value = getattr(struct, name)
             read = reader(value, name)
@@ -136,10 +136,10 @@ _fields: dict[type, _Fields] = {}
 
 
 def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
-    """Make a Checked struct of a mapping, such as a table of a file; ``place`` goes before the fields' names.
+    """Make a Checked struct from a mapping, such as a table of a file. ``place`` is a prefix of field names in errors.
 
     Raises:
-        SpecError: as the struct, and for a field that does not exist or is missing.
+        SpecError: for values that the struct refuses, and for a field that does not exist or is missing.
     """
     known = kind.__struct_fields__
     for name in fields:
@@ -156,7 +156,7 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
 
 
 def read(hint: Any, value: Any, field: str) -> Any:
-    """Read one value as a field of that type hint would be: ``read(Count, 8.0, "nodes")`` is 8.
+    """Read one value as a field with this type hint would be read: ``read(Count, 8.0, "nodes")`` is 8.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
@@ -165,10 +165,10 @@ def read(hint: Any, value: Any, field: str) -> Any:
 
 
 def reader_of(hint: Any) -> Reader:
-    """Return what reads a value of a type hint.
+    """Return the Reader of a type hint.
 
     Raises:
-        TypeError: for a hint of a kind that no field has.
+        TypeError: for a kind of hint that is not supported.
     """
     hint, _ = _bare(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -205,12 +205,12 @@ def _arms(hint: Any) -> list[Any]:
 
 
 def _is_known_by_type(hint: Any) -> bool:
-    """Whether a value of the right type needs no further reading; containers and literals do."""
+    """Return whether a value of the right type needs no further reading. Containers and literals need it."""
     return all(typing.get_origin(_bare(arm)[0]) is None for arm in _arms(hint))
 
 
 def _range_of(hint: Any) -> Range | None:
-    """Return the range of a hint of numbers; of floats all that are finite."""
+    """Return the range of a numeric hint; for floats without one, all finite numbers."""
     for arm in _arms(hint):
         bare, meta = _bare(arm)
         if bare in (int, float):
@@ -237,7 +237,7 @@ def _out_of_range(field: str, value: float, hint: Any) -> SpecError:
 
 
 def _item_reader(hint: Any) -> Reader:
-    """Return what reads an item of a container, its range included."""
+    """Return the Reader of the items of a container, which also checks their range."""
     read, allowed = reader_of(hint), _range_of(hint)
     if allowed is None:
         return read
@@ -253,7 +253,7 @@ def _item_reader(hint: Any) -> Reader:
 
 
 def _plain(value: Any) -> Any:
-    """Return the Python number of a scalar of NumPy or torch; anything else as it is."""
+    """Return the Python number of a NumPy or torch scalar; any other value unchanged."""
     if isinstance(value, bool | int | float) and type(value).__module__ == "builtins":
         return value
     if not callable(getattr(value, "item", None)):
@@ -346,7 +346,7 @@ def _mapping(read_item: Reader) -> Reader:
 
 
 def _instance(kind: type) -> Reader:
-    """Read an instance; a struct from a mapping too, and what has ``parse`` from a text."""
+    """Read an instance; a struct also from a mapping, and a type with ``parse`` also from text."""
     parse = getattr(kind, "parse", None)
 
     def read(value: Any, field: str) -> Any:

@@ -32,7 +32,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 LARGEST_INTEGER = 2**63 - 1
-"""Nothing that is stored is larger; what is cannot be a float without an error in every sum."""
+"""The largest integer in any stored file. Larger ones are refused."""
 
 
 def _encode_other(value: object) -> object:
@@ -48,11 +48,11 @@ def _decode_other(kind: type, value: object) -> object:
 
 
 def to_json(value: object) -> bytes:
-    """Encode as indented JSON in ASCII, as json.dumps does, with a final newline; unknown types are refused.
+    """Encode as indented ASCII JSON, as json.dumps does, with a final newline. Unknown types are refused.
 
-    Whatever names are in it, every terminal and encoding can show it, and none obeys it. What JSON or UTF-8 cannot hold
-    is written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back where
-    the type is AnyFloat; lone surrogates of a text as their escapes.
+    ASCII is safe on every terminal, whatever names the value contains. Values that JSON or UTF-8 cannot represent are
+    written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back if the type
+    is AnyFloat; lone surrogates as their escapes.
     """
     data = msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
     if data.isascii() and b"\x7f" not in data:
@@ -61,7 +61,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Decode JSON; a Checked type reads enums in any case and whole numbers as its constructor does.
+    """Decode JSON. Checked types convert values as their constructor does.
 
     Raises:
         msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
@@ -73,7 +73,7 @@ def decode(data: bytes) -> Any:
     """Decode JSON to dictionaries, lists, strings and numbers.
 
     Raises:
-        msgspec.DecodeError: for bytes that are not JSON, whatever is wrong with them.
+        msgspec.DecodeError: for bytes that are not valid JSON.
     """
     try:
         value = msgspec.json.decode(data)
@@ -100,10 +100,10 @@ def to_builtins(value: object) -> Any:
 
 
 def from_builtins(value: object, kind: type[T]) -> T:
-    """Turn dictionaries, lists, strings and numbers into a spec value, as ``from_json``.
+    """Turn dictionaries, lists, strings and numbers into a spec value, as ``from_json`` does.
 
     Raises:
-        msgspec.ValidationError: for values of another shape; caused by a SpecError where the type is Checked.
+        msgspec.ValidationError: for values of another shape; caused by a SpecError if the type is Checked.
     """
     try:
         return msgspec.convert(value, type=kind, dec_hook=_decode_other)
@@ -115,10 +115,10 @@ def from_builtins(value: object, kind: type[T]) -> T:
 
 
 def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError) -> T:
-    """Read what msgspec refused as the constructor of a Checked type would, which knows more spellings and says more.
+    """Read a value that msgspec refused with the constructor of a Checked type, which converts more.
 
     Raises:
-        msgspec.ValidationError: caused by the constructor's SpecError; for other types the one that there was.
+        msgspec.ValidationError: caused by the constructor's SpecError; for other types, msgspec's own error.
     """
     if not (isinstance(kind, type) and issubclass(kind, Checked) and isinstance(value, dict)):
         raise error from error.__cause__
@@ -129,7 +129,7 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
 
 
 def from_stored(value: object, kind: type[T]) -> T:
-    """Do the same with what ``to_json`` wrote: NaN and infinity are text there.
+    """Turn a decoded ``to_json`` document into a spec value. NaN and infinity are text in it.
 
     Raises:
         msgspec.ValidationError: as ``from_builtins``.
@@ -150,7 +150,7 @@ def _reason(error: Exception) -> str:
 
 
 def _writable(value: Any) -> Any:
-    """Return dictionaries, lists, strings and numbers with text for what JSON or UTF-8 cannot hold."""
+    """Replace values that JSON or UTF-8 cannot represent by text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
@@ -168,7 +168,7 @@ def _type_info(kind: Any) -> msgspec.inspect.Type:
 
 
 def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """Return dictionaries, lists, strings and numbers with NaN and infinity where ``kind`` is AnyFloat."""
+    """Replace text by NaN and infinity where ``kind`` is AnyFloat."""
     match kind:
         case msgspec.inspect.Metadata(extra={"may_be_infinite": True}) if value in ("nan", "inf", "-inf"):
             return float(value)
@@ -190,7 +190,7 @@ def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
 
 
 def from_text(fields: dict[str, Any], kind: type[C]) -> C:
-    """Turn what a user wrote into a spec type.
+    """Turn a user's table into a spec type.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
@@ -199,10 +199,10 @@ def from_text(fields: dict[str, Any], kind: type[C]) -> C:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary name beside ``path``, flush it to the disk, rename: readers see all of it or nothing.
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it: readers see all or nothing.
 
     Raises:
-        OSError: when the folder cannot be written or is full; the temporary file is removed.
+        OSError: if the folder cannot be written or is full. The temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -217,7 +217,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 DEEPEST = 32
-"""Levels of tables and lists within each other; no file of ours needs more than four."""
+"""The most nested levels of tables and lists. Our files need four."""
 
 _PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json.loads}
 
@@ -232,10 +232,10 @@ def read_document(path: Path, form: str) -> Any:
 
 
 def read_text(path: Path, form: str) -> str:
-    """Read the text of a file that should be of that form.
+    """Read the text of a file that should be ``form``: TOML or JSON.
 
     Raises:
-        SpecError: naming the file, when it cannot be read or is not UTF-8.
+        SpecError: naming the file, if it cannot be read or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def parse_document(text: str, form: str, path: Path) -> Any:
     """Parse the text of a file.
 
     Raises:
-        SpecError: naming the file, when it is not of that form, is nested too deeply, or holds a number that is not
+        SpecError: naming the file, if it is not valid ``form``, is nested too deeply, or contains a number that is not
             finite or does not fit into 64 bits.
     """
     try:
@@ -267,10 +267,10 @@ def parse_document(text: str, form: str, path: Path) -> Any:
 
 
 def _check_numbers(value: Any, place: str, depth: int) -> None:
-    """Refuse deep nesting and impossible numbers.
+    """Refuse deep nesting, and numbers that are not finite or exceed 64 bits.
 
     Raises:
-        SpecError: naming the place, ``run.timeout_seconds``.
+        SpecError: naming the place in the file: ``run.timeout_seconds``.
     """
     if depth > DEEPEST:
         raise SpecError(f"is nested too deeply; up to {DEEPEST} levels")

@@ -1,4 +1,4 @@
-"""The dry run's question and answer: one setup in, the live bytes of one training step out."""
+"""Input and output of a dry run: a model and a setup; the live bytes of one training step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup, Wrap
 
 KernelSet = Literal["cpu", "cuda"]
-"""Which kernels are assumed: the CPU's, or CUDA's on a fake accelerator with stand-ins for the fused ones."""
+"""The kernels that are assumed: the CPU's, or CUDA's on a fake accelerator, fused kernels included."""
 
 TensorKind = Literal["fake", "real"]
-"""Tensors without data, or real tensors in CPU memory: slower and only as large as this machine's memory, but without
-anything of torch replaced."""
+"""Tensors without data, or real tensors in CPU memory. Real ones are slower and limited by this machine's memory, but
+nothing in torch is replaced."""
 
 CATEGORIES = (
     "parameters",
@@ -28,11 +28,11 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""What a storage holds, as in ``predict --json``; train/dry_run/breakdown.py has the rule that sorts storages."""
+"""Categories of storages, as in ``predict --json``. train/dry_run/breakdown.py has the rules that sort storages."""
 
 
 SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}
-"""Arguments that a user's function may take, by TrainSetup's names, and their options: the size of its batch."""
+"""Arguments for the batch size that a user's function may take: fields of TrainSetup, each with its CLI option."""
 
 
 class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,16 +43,16 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     block: str | None = None
     """``pkg.mod:Class``: the class of the model's blocks."""
     folder: str = "."
-    """Where ``pkg`` is looked for first."""
+    """The folder in which ``pkg`` is looked for first."""
     arguments: dict[str, int] = {}
-    """What the user asked for of SIZES: passed to the function, which must take it."""
+    """Those of SIZES that the user gave. They are passed to the function, which must accept them."""
 
 
 class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One dry run: a benchmark model or a user's own, a setup, and whose kernels.
+    """The input of one dry run: a benchmark model or a user's own module, a setup, and the kernels.
 
     Raises:
-        SpecError: when it names no model, or two, or a module to wrap by blocks without the blocks' class.
+        SpecError: if it names no model, or two, or a module to wrap by blocks without the class of its blocks.
     """
 
     setup: TrainSetup
@@ -60,10 +60,10 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     module: UserModule | None = None
     kernels: KernelSet = "cuda"
     rank: int = 0
-    """The rank of the world whose memory is followed."""
+    """The rank whose memory is tracked."""
     tensors: TensorKind = "fake"
     trace: str | None = None
-    """A file for every change of the live bytes in the measured step, with the operator that made it."""
+    """A file to write: every change of live bytes in the measured step, with its operator."""
 
     def _check(self) -> None:
         if (self.model is None) == (self.module is None):
@@ -79,7 +79,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that are on the device when a step begins; the micro-batches of the step are in ``other``."""
+    """Bytes on the device when a step begins. The micro-batches of the step are in ``other``."""
 
     parameters_bytes: int
     optimizer_state_bytes: int
@@ -88,7 +88,7 @@ class MemoryAtStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """All of them."""
+        """The sum of all fields."""
         return self.parameters_bytes + self.optimizer_state_bytes + self.gradients_bytes + self.other_bytes
 
 
@@ -96,36 +96,36 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Live bytes of one training step of one rank after warm-up, tracked by storage."""
 
     peak_allocated_bytes: int
-    """The largest of the step's phases."""
+    """The highest peak of all phases of the step."""
     peak_phase: str
     phases: dict[str, int]
-    """Peak by phase: forward, loss, backward, optimizer; over all micro-batches. Of a step in the steady state; forward
-    also of FSDP1's first step."""
+    """Peak by phase (forward, loss, backward, optimizer) over all micro-batches of a step in the steady state. With
+    FSDP1, ``forward`` includes the first step."""
     load_bytes: int
-    """Peak while the model was built and wrapped; not part of ``peak_allocated_bytes``: users load in other ways. A
-    benchmark model is loaded as a trial's worker loads it, from the meta device, part by part."""
+    """Peak while the model was built and wrapped. Not part of ``peak_allocated_bytes``, because users load models in
+    other ways. A benchmark model is loaded as in a trial: from the meta device, part by part."""
     resident: MemoryAtStart
     breakdown_bytes: dict[str, int]
-    """What was live at the peak, by CATEGORIES; adds up to ``peak_allocated_bytes``."""
+    """Live bytes at the peak by category (CATEGORIES). They add up to ``peak_allocated_bytes``."""
     num_parameters: int
-    """Parameters of the whole model, before sharding; a tied one counts once."""
+    """Number of parameters of the whole model. A tied parameter counts once."""
     kernels: KernelSet
     torch: str
-    """torch's version."""
+    """The version of torch."""
     seconds: float
-    """How long this dry run took, without the import of torch."""
+    """Duration of this dry run, without the import of torch."""
     rank: int = 0
     device: Literal["fake", "cpu"] = "fake"
     """``cpu`` for real tensors."""
     arguments: dict[str, int] = {}
-    """Of a user's module: the SIZES that its function was called with; what it does not take is not known."""
+    """For a user's own module: those of SIZES that its function was called with."""
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the subprocess prints for one spec: a result, or why there is none."""
+    """The answer to one spec, which the subprocess prints: a result, or an error."""
 
     result: DryRunResult | None = None
     error: str | None = None
-    """One line."""
+    """The error in one line."""
     users_mistake: bool = True
-    """Whether the error is one that the user can correct."""
+    """Whether the user can correct the error."""

@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose.
+"""All errors that fsdp-bench raises on purpose.
 
 FsdpBenchError
 ├── UserError            the user can correct it: one line, exit code 2
@@ -17,18 +17,18 @@ from collections.abc import Iterable
 from fsdp_bench.spec.exit_codes import ExitCode
 
 LONGEST_VALUE = 80
-"""Characters of a value that a message shows."""
+"""The most characters of a value that a message shows."""
 
 
 class FsdpBenchError(Exception):
-    """The root of this package's errors."""
+    """The base class of all errors of fsdp-bench."""
 
     exit_code = ExitCode.BAD_INPUT
-    """The exit code of a command that it ends."""
+    """The exit code of a command that ends with this error."""
 
 
 class UserError(FsdpBenchError):
-    """Something that the user can correct; its message is one line: what, where, what is allowed."""
+    """An error that the user can correct. The message is one line: what is wrong, where, and what is allowed."""
 
 
 class SpecError(UserError, ValueError):
@@ -59,14 +59,14 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
-    """Build the error for a value that is none of those allowed: it names the field, the value and what is allowed."""
+    """Build the error for a value that is not in ``allowed``, naming the field, the value and the allowed values."""
     names = list(allowed)
     close = nearest(value, names) if isinstance(value, str) else ""
     return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(names)}{close}")
 
 
 def shown(value: object) -> str:
-    """Return a value as messages print it: its repr on one line, cut where it is long, with the length of the whole."""
+    """Return a value for messages: its repr on one line. A long one is cut, and its length is appended."""
     try:
         text = printable(repr(value))
     except Exception:  # a number of too many digits, or what a foreign class raises

@@ -6,15 +6,15 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How ``fsdp-bench`` ended, for scripts."""
+    """The exit code of ``fsdp-bench``, for scripts."""
 
     DONE = 0
-    """Done; where fit was asked for: it fits, or that is unknown."""
+    """Done. If the question was whether something fits: it fits, or that is unknown."""
     CRASHED = 1
-    """A trial or a dry run failed by itself, a check found a difference, or fsdp-bench has a bug."""
+    """A trial or a dry run crashed, a check found a difference, or fsdp-bench has a bug."""
     BAD_INPUT = 2
-    """The user can correct it: the input, the machine or a file."""
+    """An error that the user can correct: in the input, the machine or a file."""
     DOES_NOT_FIT = 3
     """Nothing of what was asked for fits."""
     INTERRUPTED = 130
-    """Ctrl-C, SIGTERM or SIGHUP; the same command resumes. 128 + SIGINT, as shells have it."""
+    """Ctrl-C, SIGTERM or SIGHUP. The same command resumes. 130 is 128 + SIGINT, as in shells."""

@@ -1,6 +1,6 @@
-"""FrontierRecord: the measured largest model of every cell of a frontier sweep, beside what was predicted.
+"""FrontierRecord: the measured and the predicted largest model of every cell of a frontier sweep.
 
-Written to ``frontier.json`` beside the trials that it was read from; it can be rebuilt from them at any time.
+It is written to ``frontier.json`` and can be rebuilt from the records of the trials at any time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _UNITS = {"num_hidden_layers": "layer", "micro_batch_size": "sequence", "sequenc
 
 
 class QuantityRange(msgspec.Struct, frozen=True, kw_only=True):
-    """The quantity that a search raises, and its range.
+    """The searched quantity and its range.
 
     Raises:
-        SpecError: for a name that is no quantity.
+        SpecError: for a name that is not a quantity.
     """
 
     name: str
@@ -37,7 +37,7 @@ class QuantityRange(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
 
     def print(self, value: int) -> str:
-        """Return a value with its unit; 0 stands for none."""
+        """Return a value with its unit; ``none`` for 0."""
         if value == 0:
             return "none"
         if self.name == "num_parameters":
@@ -53,57 +53,57 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that ran out at the value above the largest that fits."""
 
     value: int
-    """The quantity's value there."""
+    """The value of the quantity at which memory ran out."""
     place: str
     """``card`` (the GPU), ``budget`` (a memory limit on a CPU) or ``host``."""
     phase: str
-    """Measured: where it first ran out. Predicted, or ended with retries: where the peak is, which may be later.
-    ``unknown`` where it is not known."""
+    """The phase in which memory ran out, if measured. If predicted, or if the trial ended with retries: the phase of
+    the peak, which may be later. ``unknown`` if it is not known."""
     ran_out: bool
-    """Whether it ran out of memory; else it ended with allocation retries."""
+    """Whether memory ran out; otherwise the trial ended with allocation retries."""
     trial_id: str | None = None
-    """The trial that showed it; None when it is predicted."""
+    """The ID of the trial. None if this is predicted."""
 
 
 class LargestValues(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest values of the quantity that fit and that run; 0 where not even the smallest does."""
+    """The largest values of the quantity that fit and that run. 0 if the smallest does not."""
 
     fits: int
-    """The largest that ends without allocation retries."""
+    """The largest value that runs without allocation retries."""
     runs: int
-    """The largest that ends without running out of memory. On a CPU the same."""
+    """The largest value that runs without running out of memory. On a CPU the same as ``fits``."""
     num_parameters: int
-    """Of the model that fits; 0 for none."""
+    """Number of parameters of the model with the value ``fits``; 0 if none fits."""
     limited_by: FirstFailure | None
-    """None when the range ends before memory does."""
+    """The memory that the next value exceeds. None if the range ends before memory runs out."""
 
 
 class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell: the question, the predicted answer, the measured one."""
+    """One cell: what is searched, the predicted answer and the measured answer."""
 
     label: str
     setup: TrainSetup
-    """The field that is raised has no meaning here."""
+    """The setup. The value of the searched field has no meaning in it."""
     quantity: QuantityRange = msgspec.field(name="dial")
-    """What is searched, and its range; ``dial`` in the file."""
+    """The searched quantity and its range. Its key in the file is ``dial``."""
     family: Family
     vocab_size: int
     model: ModelShape | None
-    """None when the model's size is raised."""
+    """The model. None if its size is searched."""
     status: Status
-    """``unknown``: a trial ended otherwise than ok or out of memory. ``not searched``: not to the end, so far."""
+    """``unknown``: a trial crashed or timed out. ``not searched``: the search has not ended yet."""
     reason: str | None
-    """One line: why the status is not ``found``, and what is skipped above what ran out."""
+    """In one line, why the status is not ``found``, and which values are skipped because memory ran out below."""
     predicted: LargestValues | None
-    """None when the GPU is not in the catalogue, or the setup cannot be predicted."""
+    """The predicted answer. None if the GPU is not in the catalogue, or the setup cannot be predicted."""
     measured: LargestValues | None
-    """None unless the status is ``found``."""
+    """The measured answer. None unless the status is ``found``."""
     steps_apart: int | None
-    """Steps from the predicted to the measured largest that fits; negative when less fits."""
+    """Number of candidates from the predicted to the measured ``fits``; negative if less fits than predicted."""
     trials: tuple[str, ...]
-    """IDs of the cell's trials that ended ok or out of memory, from small to large."""
+    """IDs of the cell's trials that ended ``ok`` or out of memory, by increasing value."""
     most_trials: int
-    """Trials that bisection would take for ``fits``."""
+    """Number of trials that a bisection would need to find ``fits``."""
 
 
 class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,16 +114,16 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["measured"]
     device: Device
     machine: str
-    """One line that describes it."""
+    """One line that describes the machine."""
     run: RunPlan
-    """How every trial was run; its memory_limit_bytes stood for the GPU's memory."""
+    """How every trial was run. memory_limit_bytes replaced the GPU's memory."""
     gpu_is_limited: bool = msgspec.field(name="card_is_limited")
-    """Whether --gpu-memory made a large GPU as small as another one."""
+    """Whether --gpu-memory limited the GPU."""
     cells: tuple[FrontierCell, ...]
 
 
 def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
-    """Return a cell in one line: its model or family, and the setup without what is raised."""
+    """Return a cell in one line: its model or family, and the setup without the searched field."""
     parts = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
     parts.append(f"checkpointing {setup.checkpointing.value}")
     if setup.offload is Offload.PARAMS:
@@ -137,8 +137,8 @@ def read_frontier(data: bytes, name: str) -> FrontierRecord:
     """Decode frontier.json.
 
     Raises:
-        msgspec.DecodeError: when the bytes are not a whole record.
-        SpecError: naming the file, when it was written by a newer fsdp-bench.
+        msgspec.DecodeError: if the bytes are not a whole record.
+        SpecError: naming the file, if it was written by a newer fsdp-bench.
     """
     from fsdp_bench.spec.codec import decode, from_stored
 

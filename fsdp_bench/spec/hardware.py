@@ -1,4 +1,4 @@
-"""Hardware as facts, each with its source and date. A value that is not documented is None."""
+"""Gpu, Server, Cluster and their links: facts with their source and date. A value that is not documented is None."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a fact was read."""
+    """The source of a fact."""
 
     title: str
     date: str
-    """Year, month or day of the document (ISO 8601)."""
+    """Date of the document: year, month or day (ISO 8601)."""
     note: str | None = None
-    """What had to be derived, and how."""
+    """Which values are derived, and how."""
 
 
 class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU as torch sees one device."""
+    """One GPU: one CUDA device in torch."""
 
     name: str
     product_names: tuple[str, ...]
-    """Exactly what NVML and torch.cuda.get_device_name report for it."""
+    """The names that NVML and torch.cuda.get_device_name report, exactly."""
     memory_gib: Positive
     """Nominal memory, as sold."""
     source: Source
     dense_flops_per_second: dict[str, Positive]
-    """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32; a missing dtype is unknown or unsupported."""
+    """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
     native_bf16: bool
     compute_capability: Positive | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
@@ -36,22 +36,22 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_multiprocessors: Count | None = None
     """Streaming multiprocessors, or compute units."""
     matmul_efficiency: Positive | None = None
-    """The part of the 16-bit peak that the best of large matrix products have, where it is published."""
+    """The fraction of the 16-bit peak that the fastest large matrix products reach, if it is published."""
     matmul_efficiency_source: Source | None = None
     sustained_clock: Positive | None = None
-    """The fraction of the boost clock, which peaks refer to, that the power limit allows under long matrix products."""
+    """The fraction of the boost clock (to which peaks refer) that the power limit allows in long matrix products."""
     sustained_clock_source: Source | None = None
     nvml_total_bytes: Count | None = None
-    """NVML's and nvidia-smi's total, which contains what the driver keeps for itself."""
+    """Total memory in NVML and nvidia-smi, which includes memory that the driver reserves."""
     usable_memory_bytes: Count | None = None
-    """What one process that is alone on the GPU can fill: torch.cuda.get_device_properties(0).total_memory, which is
-    also the "total capacity" of torch's out-of-memory messages. Everything of the process must fit into it: what the
-    caching allocator reserves, the CUDA context and NCCL's buffers. The latter two are not subtracted, because they
-    depend on the CUDA version and on the communicators; a context that was measured is (see context_bytes)."""
+    """Memory that one process, alone on the GPU, can use: torch.cuda.get_device_properties(0).total_memory, which is
+    also the "total capacity" in torch's out-of-memory messages. It must hold all memory of the process: reserved memory
+    of the caching allocator, the CUDA context and NCCL's buffers. The latter two are not subtracted, because they
+    depend on the CUDA version and on the communicators. Only a measured context is subtracted (see context_bytes)."""
     usable_memory_source: Source | None = None
     context_bytes: Count | None = None
-    """What a process's CUDA context takes, where a calibration measured it; ``usable_memory_bytes`` is then without it.
-    No catalogue has it."""
+    """Memory of the CUDA context, if a calibration measured it; it is then subtracted from ``usable_memory_bytes``.
+    It is never in the catalogue."""
 
     def _check(self) -> None:
         for dtype in self.dense_flops_per_second:
@@ -59,13 +59,13 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Dense peak for ``fp32``, ``bf16`` or ``fp16``, or None when it is not documented.
+        """Return the dense peak for ``fp32``, ``bf16`` or ``fp16``. None if it is not documented.
 
         torch computes float32 matrix products in float32 by default (torch.backends.cuda.matmul.allow_tf32 is
-        False), so fp32 stands for the plain fp32 rate, not for tf32.
+        False), so fp32 means the plain fp32 rate, not tf32.
 
         Raises:
-            SpecError: for a dtype that is not one of those.
+            SpecError: for any other dtype.
         """
         if dtype not in _PEAK_DTYPES:
             raise not_allowed("dtype", dtype, _PEAK_DTYPES)
@@ -73,12 +73,12 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LinkKind(CaseInsensitiveEnum):
-    """What GPUs or nodes are joined with. The topology that a cost of collectives needs follows from it."""
+    """The kind of link between GPUs or nodes. It determines the topology for the cost of collectives."""
 
     NVSWITCH = "nvswitch"
-    """Every GPU reaches every other at its full NVLink rate."""
+    """Every GPU reaches every other GPU at its full NVLink rate."""
     NVLINK_MESH = "nvlink-mesh"
-    """NVLinks from GPU to GPU without a switch: a pair has only some of a GPU's links."""
+    """NVLinks from GPU to GPU without a switch: each pair has only some of a GPU's links."""
     XGMI = "xgmi"
     """AMD's Infinity Fabric, GPU to GPU without a switch."""
     PCIE = "pcie"
@@ -87,46 +87,45 @@ class LinkKind(CaseInsensitiveEnum):
     EFA = "efa"
     """AWS's Elastic Fabric Adapter."""
     TCP = "tcp"
-    """Ethernet without RDMA between nodes; Google's GPUDirect-TCPX and TCPXO among it."""
+    """Ethernet without RDMA between nodes, including Google's GPUDirect-TCPX and TCPXO."""
 
     @classmethod
     def field(cls) -> str:
-        """The field in the catalogue's files."""
+        """Return the field's name in the catalogue's files."""
         return "kind"
 
 
 class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link of every GPU of a node: to the other GPUs, or to the host."""
+    """The link of each GPU of a node to the other GPUs, or to the host."""
 
     kind: LinkKind
     source: Source
     generation: str | None = None
-    """For people: ``NVLink 4``, ``PCIe 4.0 x16``."""
+    """The generation as text: ``NVLink 4``, ``PCIe 4.0 x16``."""
     bandwidth_bytes_per_second: Positive | None = None
-    """Nominal, per GPU and per direction: half of the bidirectional figure that vendors print."""
+    """Nominal bandwidth per GPU and direction: half of the bidirectional figure that vendors print."""
     gpus_per_uplink: Count | None = None
-    """Of a host link: GPUs that share one uplink of that bandwidth, so that together they have it once. None where
-    the wiring is not documented."""
+    """For a host link: number of GPUs that share one uplink of this bandwidth. None if that is not documented."""
     gpus_per_socket: Count | None = None
-    """Of GPUs that PCIe joins: how many are attached to one processor. None where the wiring is not documented."""
+    """For GPUs connected by PCIe: number of GPUs per CPU socket. None if the wiring is not documented."""
     socket_bandwidth_bytes_per_second: Positive | None = None
-    """Between two processors, per direction, as NCCL reckons with it for their kind (src/graph/topo.h)."""
+    """Bandwidth between two CPU sockets per direction, as NCCL assumes for the kind of CPU (src/graph/topo.h)."""
 
 
 class Network(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What joins one node to the other nodes."""
+    """The network between nodes."""
 
     kind: LinkKind
     source: Source
     generation: str | None = None
     num_nics: Count | None = None
-    """Network interfaces that carry the GPUs' traffic; those for storage and management are not counted."""
+    """Number of network interfaces for the GPUs' traffic, without those for storage and management."""
     bandwidth_bytes_per_second: Positive | None = None
-    """Nominal, per node and per direction: of all those interfaces together, as sold (3200 Gbps = 400e9)."""
+    """Nominal bandwidth per node and direction of all these interfaces together (3200 Gbps = 400e9)."""
 
 
 class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One machine with GPUs, bought or rented: a node of a cluster."""
+    """A machine with GPUs, bought or rented: a node of a cluster."""
 
     name: str
     provider: str
@@ -134,26 +133,26 @@ class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The GPU's name in the catalogue."""
     gpus_per_node: Count
     source: Source
-    """Of the GPUs, the host memory and the processors; the links have their own."""
+    """The source for GPUs, host memory and CPUs. Links have sources of their own."""
     aliases: tuple[str, ...] = ()
     intra_node: Interconnect | None = None
-    """Between the GPUs of a node."""
+    """The link between the GPUs of a node."""
     host_link: Interconnect | None = None
-    """Between a GPU and the host's memory."""
+    """The link between a GPU and host memory."""
     inter_node: Network | None = None
     host_memory_bytes: Count | None = None
-    """As documented for the machine; the operating system and the data loader live in it too."""
+    """Host memory of the machine. The operating system and the data loader use part of it."""
     num_vcpus: Count | None = None
-    """Hardware threads that a rented machine shows."""
+    """Hardware threads, as cloud providers count."""
     num_cores: Count | None = None
-    """Physical cores, where they are what is documented."""
+    """Physical cores, if these are documented instead."""
 
 
 class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of one kind, of which a training run uses the same number of GPUs each.
+    """Nodes of one kind, with the same number of GPUs used on each.
 
     Raises:
-        SpecError: when the counts are not positive, a node has fewer GPUs, or the GPU is not the server's.
+        SpecError: if a count is not positive, a node has fewer GPUs, or the GPU is not the server's.
     """
 
     server: Server
@@ -171,11 +170,11 @@ class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
-        """GPUs of the whole run: one rank each."""
+        """Number of GPUs of the run, one rank each."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def host_memory_bytes_per_rank(self) -> int | None:
-        """A rank's share of its node's memory, or None when that is not documented."""
+        """Host memory of a node divided by its ranks. None if it is not documented."""
         total = self.server.host_memory_bytes
         return None if total is None else total // self.gpus_per_node

@@ -5,7 +5,7 @@ Names follow Hugging Face's config.json. Two families:
     llama   RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases, untied head by default
     gpt2    LayerNorm, GELU, learned positions, biases, head tied to the embedding by default
 
-Every count here is checked against the modules of train/models/transformer.py built on the meta device.
+Tests compare every count with the modules of train/models/transformer.py.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Family(CaseInsensitiveEnum):
 
 
 LARGEST_DIMENSION = 2**24
-"""Upper limit of every dimension; keeps tensor sizes within int64."""
+"""Upper limit of every dimension, so that tensor sizes stay within int64."""
 Dimension = Annotated[int, Meta(ge=1, le=LARGEST_DIMENSION)]
 
 
 LONGEST_NAME = 200
-"""Characters of a model's name, which tables, charts and the names of their files repeat."""
+"""The most characters of a model's name, which tables, charts and file names contain."""
 
 
 class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The dimensions of one model. All sizes are counts of elements.
+    """The dimensions of one model. All sizes are numbers of elements.
 
     Raises:
-        SpecError: when a size is not positive, or the sizes do not divide as attention needs.
+        SpecError: if a size is not positive, or the sizes do not divide as attention needs.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     intermediate_size: Dimension
     vocab_size: Dimension
     max_position_embeddings: Count
-    """Learned positions (gpt2); for llama, whose positions are rotary, a limit without parameters."""
+    """Number of learned positions (gpt2). For llama, with rotary positions, a limit without parameters."""
     tie_word_embeddings: bool = False
 
     def _check(self) -> None:
@@ -79,7 +79,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys and of the values: heads times head width."""
+        """Width of the keys, and of the values: key-value heads times head width."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -103,11 +103,11 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def num_parameters(self) -> int:
-        """All parameters; a tied head counts once."""
+        """Number of parameters. A tied head counts once."""
         return self.num_hidden_layers * self.num_block_parameters + self.num_root_parameters
 
     def block_forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
-        """FLOPs of one block's forward pass for one token, two per multiply-add.
+        """Return the FLOPs of one block's forward pass for one token, two per multiply-add.
 
         Matrix products: 2 x the block's matrices. Attention: QK^T and AV, 2 x 2 x keys x hidden_size, where a
         causal token sees (sequence_length + 1) / 2 keys on average. Norms, activations and the softmax are not
@@ -119,23 +119,23 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return 2 * matrices + 4 * keys * d
 
     def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
-        """FLOPs of the forward pass for one token: the blocks and the head; looking up embeddings is free."""
+        """Return the FLOPs of the forward pass for one token: blocks and head. Embedding look-ups count as 0."""
         blocks = self.num_hidden_layers * self.block_forward_flops_per_token(sequence_length, causal)
         return blocks + 2 * self.vocab_size * self.hidden_size
 
     def model_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
-        """FLOPs of one training step for one token without recomputation: the backward pass costs two forwards."""
+        """Return the FLOPs of one training step for one token, without recomputation: three forward passes."""
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
     def hardware_flops_per_token(
         self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True
     ) -> float:
-        """FLOPs of one training step for one token with what checkpointing recomputes.
+        """Return the FLOPs of one training step for one token, including recomputation by checkpointing.
 
         ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
         (torch.utils.checkpoint.set_checkpoint_early_stop, on by default). ``selective`` saves the outputs of every
-        matrix product and of attention, so it recomputes nothing that is counted here. What fused attention kernels
-        recompute inside themselves is not counted.
+        matrix product and of attention, so it recomputes nothing that is counted here. Recomputation inside
+        fused attention kernels is not counted.
         """
         flops = self.model_flops_per_token(sequence_length, causal)
         if checkpointing is Checkpointing.FULL:
@@ -145,7 +145,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return flops
 
     def describe(self) -> str:
-        """One line for tables and charts: ``llama 6.74B (32 layers x 4096, 32 heads, vocabulary 32000)``."""
+        """Return one line for tables and charts: ``llama 6.74B (32 layers x 4096, 32 heads, vocabulary 32000)``."""
         heads = f"{self.num_attention_heads} heads"
         if self.num_key_value_heads != self.num_attention_heads:
             heads += f" / {self.num_key_value_heads} kv"

@@ -16,7 +16,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 SCHEMA_VERSION = 1
 
 Hardware = Literal["cuda", "cpu"]
-"""What was measured: GPUs or a CPU."""
+"""The measured device: GPUs or a CPU."""
 
 CALIBRATION_MODEL = ModelShape(
     name="calibration model",
@@ -35,25 +35,25 @@ CALIBRATION_SEQUENCE_LENGTH = 128
 
 
 CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
-"""fully_shard's copy of gradients into one buffer, where they are reduced in another dtype than they have; on a CPU it
+"""fully_shard's copy of gradients into one buffer, if they are reduced in a dtype other than their own. On a CPU it
 takes several times as long as the copy alone, or as a cast."""
 
 
 Seconds = Annotated[float, Meta(ge=0)]
-"""0 where it was smaller than the noise."""
+"""A time in seconds; 0 if it was smaller than the noise."""
 
 
 class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One timed operation: the mean over repetitions and over ranks, which all ran it at once."""
+    """One timed operation: the mean over repetitions and over all ranks, which ran it at the same time."""
 
     seconds: Positive
 
 
 class MatmulTime(Timed, frozen=True, kw_only=True):
-    """A matrix product, m x k by k x n."""
+    """The time of a matrix product, m x k by k x n."""
 
     layout: str
-    """Which factor is transposed: ``nt`` forward, ``nn`` for the input's gradient, ``tn`` for the weight's."""
+    """Transposed factors: ``nt`` in forward, ``nn`` for the input's gradient, ``tn`` for the weight's gradient."""
     dtype: str
     m: Count
     n: Count
@@ -61,7 +61,7 @@ class MatmulTime(Timed, frozen=True, kw_only=True):
 
 
 class AttentionTime(Timed, frozen=True, kw_only=True):
-    """Causal scaled dot product attention of one sequence."""
+    """The time of causal scaled dot product attention of one sequence."""
 
     backward: bool
     dtype: str
@@ -71,16 +71,16 @@ class AttentionTime(Timed, frozen=True, kw_only=True):
 
 
 class OperatorTime(Timed, frozen=True, kw_only=True):
-    """An operator that memory bounds."""
+    """The time of a memory-bound operator."""
 
     operator: str
     dtype: str
     num_bytes: Count
-    """Read and written."""
+    """Bytes read and written."""
 
 
 class CopyTime(Timed, frozen=True, kw_only=True):
-    """A copy between pinned host memory and the device."""
+    """The time of a copy between pinned host memory and the device."""
 
     direction: str
     """``to_device`` or ``to_host``."""
@@ -88,37 +88,37 @@ class CopyTime(Timed, frozen=True, kw_only=True):
 
 
 class OptimizerTime(Timed, frozen=True, kw_only=True):
-    """One step on equal tensors in fp32."""
+    """The time of one optimizer step on equal fp32 tensors."""
 
     kind: str
-    """As in a setup; with ``host `` before it where it runs in host memory beside a GPU."""
+    """The optimizer as in a setup, with the prefix ``host `` if it runs in host memory on a machine with GPUs."""
     num_tensors: Count
     num_elements: Count
-    """Of all tensors."""
+    """Number of elements of all tensors together."""
 
 
 class CollectiveTime(Timed, frozen=True, kw_only=True):
-    """A collective of a group, while all other groups of that size do the same."""
+    """The time of a collective in one group, while all other groups of this size run the same collective."""
 
     kind: str
     group_size: Count
     neighbours: bool
-    """The group's ranks follow each other; otherwise they are as far apart as they can be."""
+    """Whether the ranks of a group are consecutive; otherwise they are as far apart as possible."""
     message_bytes: Count
 
 
 class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The measurements of all ranks, before the host's overhead is derived from them."""
+    """The measurements of all ranks. The host's overhead is not derived from them yet."""
 
     num_ranks: Count
     threads_per_rank: Count
     device_name: str
     versions: dict[str, str]
     model_step_seconds: dict[str, float]
-    """A step of CALIBRATION_MODEL without communication: ``none`` unwrapped, ``fsdp1``, ``fsdp2``."""
+    """Seconds of a step of CALIBRATION_MODEL without communication: unwrapped (``none``), ``fsdp1``, ``fsdp2``."""
     context_bytes: int | None = None
-    """Memory of rank 0's process on its GPU beyond what the caching allocator reserved, before any communicator was
-    made: the CUDA context with the code of kernels that ran. None on a CPU, and where NVML does not show it."""
+    """GPU memory of rank 0's process minus reserved memory, before any communicator exists: the CUDA context and the
+    code of loaded kernels. None on a CPU, and if NVML does not show it."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -128,16 +128,16 @@ class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Measurements with a certain number of ranks at once; on a CPU they share its cores."""
+    """Measurements with one number of ranks running at the same time. On a CPU they share its cores."""
 
     num_ranks: Count
     threads_per_rank: Count
     launch_seconds: Seconds
     """The host's overhead for one operator: Python, the dispatcher, autograd."""
     hook_seconds: dict[str, Seconds]
-    """The time of one of a wrapper's hooks, by api."""
+    """The host's overhead for one hook of the wrapper, by api."""
     context_bytes: Annotated[int, Meta(ge=0)] | None = None
-    """Memory of a CUDA context, as in RankMeasurements."""
+    """Memory of the CUDA context, as in RankMeasurements."""
     matmul: tuple[MatmulTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()
     operator: tuple[OperatorTime, ...] = ()
@@ -147,9 +147,9 @@ class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """Overheads of the host that were smaller than the noise, as text; predictions leave them out.
+        """The host's overheads that were smaller than the noise, as text. Predictions take them as 0.
 
-        The host's times are small differences of large sums: the time of CALIBRATION_MODEL's step less its operators'.
+        These times are small differences of large sums: the step of CALIBRATION_MODEL minus its operators.
         """
         lost = ["the host's time for an operator"] if self.launch_seconds == 0 else []
         return (
@@ -166,7 +166,7 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Hardware
     device_name: str
     measured_on: str
-    """The day."""
+    """The date of the measurement."""
     versions: dict[str, str]
     ranks: tuple[RankProfile, ...]
 
@@ -176,16 +176,16 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def context_bytes(self) -> int | None:
-        """Memory of a CUDA context: the most that was measured; None where it was not."""
+        """Memory of the CUDA context: the largest measured value. None if it was not measured."""
         return max((one.context_bytes for one in self.ranks if one.context_bytes is not None), default=None)
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """Overheads that were smaller than the noise, with the number of ranks."""
+        """Overheads that were smaller than the noise, each with its number of ranks."""
         return tuple(f"{name} ({one.num_ranks} ranks)" for one in self.ranks for name in one.lost_in_noise)
 
     def for_ranks(self, ranks_on_node: int) -> RankProfile:
-        """Return what was measured with so many ranks, or with the nearest number of them."""
+        """Return the measurements with the number of ranks nearest to ``ranks_on_node``."""
         return min(self.ranks, key=lambda one: (abs(one.num_ranks - ranks_on_node), one.num_ranks))
 
 
@@ -193,7 +193,7 @@ def read_profile(path: Path) -> Profile:
     """Read a calibration.
 
     Raises:
-        SpecError: for a file that cannot be read, is no TOML, or is of another shape or a newer version.
+        SpecError: for a file that cannot be read, is not TOML, or has another shape or a newer version.
     """
     try:
         content = read_document(path, "TOML")
@@ -212,7 +212,7 @@ def write_profile(profile: Profile, path: Path) -> None:
     """Write a calibration, whole or not at all.
 
     Raises:
-        SpecError: when it cannot be written.
+        SpecError: if it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,6 +1,6 @@
-"""RankReport: what one rank of a trial measured, and why it failed if it did.
+"""RankReport: the measurements of one rank of a trial, and the reason if it failed.
 
-Raw samples are stored. A value that could not be had is None, and prints as ``unknown``.
+Raw samples are stored. A value that could not be measured is None, and prints as ``unknown``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
 AnyFloat = Annotated[float, msgspec.Meta(extra={"may_be_infinite": True})]
-"""A float that is stored even where it is NaN or infinite; every other one is finite."""
+"""A float that may be NaN or infinite. All other floats must be finite."""
 
 MOST_SECONDS = 1e10
-"""No time that is stored is longer: three hundred years."""
+"""The longest time in a record: three hundred years."""
 
 
 class Outcome(StrEnum):
@@ -38,35 +38,35 @@ class Outcome(StrEnum):
 
     @property
     def is_oom(self) -> bool:
-        """Whether some memory ran out."""
+        """Whether GPU or host memory ran out."""
         return self in (Outcome.OOM_GPU, Outcome.OOM_HOST)
 
 
 class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's memory, in bytes. Peaks of different kinds are never compared with each other."""
+    """The memory of one rank, in bytes. Peaks of different kinds are never compared with each other."""
 
     peak_allocated_bytes: int | None
     """``torch.cuda.max_memory_allocated`` over all steps; on a CPU the peak of live tensor storages, which is
     unknown for compiled code."""
     peak_phase: str
-    """The phase in which ``peak_allocated_bytes`` was reached; ``unknown`` where it is not known."""
+    """The phase in which ``peak_allocated_bytes`` was reached, or ``unknown``."""
     phases: dict[str, int]
     """Peak allocated by phase: load, forward, loss, backward, optimizer."""
     peak_reserved_bytes: int | None = None
-    """``torch.cuda.max_memory_reserved``; a CPU has no caching allocator."""
+    """``torch.cuda.max_memory_reserved``. None on a CPU, which has no caching allocator."""
     peak_device_bytes: int | None = None
-    """NVML's figure for this process, the largest seen: reserved, the context, the communicators."""
+    """The largest memory of this process in NVML: reserved memory, CUDA context, communicators."""
     peak_host_bytes: int | None = None
-    """The rank's largest resident set (VmHWM)."""
+    """The peak resident set size of the rank (VmHWM)."""
     peak_host_cgroup_bytes: int | None = None
-    """The cgroup's peak during the trial, all processes; None where an earlier peak was higher."""
+    """The cgroup's peak during the trial, of all its processes. None if an earlier peak was higher."""
     num_alloc_retries: int | None = None
-    """``num_alloc_retries`` of torch.cuda.memory_stats: times the allocator freed its whole cache and tried again."""
+    """``num_alloc_retries`` of torch.cuda.memory_stats: how often the allocator emptied its cache and tried again."""
     num_ooms: int | None = None
     parameters_bytes: int = 0
-    """This rank's stored parameters, on any device."""
+    """Bytes of this rank's stored parameters, on any device."""
     gradients_bytes: int = 0
-    """This rank's gradients as the optimizer sees them."""
+    """Bytes of this rank's gradients, as the optimizer gets them."""
     optimizer_state_bytes: int = 0
 
 
@@ -74,19 +74,19 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective in one step of one rank.
 
     Raises:
-        SpecError: for a group without ranks, or seconds that no step takes.
+        SpecError: for a group without ranks, and for negative or too many seconds.
     """
 
     kind: str
-    """all_gather, reduce_scatter, all_reduce, broadcast, other; copy_to_device and copy_to_host, which are no
+    """all_gather, reduce_scatter, all_reduce, broadcast or other. Also copy_to_device and copy_to_host, which are not
     collectives and not in the totals."""
     calls: int
     message_bytes: int
-    """The whole message summed over calls: an all-gather's output, a reduce-scatter's input, else the tensor."""
+    """Message bytes over all calls. A message is an all-gather's output, a reduce-scatter's input, else the tensor."""
     seconds: float | None = None
-    """Time in which collectives of this kind ran; None where the profiler did not show them."""
+    """Time in which collectives of this kind ran. None if the profiler did not show them."""
     group_size: int | None = None
-    """Ranks that take part; None where they were not the same in all calls, and for copies."""
+    """Number of ranks of the group. None if it differs between calls, and for copies."""
 
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < 1:
@@ -96,15 +96,15 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def algorithm_bandwidth(self) -> float | None:
-        """Message bytes a second: algbw of nccl-tests (doc/PERFORMANCE.md)."""
+        """Message bytes per second: algbw of nccl-tests (doc/PERFORMANCE.md)."""
         return self.message_bytes / self.seconds if self.seconds else None
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """Bytes a second that every rank's link must carry: busbw of nccl-tests (doc/PERFORMANCE.md).
+        """Bytes per second on the link of each rank: busbw of nccl-tests (doc/PERFORMANCE.md).
 
         The algorithm bandwidth times (n - 1) / n for all-gather and reduce-scatter, twice that for all-reduce, 1 for
-        broadcast and for copies. A reduce-scatter counts as one also where gloo runs it as an all-reduce.
+        broadcast and copies. A reduce-scatter that gloo runs as an all-reduce counts as a reduce-scatter.
         """
         rate, size = self.algorithm_bandwidth, self.group_size
         if rate is None or self.kind == "other":
@@ -120,15 +120,15 @@ class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
     """Communication in one profiled step of one rank.
 
     Raises:
-        SpecError: for a step that took no time.
+        SpecError: for a step without time, and for negative or too many seconds.
     """
 
     step_seconds: float
-    """Duration of the profiled step, which the profiler slows down."""
+    """Duration of the profiled step. The profiler slows it down."""
     total_seconds: float
     """Time during which any collective ran."""
     exposed_seconds: float
-    """Time during which a collective ran and no compute did."""
+    """Time during which a collective ran and no compute kernel or operator did."""
     collectives: tuple[CollectiveReading, ...] = ()
 
     def __post_init__(self) -> None:
@@ -145,10 +145,10 @@ def _check_seconds(field: str, *values: float) -> None:
 
 
 class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read back from the wrapped model, after the first step."""
+    """Strategy, wrapper and dtypes, read back from the wrapped model after the first step."""
 
     strategy: str
-    """The strategy that the wrapper runs; ``unknown`` when it cannot be read."""
+    """The strategy that the wrapper runs, or ``unknown`` if it cannot be read."""
     wrapper: str
     """FullyShardedDataParallel, fully_shard or DistributedDataParallel."""
     num_units: int
@@ -173,17 +173,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     phase: str
     at: float
-    """Seconds since the epoch, to find the first cause among ranks of one machine."""
+    """Time of the failure in seconds since the epoch, to find the first cause among the ranks."""
     limit: str | None = None
-    """For an OOM, what ran out: ``device``, ``budget`` (memory_limit on a CPU) or ``host``."""
+    """If memory ran out, which: ``device``, ``budget`` (memory_limit on a CPU) or ``host``."""
     allocator_summary: str | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured before it ended.
+    """The measurements of one rank until it ended.
 
     Raises:
-        SpecError: for seconds that no step takes.
+        SpecError: for negative or too many seconds.
     """
 
     rank: int
@@ -194,17 +194,17 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: tuple[float, ...] = ()
     communication: tuple[CommunicationReading, ...] = ()
     seconds_without_communication: tuple[float, ...] = ()
-    """Of each step with collectives that end at once."""
+    """Seconds of each step with collectives that end at once."""
     without_communication_failure: str | None = None
-    """Why there are none, where that was tried."""
+    """Why these steps failed, if they did."""
     losses: tuple[AnyFloat, ...] = ()
-    """This rank's mean loss of each step in order, warm-up included. NaN and infinity are stored as ``"nan"``,
+    """This rank's mean loss of each step in order, including warm-up. NaN and infinity are stored as ``"nan"``,
     ``"inf"`` and ``"-inf"``."""
     effective: EffectiveSetup | None = None
     telemetry: Telemetry | None = None
     failure: Failure | None = None
     environment: dict[str, str] = {}
-    """Versions and devices as this rank saw them."""
+    """Versions and devices that this rank used."""
 
     def __post_init__(self) -> None:
         for field in ("warmup_seconds", "step_seconds", "seconds_without_communication"):
@@ -212,7 +212,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def divergence(ranks: Sequence[RankReport]) -> str | None:
-    """Return at which step a loss first became NaN or infinite, as text; steps count from 1, warm-up included."""
+    """Return the first step with a NaN or infinite loss as text. Steps count from 1, including warm-up."""
     lost = [
         (step, rank.rank, loss) for rank in ranks for step, loss in enumerate(rank.losses, 1) if not math.isfinite(loss)
     ]

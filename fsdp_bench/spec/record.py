@@ -1,7 +1,7 @@
-"""TrialRecord: everything that is known about one trial, and the plan that it followed.
+"""TrialRecord: the record of one trial. RunPlan: how it is run and measured. TrialSpec: the input of its ranks.
 
-Raw samples are stored: every measured step's seconds, every rank's peaks. Medians and maxima are properties,
-computed from them. A value that could not be had is None, and prints as ``unknown``.
+Raw samples are stored: the seconds of every measured step, the peaks of every rank. Medians and maxima are properties,
+computed from them. A value that could not be measured is None, and prints as ``unknown``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fsdp_bench.spec.setup import TrainSetup
 SCHEMA_VERSION = 1
 
 MEASUREMENT_REVISION = 1
-"""Raised whenever train/ changes so that old and new numbers are no longer comparable; it is part of a trial's ID."""
+"""Increased whenever train/ changes so that old and new measurements are not comparable. It is part of a trial's ID."""
 
 WITHOUT_COMMUNICATION = "without communication"
-"""The last stage of a rank: it times steps with collectives that end at once."""
+"""The last stage of a rank: timing steps with collectives that end at once."""
 
 Device = Literal["cuda", "cpu", "fake", "emulated"]
 
@@ -33,41 +33,40 @@ Device = Literal["cuda", "cpu", "fake", "emulated"]
 MOST_STEPS = 10**6
 MOST_THREADS = 4096
 LONGEST_TIMEOUT_SECONDS = 1e6
-"""Of one trial: eleven days."""
+"""The longest time limit of a trial: eleven days."""
 
 
 class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run and measured.
 
     Raises:
-        SpecError: for a plan that would measure nothing.
+        SpecError: for values out of range or that contradict each other.
     """
 
     warmup_steps: Annotated[int, Meta(ge=2, le=MOST_STEPS)] = 2
-    """Steps before the measured ones. On a CPU the peak of live tensors is tracked in these, where it costs time.
+    """Steps before the measured ones. On a CPU, live tensors are tracked in these only, because that takes time.
     Adam's states appear in the first step, and FSDP2's first step counts DTensor's sharding propagation."""
     steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 3
-    """Measured steps: each one's seconds are stored."""
+    """Measured steps. The seconds of each are stored."""
     communication_steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 1
-    """Steps under the profiler, after the measured ones, for communication time. 0 leaves it unknown."""
+    """Steps under the profiler, after the measured ones, for communication time. With 0 it is unknown."""
     steps_without_communication: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
-    """Steps timed with collectives that end at once, after everything else; 0 leaves that time unknown."""
+    """Steps timed with collectives that end at once, after all other steps. With 0 their time is unknown."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT_SECONDS)] = 300.0
     """The trial's time limit, from the start of its ranks; sweep/run/time_limit.py applies it."""
     memory_limit_bytes: Count | None = None
-    """Bytes that one rank may allocate: torch enforces it on a GPU, and on a CPU the live tensors are counted."""
+    """Bytes that one rank may allocate. On a GPU torch enforces it; on a CPU live tensor bytes are compared with it."""
     threads_per_rank: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None
-    """CPU threads of one rank's operators; by default the cores divided by the ranks."""
+    """CPU threads of one rank; by default the number of cores divided by the number of ranks."""
     backend: Literal["gloo"] | None = None
-    """The process group's backend, where it is not NCCL on GPUs and gloo on a CPU. With gloo several ranks can share a
-    GPU, with NCCL they cannot. Reduce-scatters then go through host memory, so that the GPU holds what it holds with
-    NCCL."""
+    """The process group's backend; by default NCCL on GPUs and gloo on a CPU. With gloo several ranks can share a GPU.
+    Reduce-scatters then go through host memory, so that GPU memory is the same as with NCCL."""
     attention: Literal["flash"] | None = None
-    """The kernel of 16-bit attention on GPUs: FlashAttention, which predictions assume; by default torch's own
-    choice, which is cuDNN's on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
+    """The kernel of 16-bit attention on GPUs: FlashAttention, which predictions assume. By default torch chooses; it
+    chooses cuDNN on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
     in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     emulate: bool = False
-    """Run rank 0 of the world alone in one process, with collectives that end at once."""
+    """Whether only rank 0 of the world runs, in one process, with collectives that end at once."""
 
     def _check(self) -> None:
         if self.emulate and self.backend is not None:
@@ -80,7 +79,7 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TrialSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One trial to run: the input of a worker."""
+    """One trial to run: the input of its ranks."""
 
     id: str
     model: ModelShape
@@ -88,81 +87,81 @@ class TrialSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: RunPlan
     device: Device
     keep_trace: bool = False
-    """Keep the last profiled step of every rank in a file; it decides nothing of what is measured."""
+    """Keep the trace of the last profiled step of every rank. It does not affect measurements."""
     keep_snapshot: bool = False
-    """Record every allocation on a GPU from the start, and keep it in a file at the end or where memory runs out."""
+    """Record every allocation on the GPU from the start; write a snapshot at the end, or when memory runs out."""
 
     @property
     def num_processes(self) -> int:
-        """Processes that the trial runs: one where it is emulated, else the world size."""
+        """Number of processes of the trial: 1 if it is emulated, else the world size."""
         return 1 if self.run.emulate else self.setup.world_size
 
 
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial, complete. The unit of storage: ``trials/ID.json``."""
+    """The record of one trial, stored as ``trials/ID.json``."""
 
     schema_version: int
     id: str
     sweep: str
     source: Literal["measured"]
     device: Device
-    """``emulated``: rank 0 of a world without peers, on the ``hardware``."""
+    """The device. ``emulated``: rank 0 ran alone, on ``emulated_on``."""
     model: ModelShape
     num_parameters: int
     setup: TrainSetup
     effective_strategy: str
-    """Read back from rank 0 where it got that far, else what the setup implies."""
+    """The strategy read back from the wrapped model; if the trial ended before that, the one that the setup implies."""
     run: RunPlan
     outcome: Outcome
     reason: str | None = None
-    """One line: why the outcome is not ``ok``; of an ``ok`` one, at which step its loss became NaN or infinite."""
+    """In one line, why the outcome is not ``ok``; or for ``ok``, at which step the loss became NaN or infinite."""
     suspect: tuple[str, ...] = ()
     """Why the measurement should not be trusted: another program's process on the GPU, for example."""
     ranks: tuple[RankReport, ...] = ()
     stderr_tail: str | None = None
     peak_flops_per_second: float | None = None
-    """One GPU's dense peak for the compute dtype; None when the GPU is not in the catalogue."""
+    """Dense peak of one GPU for the compute dtype. None if the GPU is not in the catalogue."""
     peak_flops_source: str | None = None
     started_at: str
-    """ISO 8601, UTC."""
+    """Start time, ISO 8601 in UTC."""
     wall_seconds: float
     overhead_seconds: float | None = None
-    """What the sweep added to the time between the workers' start and end."""
+    """``wall_seconds`` minus the time from the start to the end of the ranks."""
     emulated_on: Device | None = None
-    """What the one rank ran on, where ``device`` is ``emulated``."""
+    """The device of the one rank, if ``device`` is ``emulated``."""
 
     @property
     def hardware(self) -> str:
-        """``cuda`` or ``cpu``: whose operators ran; ``fake`` of a dry run."""
+        """The device whose kernels ran: ``cuda`` or ``cpu``; ``fake`` for a dry run."""
         return self.emulated_on or self.device
 
     @property
     def fits(self) -> bool:
-        """Whether the trial ended ``ok`` without one allocation retry on any rank."""
+        """Whether the trial ended ``ok`` without an allocation retry on any rank."""
         retries = [rank.memory.num_alloc_retries or 0 for rank in self.ranks if rank.memory]
         return self.outcome is Outcome.OK and not any(retries)
 
     @property
     def worst_rank_memory(self) -> MemoryReading | None:
-        """The reading of the rank with the largest peak allocated."""
+        """The memory of the rank with the largest peak allocated."""
         readings = [rank.memory for rank in self.ranks if rank.memory]
         return max(readings, key=lambda reading: reading.peak_allocated_bytes or 0, default=None)
 
     @property
     def step_seconds(self) -> float | None:
-        """The median over measured steps of the slowest rank's seconds."""
+        """The median over measured steps of the slowest rank's seconds. None without measured steps."""
         return _median_of_slowest([rank.step_seconds for rank in self.ranks])
 
     @property
     def seconds_without_communication(self) -> float | None:
-        """The same for steps with collectives that end at once."""
+        """The median over steps with collectives that end at once of the slowest rank's seconds."""
         return _median_of_slowest([rank.seconds_without_communication for rank in self.ranks])
 
     @property
     def exposed_by_difference_seconds(self) -> float | None:
-        """Exposed communication found without the profiler: the step's seconds less those without communication.
+        """Exposed communication without the profiler: ``step_seconds`` minus ``seconds_without_communication``.
 
-        It may be negative where communication takes less than steps differ. It includes the time that compute loses
+        It may be negative if communication takes less time than steps vary. It includes the time that compute loses
         where communication uses the same cores or memory.
         """
         step, without = self.step_seconds, self.seconds_without_communication
@@ -186,13 +185,13 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_disagreement(self) -> float | None:
-        """How far the two fractions are apart."""
+        """The difference of the two exposed fractions."""
         fractions = self.exposed_fractions
         return None if fractions is None else abs(fractions[0] - fractions[1])
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens that one rank trains on in a second."""
+        """Tokens per second of one rank."""
         seconds = self.step_seconds
         return self.setup.tokens_per_step_per_rank / seconds if seconds else None
 
@@ -204,14 +203,14 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP/s over the dense peak for the compute dtype; None when that peak is unknown."""
+        """Model FLOP/s over the dense peak for the compute dtype. None if that peak is unknown."""
         if not self.model_flops_per_second or not self.peak_flops_per_second:
             return None
         return self.model_flops_per_second / self.peak_flops_per_second
 
     @property
     def hfu(self) -> float | None:
-        """As ``mfu``, with the FLOPs that checkpointing recomputes."""
+        """Hardware FLOP/s (including recomputation by checkpointing) over the same peak as ``mfu``."""
         tokens, peak = self.tokens_per_second_per_gpu, self.peak_flops_per_second
         if not tokens or not peak:
             return None
@@ -238,7 +237,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final_loss(self) -> float | None:
-        """Mean over ranks of the loss of the last measured step; None where it is NaN or infinite."""
+        """Mean over ranks of the loss of the last measured step. None if it is NaN or infinite."""
         finals = [rank.losses[-1] for rank in self.ranks if rank.losses]
         return statistics.fmean(finals) if finals and all(map(math.isfinite, finals)) else None
 
@@ -252,8 +251,8 @@ def read_record(data: bytes, name: str) -> TrialRecord:
     """Decode a stored record. There is one schema version so far; the next one upgrades this one here.
 
     Raises:
-        msgspec.DecodeError: when the bytes are not a whole record.
-        SpecError: naming the record, when it was written by a newer fsdp-bench.
+        msgspec.DecodeError: if the bytes are not a whole record.
+        SpecError: naming the record, if it was written by a newer fsdp-bench.
     """
     from fsdp_bench.spec.codec import decode, from_stored
 

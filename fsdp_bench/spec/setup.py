@@ -1,4 +1,4 @@
-"""TrainSetup: how a model is trained. Names are PyTorch's; common aliases are accepted too."""
+"""TrainSetup: all settings of a training step, with PyTorch's names; combinations that cannot run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ShardingStrategy(CaseInsensitiveEnum):
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
-        """ZeRO's stages, the common abbreviations, and accelerate's numbers 1 to 5."""
+        """Return the aliases: ZeRO stages, common abbreviations, and accelerate's numbers 1 to 5."""
         return {
             "zero3": "FULL_SHARD",
             "zero2": "SHARD_GRAD_OP",
@@ -39,7 +39,7 @@ class ShardingStrategy(CaseInsensitiveEnum):
 
     @classmethod
     def field(cls) -> str:
-        """The field in sweep files and on the command line."""
+        """Return the name of the field in sweep files and on the command line."""
         return "strategy"
 
     @property
@@ -49,31 +49,31 @@ class ShardingStrategy(CaseInsensitiveEnum):
 
     @property
     def reshards_after_forward(self) -> bool:
-        """Whether a block's parameters are freed between forward and backward."""
+        """Whether a unit's unsharded parameters are freed between forward and backward."""
         return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
 class Api(CaseInsensitiveEnum):
-    """fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, and DistributedDataParallel for NO_SHARD."""
+    """The wrapper: fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, or DistributedDataParallel for NO_SHARD."""
 
     FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
 
 
 class Offload(CaseInsensitiveEnum):
-    """Whether parameters, gradients and optimizer states live in host memory."""
+    """Whether parameters, gradients and optimizer states are in host memory."""
 
     NONE = "none"
     PARAMS = "params"
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
-        """Requests of FSDP users that torch's FSDP cannot fulfil by itself."""
+        """Return kinds of offload that torch's FSDP does not have."""
         return {"optimizer": "the optimizer's states alone in host memory"}
 
 
 class Checkpointing(CaseInsensitiveEnum):
-    """Activation checkpointing: of nothing, of all but the costly operators' outputs, or of whole blocks."""
+    """Activation checkpointing: none, selective (outputs of costly operators are saved), or full (whole blocks)."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -90,17 +90,17 @@ class OptimizerKind(CaseInsensitiveEnum):
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
-        """``adamw`` alone means what PyTorch chooses on a GPU: foreach."""
+        """Return the aliases. ``adamw`` is PyTorch's default on a GPU: foreach."""
         return {"adamw": "adamw-foreach"}
 
     @classmethod
     def field(cls) -> str:
-        """The field in sweep files and on the command line."""
+        """Return the name of the field in sweep files and on the command line."""
         return "optimizer"
 
 
 class Loss(CaseInsensitiveEnum):
-    """How the cross-entropy is computed: on the whole fp32 logits, chunk by chunk, or compiled."""
+    """The computation of the cross-entropy: on the whole fp32 logits, chunk by chunk, or compiled."""
 
     PLAIN = "plain"
     CHUNKED = "chunked"
@@ -108,7 +108,7 @@ class Loss(CaseInsensitiveEnum):
 
 
 class Wrap(CaseInsensitiveEnum):
-    """How a model is divided into FSDP units: each block, each subtree over a size, or the whole model."""
+    """The FSDP units: each block, each subtree over a size, or the whole model."""
 
     BLOCK = "block"
     SIZE = "size"
@@ -116,7 +116,7 @@ class Wrap(CaseInsensitiveEnum):
 
 
 class BackwardPrefetch(CaseInsensitiveEnum):
-    """When backward gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
+    """When backward all-gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
 
     BACKWARD_PRE = "BACKWARD_PRE"
     BACKWARD_POST = "BACKWARD_POST"
@@ -124,12 +124,12 @@ class BackwardPrefetch(CaseInsensitiveEnum):
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
-        """Short forms."""
+        """Return the aliases: short forms."""
         return {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST"}
 
     @classmethod
     def field(cls) -> str:
-        """The field in sweep files and on the command line."""
+        """Return the name of the field in sweep files and on the command line."""
         return "backward_prefetch"
 
 
@@ -143,16 +143,16 @@ _NAMED_PRECISIONS = {
     "bf16-true": ("bf16", "bf16", "bf16"),
 }
 _PRECISION_ALIASES = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
-"""What accelerate and Lightning mean by these words."""
+"""Names as in accelerate and Lightning."""
 _NARROW = re.compile(r"(mx|nv)?(fp|float|int|nf|e4m|e5m)-?[2348]\b.*")
-"""Dtypes of fewer than 16 bits."""
+"""Names of dtypes with fewer than 16 bits."""
 
 
 class Precision:
-    """Three dtypes: of the stored parameters, of compute and all-gather, of gradient reduction.
+    """Three dtypes: stored parameters, compute and all-gather, gradient reduction.
 
-    Written in any case as a name (``bf16-mixed``), or as a free triple (``bf16/bf16/fp32``). ``bf16`` and ``fp16`` mean
-    ``bf16-mixed`` and ``fp16-mixed``, as in accelerate and Lightning. Immutable and hashable.
+    Written (case-insensitive) as a name (``bf16-mixed``) or as three dtypes (``bf16/bf16/fp32``). ``bf16`` and ``fp16``
+    mean ``bf16-mixed`` and ``fp16-mixed``, as in accelerate and Lightning. Immutable and hashable.
     """
 
     __slots__ = ("compute", "reduce", "store")
@@ -181,7 +181,7 @@ class Precision:
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Read a name or a triple.
+        """Read a name or STORED/COMPUTE/REDUCE.
 
         Raises:
             SpecError: naming the precisions that exist.
@@ -200,7 +200,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """The name where there is one, else STORED/COMPUTE/REDUCE."""
+        """The name if there is one, else STORED/COMPUTE/REDUCE."""
         triple = (self.store, self.compute, self.reduce)
         for name, named in _NAMED_PRECISIONS.items():
             if named == triple:
@@ -237,16 +237,16 @@ FP32 = Precision("fp32", "fp32", "fp32")
 
 MOST_RANKS = 2**20
 MOST_TOKENS = 2**34
-"""Upper limit of tokens in one forward pass of one GPU; keeps tensor sizes within int64."""
+"""Upper limit of tokens in one forward pass of one GPU, so that tensor sizes stay within int64."""
 
 
 class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a training step except the model and the machine.
+    """All settings of a training step except model and hardware.
 
-    Words are read in any case, however a setup is made: ``TrainSetup(strategy="zero3", precision="bf16-mixed")``.
+    Text is read case-insensitively in any constructor: ``TrainSetup(strategy="zero3", precision="bf16-mixed")``.
 
     Raises:
-        SpecError: when a value is of another type or outside its range, or two values contradict each other.
+        SpecError: if a value has another type or is out of range, or two values contradict each other.
     """
 
     strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
@@ -257,19 +257,19 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     shard_size: Count | None = None
-    """Ranks that share one copy of the parameters under a hybrid strategy; by default half of the world."""
+    """For hybrid strategies: number of ranks over which each copy of the parameters is sharded; by default half."""
     micro_batch_size: Count = 1
     """Sequences per rank in one forward pass."""
     sequence_length: Count = 1024
     gradient_accumulation_steps: Count = 1
     sync_every_micro_batch: bool = True
-    """Whether gradients are reduced in every micro-batch (FSDP2's default) or only in the last (``no_sync``)."""
+    """Whether gradients are reduced after every micro-batch (FSDP2's default) or only after the last (``no_sync``)."""
     max_grad_norm: Positive | None = None
     loss: Loss = Loss.PLAIN
     compile: bool = False
     wrap: Wrap = Wrap.BLOCK
     min_num_params: Count = 100_000_000
-    """With ``wrap = "size"``: the parameters from which a subtree becomes a unit (torch's own default)."""
+    """With ``wrap = "size"``: minimum number of parameters of a unit (torch's default)."""
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
@@ -297,7 +297,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def shard_group_size(self) -> int:
-        """Ranks that share one copy of the parameters: 1 when nothing is sharded."""
+        """Number of ranks that one copy of the parameters is sharded over; 1 if nothing is sharded."""
         if self.effective_strategy is ShardingStrategy.NO_SHARD:
             return 1
         if self.strategy.is_hybrid:
@@ -306,15 +306,15 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """Ranks of the groups that collectives run in: ``shard``, ``replicate`` (hybrid's), ``world``."""
+        """Sizes of the process groups: ``shard``, ``replicate`` (hybrid strategies), ``world``."""
         shard = self.shard_group_size
         return {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
-        """The strategy that runs: FSDP1 turns all of them into NO_SHARD at world size 1 (_init_utils._init_core_state).
+        """The strategy that runs. At world size 1 FSDP1 uses NO_SHARD (_init_utils._init_core_state).
 
-        fully_shard keeps its strategy in a world of one: the shard is the whole, and is still gathered.
+        fully_shard keeps its strategy at world size 1: the shard is the whole parameter, and is still all-gathered.
         """
         if self.api is Api.FSDP1 and self.world_size == 1:
             return ShardingStrategy.NO_SHARD
@@ -327,7 +327,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences in one optimizer step over all ranks."""
+        """Number of sequences in one optimizer step, over all ranks."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
@@ -347,7 +347,7 @@ forward, and under SHARD_GRAD_OP where gradients are accumulated without being r
 
 
 def impossible(setup: TrainSetup, device: str) -> str | None:
-    """Return why a setup cannot run on ``cuda`` or ``cpu``, or None. Each reason names what would work."""
+    """Return why a setup cannot run on ``cuda`` or ``cpu``; None if it can. Each reason names an alternative."""
     hybrid_reason = _hybrid_impossible(setup)
     if hybrid_reason:
         return hybrid_reason
@@ -365,7 +365,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:
-    """Return why the api does not have one of the options, or None. Such options are refused, not ignored."""
+    """Return why the api lacks one of the options; None if it has all. Such options are refused, not ignored."""
     if setup.api is Api.FSDP1:
         if setup.compile and not setup.use_orig_params:
             return "compiling under FSDP1 needs use_orig_params = true"
@@ -389,7 +389,7 @@ def _option_impossible(setup: TrainSetup) -> str | None:
 
 
 def _hybrid_impossible(setup: TrainSetup) -> str | None:
-    """Hybrid strategies shard inside groups and replicate between them: at least 2 groups of at least 2 ranks."""
+    """Return why a hybrid strategy cannot run: it needs at least 2 shard groups of at least 2 ranks."""
     if not setup.strategy.is_hybrid:
         return None
     world, shard = setup.world_size, setup.shard_size or setup.world_size // 2

@@ -9,7 +9,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
 LARGEST = 2**63 - 1
-"""Bytes, or a count: what fits into 64 bits."""
+"""The largest number of bytes, or count: 64 bits."""
 
 _BYTE_UNITS = {
     "b": 1,
@@ -37,10 +37,10 @@ def _split(text: str, field: str, example: str) -> tuple[float, str]:
 
 
 def _checked(size: int, value: object, field: str, what: str) -> int:
-    """Return a size or count that is positive and fits into 64 bits.
+    """Check that a size or count is positive and fits into 64 bits; return it.
 
     Raises:
-        SpecError: for any other.
+        SpecError: if it is not.
     """
     if size <= 0:
         raise SpecError(f"{field}: {shown(value)} is not a positive {what}")
@@ -88,7 +88,7 @@ def parse_count(value: str | int, field: str = "count") -> int:
 
 
 def format_gib(size_bytes: float) -> str:
-    """Print bytes as GiB with one decimal; below 1 GiB as MiB, KiB or B, so that no size prints as 0.0."""
+    """Return bytes as text in GiB with one decimal. Below 1 GiB in MiB, KiB or B, so that no size prints as 0.0."""
     if abs(size_bytes) < KIB:
         return f"{size_bytes:.0f} B"
     if abs(size_bytes) < MIB:
@@ -99,7 +99,7 @@ def format_gib(size_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Print a count with three digits and a suffix: ``6738415616`` as ``6.74B``."""
+    """Return a count as text with three digits and a suffix: ``6738415616`` as ``6.74B``."""
     for suffix, unit in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= 0.9995 * unit:  # what rounds to 1000 of one unit is 1 of the next
             return f"{count / unit:.3g}{suffix}"
@@ -107,7 +107,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a duration: ``0.8 ms``, ``12.3 ms``, ``4.2 s``, ``3 min 20 s``."""
+    """Return a duration as text: ``0.8 ms``, ``12.3 ms``, ``4.2 s``, ``3 min 20 s``."""
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 120:

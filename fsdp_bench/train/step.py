@@ -1,4 +1,4 @@
-"""One optimizer step, as users write it: forward, loss, backward, clipping, optimizer."""
+"""One optimizer step, as in training scripts: forward, loss, backward, gradient clipping, optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fsdp_bench.train.wrapping.readback import gradients, storage_bytes
 
 @dataclass
 class Training:
-    """A wrapped model and what trains it."""
+    """A wrapped model with its optimizer, loss function and other parts of a training step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -31,13 +31,13 @@ class Training:
     meter: MemoryMeter
     scaler: torch.amp.GradScaler | None = None
     gradient_dtypes: tuple[str, ...] | None = None
-    """The dtypes of the gradients in the first step, before the optimizer ran."""
+    """The dtypes of the gradients in the first step, before the optimizer's step."""
     gradients_bytes: int = 0
     losses: list[float] = field(default_factory=list)
 
 
 def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return the gradient scaler for fp16; None for other precisions.
+    """Return the gradient scaler for fp16. None for other precisions.
 
     Every rank must skip the same steps. FSDP1's shards need ShardedGradScaler for that; FSDP2's DTensors agree on
     overflows by themselves (torch/distributed/tensor/_dispatch.py, found_inf_reduce_handler), DDP's gradients are
@@ -49,7 +49,7 @@ def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScale
 
 
 def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
-    """Run one step over micro-batches B, S + 1; return this rank's mean loss, still on the device."""
+    """Run one step over micro-batches B, S + 1; return this rank's mean loss as a tensor on the device."""
     setup, meter = training.setup, training.meter
     total = torch.zeros((), device=training.device)
     for index, tokens in enumerate(micro_batches):
@@ -65,7 +65,7 @@ def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
 
 
 def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:
-    """Add one micro-batch's gradients; return its part of the step's mean loss."""
+    """Run forward and backward of one micro-batch; return its part of the step's mean loss."""
     meter = training.meter
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     meter.phase("forward")
@@ -103,7 +103,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
 
 
 class _Fsdp2Sync:
-    """FSDP2's switch for reducing gradients, as a context."""
+    """A context manager that turns FSDP2's gradient reduction on or off."""
 
     def __init__(self, model: FSDPModule, enabled: bool) -> None:
         self._model, self._enabled = model, enabled
@@ -116,7 +116,7 @@ class _Fsdp2Sync:
 
 
 def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-    """Return a context in which backward reduces gradients, or leaves them unsharded on this rank (``no_sync``)."""
+    """Return a context manager in which backward reduces gradients, or keeps them unsharded (``no_sync``)."""
     if isinstance(model, FSDPModule):
         return _Fsdp2Sync(model, enabled)
     if not enabled and isinstance(model, FullyShardedDataParallel | DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""Whether a calibration applies to a trial: the same kind of device, the same GPU, as many processes."""
+"""Whether a calibration applies to a trial: same kind of device, same GPU, same number of processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from fsdp_bench.spec.record import TrialRecord
 
 
 def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:
-    """Return why a calibration does not apply to a trial; None where it does.
+    """Return why a calibration does not apply to a trial; None if it does.
 
-    On a GPU the GPUs must have the same name. A CPU's name is not compared: records know its architecture alone.
+    GPUs must have the same name. CPU names are not compared, because records contain only the CPU's architecture.
     """
     if profile.device != record.hardware:
         return f"the calibration is of {profile.machine}"

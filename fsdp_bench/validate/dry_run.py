@@ -1,4 +1,4 @@
-"""Predictions against dry runs of setups that are drawn at random."""
+"""Compares predictions with dry runs of random setups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def validate_dry_runs(
     real_tensors: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[MemoryComparison], Summary]:
-    """Compare predictions with dry runs, and with real tensors where asked for.
+    """Compare predictions with dry runs, and optionally with real tensors.
 
     Args:
-        count: setups to draw.
-        seed: of the drawing.
-        kernels: whose operators run.
-        real_tensors: whether small models are drawn, and each runs with real tensors on the CPU too.
-        progress: called with the number of runs that are done, and of all.
+        count: number of setups to draw.
+        seed: seed of the random setups.
+        kernels: the device whose kernels are assumed.
+        real_tensors: draw small models, and run each with real tensors on the CPU too.
+        progress: called with the number of runs that are done, and the number of all runs.
     """
     cells = draw_cells(count, seed, kernels, small=real_tensors)
     kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]

@@ -1,4 +1,4 @@
-"""Compares emulated trials (rank 0 alone) with real ones: whether their memory is the same."""
+"""Compares the memory of emulated trials (rank 0 alone) with that of trials with all ranks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fsdp_bench.validate.random_setups import Cell
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak allocated bytes of one cell on one kind of hardware, measured in both ways."""
+    """Peak allocated bytes of one model and setup, measured emulated and with all ranks."""
 
     label: str
     alone_bytes: int
-    """Rank 0 of a world without peers."""
+    """Peak of rank 0 in the emulated trial."""
     among_peers_bytes: int
-    """Rank 0 of as many real ranks."""
+    """Peak of rank 0 in the trial with all ranks."""
 
     @property
     def relative(self) -> float:
-        """Alone over among peers, less one."""
+        """``alone_bytes / among_peers_bytes - 1``."""
         return self.alone_bytes / self.among_peers_bytes - 1
 
 
 def agreements(records: Sequence[TrialRecord]) -> list[Agreement]:
-    """Pair emulated trials with trials of real ranks that are the same in everything else."""
+    """Pair each emulated trial with the trial with all ranks that has the same model, setup and device."""
     peers = {_key(record): record for record in _measured(records) if record.device != "emulated"}
     pairs = [(record, peers.get(_key(record))) for record in _measured(records) if record.device == "emulated"]
     return [

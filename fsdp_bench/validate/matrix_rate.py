@@ -1,4 +1,4 @@
-"""Model FLOP/s of trials over the FLOP/s of the machine's fastest matrix product, which is an upper bound."""
+"""Compares a trial's model FLOP/s with the FLOP/s of the machine's fastest matrix product, an upper bound."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fsdp_bench.validate.calibration_match import calibration_mismatch
 
 
 class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
-    """One compute dtype: the fastest measured matrix product, and the trial with the most model FLOPs a second."""
+    """For one compute dtype: the fastest measured matrix product, and the trial with the most model FLOP/s."""
 
     dtype: str
     matmul_flops_per_second: float
-    """The fastest size in the calibration, at the number of ranks nearest to the trial's."""
+    """FLOP/s of the fastest matrix product in the calibration, with the number of ranks nearest to the trial's."""
     model_flops_per_second: float
     trial: str
     mfu: float | None
-    """Of that trial, over the datasheet's dense peak."""
+    """MFU of that trial: model FLOP/s over the dense peak of the datasheet."""
 
     @property
     def fraction(self) -> float:
-        """The trial's model FLOP/s over those of the matrix product."""
+        """The trial's model FLOP/s over the FLOP/s of the matrix product."""
         return self.model_flops_per_second / self.matmul_flops_per_second
 
 
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return one rate for each compute dtype that trials and calibration have in common, emulated trials apart.
+    """Return a rate for each compute dtype that is in trials and calibration, separately for emulated trials.
 
     Raises:
-        SpecError: when the calibration says nothing about any of the trials.
+        SpecError: if the calibration applies to none of the trials.
     """
     reasons = {record.id: calibration_mismatch(profile, record) for record in records}
     measured = [record for record in records if record.model_flops_per_second]

@@ -17,48 +17,48 @@ from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.random_setups import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
-"""What a dry run shows of each kernel set."""
+"""The kernels to predict with, for a dry run of each kernel set."""
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity of one cell."""
+    """Predicted and reference bytes of one quantity of one cell."""
 
     predicted_bytes: int
     reference_bytes: int
 
     @property
     def relative(self) -> float:
-        """Predicted over reference, less one."""
+        """``predicted / reference - 1``."""
         return self.predicted_bytes / self.reference_bytes - 1
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a cell fits: ends without running out of memory and without allocation retries."""
+    """Whether a cell fits, predicted and measured: no out of memory, no allocation retries."""
 
     predicted: bool
     measured: bool
 
 
 class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One model and setup: what was compared, or why nothing was."""
+    """The comparison of one model and setup, or the reason why there is none."""
 
     label: str
     phases: dict[str, Bytes] = {}
-    """Peak allocated by phase; none of a trial that ran out of memory."""
+    """Peak allocated by phase. Empty if the trial ran out of memory."""
     reserved: Bytes | None = None
-    """Peak reserved, of a trial on a GPU."""
+    """Peak reserved, for a trial on a GPU."""
     fit: Fit | None = None
-    """Of a measured trial."""
+    """Whether it fits, for a measured trial."""
     outside_bytes: int | None = None
-    """Measured: the process's memory on the GPU less what the allocator reserved; the CUDA context, and NCCL. None
-    where trials before it had loaded kernels into the process, and where the allocator gave memory back."""
+    """Measured GPU memory of the process minus reserved memory: the CUDA context and NCCL. None if earlier trials had
+    loaded kernels into the process, and if the allocator released memory."""
     real_tensors: dict[str, Bytes] = {}
-    """Of a cell that was also run with real tensors on the CPU: the same phases against them."""
+    """Peak allocated by phase compared with real tensors on the CPU, if the cell was also run with them."""
     error: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether every phase is equal to the byte, also to that of real tensors where there were any."""
+        """Whether every phase is equal to the byte, also compared with real tensors if there are any."""
         compared = [*self.phases.values(), *self.real_tensors.values()]
         return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in compared)
 
@@ -79,19 +79,19 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors of one quantity over cells."""
+    """The relative errors of one quantity over all cells."""
 
     num_cells: int
     num_equal: int
-    """To the byte."""
+    """Cells that are equal to the byte."""
     median: float
-    """Of the absolute errors."""
+    """The median of the absolute errors."""
     worst: float
     """The largest absolute error."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and errors of many comparisons."""
+    """Numbers and errors of many comparisons."""
 
     against: str
     num_cells: int
@@ -102,19 +102,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_equal: int
     """Cells in which every phase is equal to the byte."""
     peak: Spread | None
-    """Peak allocated."""
+    """Errors of peak allocated."""
     phases: dict[str, Spread]
-    """Peak allocated by phase."""
+    """Errors of peak allocated by phase."""
     reserved: Spread | None
     num_fits: int
-    """Cells of which it is known whether they fit."""
+    """Cells for which predicted and measured fit are known."""
     num_fits_right: int
 
 
 def compare_with_dry_run(
     cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
 ) -> MemoryComparison:
-    """Compare a prediction with a dry run, and with one on real tensors where there is one; loading is a phase."""
+    """Compare a prediction with a dry run, and with a run on real tensors if there is one. Loading is a phase."""
     failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
@@ -132,7 +132,7 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
 
 
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
-    """Compare a prediction with a measured trial's rank 0."""
+    """Compare a prediction with rank 0 of a measured trial."""
     label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
     memory = record.ranks[0].memory if record.ranks else None
     if record.outcome is not Outcome.OK and not record.outcome.is_oom:
@@ -193,7 +193,7 @@ def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, B
 
 
 def summarize(comparisons: Sequence[MemoryComparison], against: str) -> Summary:
-    """Count, and find medians and the worst."""
+    """Summarize comparisons: numbers of cells, median and worst errors."""
     compared = [one for one in comparisons if one.phases]
     fits = [one.fit for one in comparisons if one.fit is not None]
     names = dict.fromkeys(phase for one in compared for phase in one.phases)

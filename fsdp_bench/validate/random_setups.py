@@ -1,4 +1,4 @@
-"""Models with setups drawn at random, with a fixed seed, from all that is predicted: what ``validate`` compares."""
+"""Random models and setups with a fixed seed, for ``validate``: everything that can be predicted may be drawn."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelShape
     setup: TrainSetup
     rank: int = 0
-    """Whose memory is compared."""
+    """The rank whose memory is compared."""
 
     @property
     def label(self) -> str:
-        """The cell in one line."""
+        """The model and the setup in one line."""
         setup = self.setup
         parts = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
         parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
@@ -56,7 +56,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:
     """Return ``count`` different cells that can run on ``device`` (``cpu`` or ``cuda``).
 
-    ``small``: models and batches that real tensors on a CPU take seconds for.
+    ``small`` draws models and batches that run on real CPU tensors in seconds.
     """
     source = random.Random(seed)
     cells: dict[Cell, None] = {}
@@ -71,18 +71,18 @@ def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) 
 
 
 def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
-    """Leave out what predictions refuse: heads in fp32 that CUDA's fused attention does not take (attention.py)."""
+    """Return whether predictions refuse a cell: fp32 heads that CUDA's fused attention does not take (attention.py)."""
     return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 
 
 def _rank(source: random.Random, setup: TrainSetup) -> int:
-    """Rank 0, or any: ranks of FSDP1 have different parts of the parameters. Other wrappers' rank 0 has the most."""
+    """Return a random rank for FSDP1, whose shards differ by rank; 0 for other wrappers, where rank 0 has the most."""
     differs = setup.api is Api.FSDP1 and setup.shard_group_size > 1
     return source.randrange(setup.world_size) if differs and source.random() < 0.5 else 0
 
 
 def _shape(source: random.Random, small: bool) -> ModelShape:
-    """1 to 12 layers; odd and even sizes down to 1; grouped keys or not; vocabularies of 1 to 128k."""
+    """Return a random model: 1 to 12 layers, odd and even sizes, grouped keys or not, vocabularies of 1 to 128k."""
     family = source.choice(list(Family))
     heads = source.choice((1, 2, 3, 4, 5, 6, 7, 8))
     head_dim = source.choice((1, 3, 8, 15, 16, 21, 32, 64) if family is Family.GPT2 else (2, 6, 16, 22, 32, 64))

@@ -1,4 +1,4 @@
-"""Predictions against the measured results of a folder: memory, step time, and emulated against real ranks."""
+"""Compares predictions with the results of a folder: memory and step time; and emulated trials with others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsdp_bench.validate.step_time import TimeComparison, TimeSummary, compare_t
 
 
 class ResultsValidation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is compared with the results of a folder."""
+    """All comparisons with the results of a folder."""
 
     folder: str
     records: Sequence[TrialRecord]
@@ -23,7 +23,7 @@ class ResultsValidation(msgspec.Struct, frozen=True, kw_only=True):
     times: list[TimeComparison]
     time_summary: TimeSummary
     profile: Profile | None
-    """The calibration that predicted times rest on; None: the datasheets."""
+    """The calibration that predicts times. None: the datasheet does."""
     agreements: list[Agreement]
 
 

@@ -1,4 +1,4 @@
-"""Compares predicted with measured time: steps, exposed communication, and which strategy is faster."""
+"""Compares predicted with measured time: steps, exposed communication, and the order of strategies by speed."""
 
 from __future__ import annotations
 
@@ -21,49 +21,50 @@ from fsdp_bench.validate.calibration_match import calibration_mismatch
 from fsdp_bench.validate.random_setups import Cell
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
-"""How near exposed communication should be: to itself, or as a part of the step."""
+"""Predicted exposed communication is near if the error is at most one of these fractions: of the measured exposed
+communication, or of the step."""
 
 LEAST_STEPS = 2
-"""Searches for the largest model measure one step, for memory; a single step may be any outlier."""
+"""The fewest measured steps that are compared. A single one, as in searches of largest models, may be an outlier."""
 
 
 class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial's step, predicted and measured; or why it was not compared."""
+    """Predicted and measured step time of one trial, or the reason why they are not compared."""
 
     label: str
     family: str = ""
-    """What a trial has in common with those that differ from it in the strategy and api alone."""
+    """A key that is equal for trials that differ only in strategy and api."""
     strategy: str = ""
     api: str = ""
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
-    """The median step of the slowest rank."""
+    """The median step time of the slowest rank."""
     fastest_seconds: float | None = None
     slowest_seconds: float | None = None
     predicted_exposed_seconds: float | None = None
     exposed_by_difference_seconds: float | None = None
     exposed_by_profiler_seconds: float | None = None
-    """Its part of a profiled step, times the measured step."""
+    """The exposed fraction of a profiled step, times ``measured_seconds``."""
     reason: str | None = None
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one."""
+        """``predicted / measured - 1``."""
         if self.predicted_seconds is None or not self.measured_seconds:
             return None
         return self.predicted_seconds / self.measured_seconds - 1
 
     def exposed_is_near(self, measured: float | None) -> bool | None:
-        """Whether the predicted exposed seconds are near the measured ones; None where one is missing."""
+        """Return whether predicted exposed seconds are near the measured ones. None if either is missing."""
         if measured is None or self.predicted_exposed_seconds is None or self.measured_seconds is None:
             return None
         allowed = max(EXPOSED_WITHIN * measured, OF_THE_STEP * self.measured_seconds)
         return abs(self.predicted_exposed_seconds - measured) <= allowed
 
     def exposed_error(self, measured: float | None) -> float | None:
-        """How far predicted exposed seconds are from measured ones, as a part of these.
+        """Return the relative error of predicted exposed seconds.
 
-        None where one is missing, and where none was measured: a difference of two steps may come out below zero.
+        None if either is missing, and if the measured ones are not positive: they may be a difference of two steps.
         """
         if measured is None or measured <= 0 or self.predicted_exposed_seconds is None:
             return None
@@ -71,36 +72,36 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Pairs of trials whose measured steps do not overlap, and those whose predicted steps are in the same order."""
+    """Number of pairs of trials whose measured steps do not overlap, and of pairs predicted in the same order."""
 
     num_pairs: int
     num_in_order: int
 
 
 class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and errors of many comparisons."""
+    """Numbers and errors of many comparisons."""
 
     num_trials: int
     median_error: float | None
-    """Of the absolute errors of a step."""
+    """The median of the absolute errors of step time."""
     median_bias: float | None
     num_within: int
-    """Steps within 15 %."""
+    """Trials whose step time is predicted within 15 %."""
     num_exposed: int
-    """Trials with both kinds of measured exposed communication."""
+    """Trials with exposed communication measured in both ways."""
     num_exposed_near_difference: int
     num_exposed_near_profiler: int
     num_exposed_near_either: int
     num_with_exposed_by_difference: int
-    """Trials in which any exposed communication was measured, and so has a relative error."""
+    """Trials with positive measured exposed communication, so that there is a relative error."""
     num_with_exposed_by_profiler: int
     median_exposed_error_by_difference: float | None
-    """Of the absolute errors of exposed communication, as parts of what was measured."""
+    """The median of the absolute relative errors of exposed communication."""
     median_exposed_error_by_profiler: float | None
     strategies: Order
-    """Pairs of strategies, of either api, all else equal."""
+    """Pairs of trials with different strategies."""
     apis: Order
-    """Pairs of fsdp1 and fsdp2, the strategy and all else equal."""
+    """Pairs of trials with fsdp1 and fsdp2 and the same strategy."""
 
 
 def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
@@ -122,7 +123,7 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
 
 
 def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
-    """Return why a trial's time is not compared, or None."""
+    """Return why a trial's time is not compared; None if it is."""
     if record.outcome is not Outcome.OK or record.step_seconds is None:
         return f"the trial ended {record.outcome.value}"
     if record.setup.compiles:
@@ -156,7 +157,7 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
 
 
 def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
-    """Count, and take medians."""
+    """Summarize comparisons: numbers, median errors, order of strategies."""
     errors = [one.error for one in comparisons if one.error is not None]
     near = [
         (one.exposed_is_near(one.exposed_by_difference_seconds), one.exposed_is_near(one.exposed_by_profiler_seconds))
@@ -200,10 +201,9 @@ def _seconds(one: TimeComparison) -> float:
 
 
 def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
-    """Yield pairs that differ in strategy or api alone, the faster one first, where no measured steps overlap.
+    """Yield pairs that differ only in strategy or api and whose measured steps do not overlap, the faster trial first.
 
-    A trial that was measured several times has the steps of all times: two runs of it can be further apart than the
-    steps of one.
+    The steps of repeated runs of a trial are joined, because two runs can differ more than the steps of one run.
     """
     families: dict[str, dict[tuple[str, str], TimeComparison]] = defaultdict(dict)
     for one in comparisons:

@@ -1,7 +1,7 @@
-"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT``: one rank that measures this machine with its peers.
+"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT``: one rank that measures this machine.
 
-PARENT is the process number of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, THREADS and RENDEZVOUS come from the
-environment. Rank 0 prints a line of JSON before each part, and writes what was measured to OUT.
+PARENT is the process ID of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, THREADS and RENDEZVOUS come from the
+environment. Rank 0 prints a line of JSON before each part, and writes the measurements to OUT.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fsdp_bench.train.step import Training, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
-"""How long one round of repetitions should take; everything is timed in four rounds."""
+"""The duration of one round of repetitions. Everything is timed in four rounds."""
 
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,
@@ -59,7 +59,7 @@ PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
 
 
 def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurements:
-    """Measure everything; all ranks do the same at the same time."""
+    """Measure everything. All ranks measure the same at the same time."""
     context_bytes = _context_bytes(device)  # before the stopwatch's first barrier, whose NCCL communicator would count
     watch = Stopwatch(device, ROUND_SECONDS[device.type])
     found = {}
@@ -84,7 +84,7 @@ def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurement
 
 
 def _context_bytes(device: torch.device) -> int | None:
-    """Return what the CUDA context takes once a step has loaded its kernels; None where NVML is missing."""
+    """Return the memory of the CUDA context after a step has loaded its kernels. None without NVML."""
     if device.type != "cuda":
         return None
     _bare_step(device)()
@@ -94,7 +94,7 @@ def _context_bytes(device: torch.device) -> int | None:
 
 
 def _bare_step(device: torch.device) -> Callable[[], object]:
-    """Return a step of CALIBRATION_MODEL, unwrapped."""
+    """Return a function that runs a step of CALIBRATION_MODEL, unwrapped."""
     bare = build(CALIBRATION_MODEL).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
@@ -105,7 +105,7 @@ def _bare_step(device: torch.device) -> Callable[[], object]:
 def time_model_steps(watch: Stopwatch) -> dict[str, float]:
     """Time a step of CALIBRATION_MODEL: unwrapped, and under each api with collectives that end at once.
 
-    The difference is what FSDP's hooks cost the host.
+    The differences are the time that the host spends in FSDP's hooks.
     """
     world, device = max(dist.get_world_size(), 2), watch.device
     seconds = {"none": watch.seconds(_bare_step(device))}
@@ -144,7 +144,7 @@ def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Calla
 
 
 def main() -> None:
-    """Join the peers, measure, report."""
+    """Join the process group, measure, write the measurements."""
     die_with_parent(int(sys.argv[1]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cuda = os.environ["DEVICE"] == "cuda"

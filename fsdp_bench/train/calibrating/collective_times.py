@@ -1,4 +1,4 @@
-"""Times collectives, by kind, by group and by the size of the message."""
+"""Times collectives by kind, group and message size."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fsdp_bench.spec.profile import CollectiveTime
 from fsdp_bench.train.measuring.stopwatch import Stopwatch
 
 MESSAGES = {"cpu": (2**10, 2**16, 2**20, 2**23, 2**25), "cuda": (2**10, 2**16, 2**20, 2**23, 2**26, 2**29)}
-"""Whole messages in bytes."""
+"""Message sizes in bytes."""
 SIDE = {"cpu": 512, "cuda": 2048}
-"""Of a matrix product between two collectives: some milliseconds on a CPU."""
+"""The side of a matrix product that runs between two collectives: some milliseconds on a CPU."""
 ROUNDS, ROUNDS_LONGER = 10, 4
-"""More rounds, and times as long as an operator's: what is looked for is a difference. Their median counts, as that of
-a trial's steps does."""
+"""The number of rounds, and how many times longer each is than for an operator. More are needed because the time is a
+difference. The median counts, as for the steps of a trial."""
 
 
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Torch 2.13 gives them new names; 2.11 has the old ones alone."""
+"""torch 2.13 has a new name for it; 2.11 has only the old one."""
 
 
 def collective_times(watch: Stopwatch) -> Iterator[CollectiveTime]:
-    """Time each kind in groups of every size that divides the world, side by side and far apart."""
+    """Time each kind in groups of every size that divides the world, with consecutive and with distant ranks."""
     world, device = dist.get_world_size(), watch.device
     longer = Stopwatch(device, ROUNDS_LONGER * watch.round_seconds, ROUNDS, statistics.median)
     side = torch.ones(SIDE[device.type], SIDE[device.type], device=device)
@@ -45,13 +45,13 @@ def collective_times(watch: Stopwatch) -> Iterator[CollectiveTime]:
 
 
 def _behind_an_operator(side: torch.Tensor, collective: Callable[[], object]) -> None:
-    """Run a collective as in training: ranks do not come at the same moment, and gloo's threads have to be woken."""
+    """Run a collective after an operator, as in training: ranks start it at different times."""
     torch.mm(side, side)
     collective()
 
 
 def _own_group(size: int, neighbours: bool) -> dist.ProcessGroup:
-    """Make all groups of a size; return the one that this rank is in."""
+    """Make all groups of a size; return the group of this rank."""
     world, rank = dist.get_world_size(), dist.get_rank()
     count = world // size
     rows = [
@@ -65,7 +65,7 @@ def _own_group(size: int, neighbours: bool) -> dist.ProcessGroup:
 def _collectives(
     num_bytes: int, size: int, group: dist.ProcessGroup, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield kinds and calls, which allocate what they return, as FSDP does: a fresh page costs time on a CPU."""
+    """Yield each kind and a call of it. Calls allocate their output, as FSDP does: new pages cost time on a CPU."""
     whole = torch.ones(max(num_bytes // 4 // size, 1) * size, device=device)
     part = torch.ones(whole.numel() // size, device=device)
     yield "all_gather", lambda: _ALL_GATHER(torch.empty_like(whole), part, group=group)

@@ -23,39 +23,39 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.optimizer import build_optimizer
 
 SIDES = {"cpu": (64, 256, 1024, 4096), "cuda": (512, 2048, 8192)}
-"""Sides of matrix products: all their combinations that are not too large."""
+"""Sides of matrix products. All combinations that are not too large are timed."""
 LARGEST_FLOPS = {"cpu": 9e9, "cuda": 1.2e12}
 LENGTHS = {"cpu": (128, 512), "cuda": (512, 2048, 8192)}
 HEAD_DIMS = (64, 128)
 ATTENTION_HEADS = 8
 NUMELS = {"cpu": (2**8, 2**15, 2**18, 2**21), "cuda": (2**10, 2**20, 2**24, 2**27)}
 PARAMETERS = 4
-"""Of what fully_shard copies together."""
+"""Number of parameters that fully_shard copies together."""
 ROW = 256
-"""Columns of what is summed, normalised or looked up."""
+"""Columns of tensors that are summed, normalised or looked up."""
 COPIES = (2**16, 2**22, 2**27)
 TENSORS = {"cpu": ((64, 2**16), (64, 2**22), (8, 2**23)), "cuda": ((256, 2**18), (256, 2**24), (8, 2**27))}
-"""Tensors and elements of all of them together."""
+"""Pairs of number of tensors and number of elements of all together, for optimizers."""
 WARM_BYTES = 2**18
-"""Operands of no more stay where they are: so do small activations between two operators."""
+"""Operands up to this size are not rotated: in training, small activations stay in the cache between operators too."""
 STATE_BYTES = 16
-"""An element with its gradient and Adam's two states, in fp32."""
+"""Bytes of an element with its gradient and Adam's two states, in fp32."""
 COLD_BYTES = {"cpu": 2**25, "cuda": 2**28}
-"""Of copies that are worked on in turn: more than a core's own cache holds, or a GPU's L2 (60 MB on an H200)."""
+"""Bytes of all copies of the operands together: more than a core's cache, or a GPU's L2 (60 MB on an H200)."""
 
 
 def _copies(num_bytes: int, device: torch.device) -> int:
-    """Return how many operands of so many bytes are to be worked on in turn."""
+    """Return how many copies of operands of ``num_bytes`` are used in turn."""
     return max(COLD_BYTES[device.type] // num_bytes, 1)
 
 
 def dtypes_of(device: torch.device) -> tuple[str, ...]:
-    """Return the dtypes that are worth timing."""
+    """Return the dtypes to time."""
     return ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16")
 
 
 def matmul_times(watch: Stopwatch) -> Iterator[MatmulTime]:
-    """Time matrix products as a linear layer's forward and its two gradients run them."""
+    """Time matrix products as in a linear layer: forward, and its two gradients."""
     device, sides = watch.device, SIDES[watch.device.type]
     for dtype, (m, n, k) in product(dtypes_of(device), product(sides, repeat=3)):
         if 2 * m * n * k > LARGEST_FLOPS[device.type]:
@@ -67,7 +67,7 @@ def matmul_times(watch: Stopwatch) -> Iterator[MatmulTime]:
 def _products(
     m: int, n: int, k: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield calls on random numbers: what a product takes depends on them where power is limited."""
+    """Yield calls with random numbers: the time of a product depends on the numbers if power is limited."""
     left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
     pairs = {
         "nt": (left, right.t().contiguous()),
@@ -84,11 +84,11 @@ def _products(
 
 
 class Rotating:
-    """Calls an operator on one copy of its operands after the other, and drops the results all at once.
+    """Calls an operator with one copy of its operands after the other, and frees all results at once.
 
-    A weight, its gradient and its optimizer's states were last touched a step ago, so that they come from memory, and
-    what a step freed has gone back to the system, so that results are fresh pages. What is small stays in a cache there
-    as here.
+    This is as in training. A weight, its gradient and its optimizer states were last used a step ago, so they are read
+    from memory and not from a cache. Freed memory went back to the system, so results are in new pages. Small operands
+    stay in a cache.
     """
 
     def __init__(self, operator: Callable[..., object], operands: tuple[Tensor, ...]) -> None:
@@ -100,7 +100,7 @@ class Rotating:
         self._held: list[object] = []
 
     def __call__(self) -> None:
-        """Call once."""
+        """Call the operator with the next copy."""
         self._held.append(self._operator(*next(self._sets)))
         if len(self._held) >= self._copies:
             self._held.clear()
@@ -132,7 +132,7 @@ def attention_times(watch: Stopwatch) -> Iterator[AttentionTime]:
 
 
 def operator_times(watch: Stopwatch) -> Iterator[OperatorTime]:
-    """Time the operators of a step that memory bounds, under the names that the prediction gives them."""
+    """Time the memory-bound operators of a step, under the names that predictions use."""
     device = watch.device
     for dtype, numel in product(dtypes_of(device), NUMELS[device.type]):
         itemsize = DTYPES[dtype].itemsize
@@ -144,7 +144,7 @@ def operator_times(watch: Stopwatch) -> Iterator[OperatorTime]:
 
 
 def _operators(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[float, Callable[[Tensor, Tensor], object]]]:
-    """Return by name how often an element is read or written, and a call on two tensors."""
+    """Return, by name, how often an element is read or written, and a call with two tensors."""
     aten = torch.ops.aten
     weight = torch.ones(ROW, device=device, dtype=dtype)
     other = torch.bfloat16 if dtype is torch.float32 else torch.float32
@@ -189,20 +189,20 @@ def _operators(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[floa
 
 
 def _chunk_cat(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy gradients into one buffer of two ranks' parts, as foreach_reduce_scatter_copy_in does (fully_shard)."""
+    """Copy gradients into one buffer for two ranks, as foreach_reduce_scatter_copy_in does (fully_shard)."""
     out = torch.empty(2, x.numel() // 2, device=x.device, dtype=dtype)
     torch._chunk_cat(_matrices(x), 0, 2, out=out)
     return out
 
 
 def _split_with_sizes_copy(x: Tensor, y: Tensor) -> None:
-    """Copy what two ranks sent into parameters of their own (foreach_all_gather_copy_out)."""
+    """Copy the output of an all-gather of two ranks into parameters, as foreach_all_gather_copy_out does."""
     parts = [part.view(2, -1) for part in _matrices(y)]
     torch.split_with_sizes_copy(x.view(2, -1), [part.shape[1] for part in parts], dim=1, out=parts)
 
 
 def _matrices(x: Tensor) -> list[Tensor]:
-    """Cut it like a block, into matrices of an even number of rows."""
+    """Split a tensor, as a block, into matrices with an even number of rows."""
     parts = x.chunk(PARAMETERS)
     return [part.view(-1, min(ROW, len(part) // 2)) for part in parts]
 
@@ -220,7 +220,7 @@ def _norm_backward(rows: Tensor, weight: Tensor) -> object:
 
 
 def copy_times(watch: Stopwatch) -> Iterator[CopyTime]:
-    """Time copies between pinned memory and a GPU; on a CPU there are none."""
+    """Time copies between pinned memory and a GPU. On a CPU, yield nothing."""
     if watch.device.type != "cuda":
         return
     for num_bytes in COPIES:
@@ -233,7 +233,7 @@ def copy_times(watch: Stopwatch) -> Iterator[CopyTime]:
 
 
 def optimizer_times(watch: Stopwatch) -> Iterator[OptimizerTime]:
-    """Time every optimizer's step on the device, and beside a GPU also in host memory."""
+    """Time every optimizer's step on the device; on a machine with GPUs also in host memory."""
     places = [("", watch.device)]
     if watch.device.type == "cuda":
         places.append(("host ", torch.device("cpu")))
@@ -246,7 +246,7 @@ def optimizer_times(watch: Stopwatch) -> Iterator[OptimizerTime]:
 
 
 def _optimizer_step(kind: OptimizerKind, num_tensors: int, numel: int, device: torch.device) -> Callable[[], object]:
-    """Return a step on as many sets of tensors in turn as keep them out of a GPU's cache; their states exist."""
+    """Return a function that runs a step. Sets of tensors are used in turn, so that they are not in the GPU's cache."""
     copies = _copies(STATE_BYTES * numel, device) if device.type == "cuda" else 1
     steps = [_one_optimizer_step(kind, num_tensors, numel, device) for _ in range(copies)]
     for step in steps:

@@ -1,17 +1,17 @@
 """Sorts the storages that are live at a peak into the categories of spec/dry_run.py.
 
-The rule, first match wins:
+The rules; the first match wins:
 
     parameters            storages of the wrapped model's parameters: this rank's shards
-    optimizer_state       storages of the optimizer's states
-    unsharded_parameters  took part in an all-gather, or a parameter's data was moved there (cast, copied to the
-                          device, copied out of an all-gather)
-    gradients             were some parameter's ``.grad`` when a phase began
-    reduction_buffers     took part in a reduce-scatter or all-reduce during backward
-    gradients             made in backward, and their data was moved into one of the two above
-    logits                the loss function's argument, of a user's model what its output calls logits; made by the
-                          loss function of the benchmark models; in backward, what is as wide as the logits
-    activations           made in forward, or in backward by checkpointing, or before the step (its tokens)
+    optimizer_state       storages of optimizer states
+    unsharded_parameters  inputs and outputs of an all-gather, or data of a parameter was moved there (cast, copied
+                          to the device, copied out of an all-gather)
+    gradients             ``.grad`` of a parameter when a phase began
+    reduction_buffers     inputs and outputs of a reduce-scatter or all-reduce in backward
+    gradients             created in backward, and their data was moved into one of the two above
+    logits                the argument of the loss function, or ``logits`` in the output of a user's model; created by
+                          the loss function of the benchmark models; in backward, tensors as wide as the logits
+    activations           created in forward, or in backward by checkpointing, or before the step (its tokens)
     temporary             everything else
 """
 
@@ -29,7 +29,7 @@ from fsdp_bench.train.wrapping.readback import local, optimizer_states
 
 
 class Owners:
-    """Records, while steps run, what each storage belongs to."""
+    """Records the category of each storage while steps run."""
 
     def __init__(self, tracker: FakeTracker, training: Training, *, loss_makes_logits: bool = True) -> None:
         self._tracker = tracker
@@ -45,18 +45,18 @@ class Owners:
         self._gradients.update(self._numbers(leaf.grad for leaf in leaves if leaf.grad is not None))
 
     def note_logits(self, logits: torch.Tensor) -> None:
-        """Note the tensor that the loss function is given."""
+        """Note the argument of the loss function."""
         self._logits.update(self._numbers([logits]))
         self._width = logits.shape[-1]
 
     def resident(self, step: RecordedStep) -> MemoryAtStart:
-        """Return what was live before a step."""
+        """Return the live bytes before a step by category."""
         held = self._sum(step.start)
         known = {name: held.pop(name) for name in ("parameters", "optimizer_state", "gradients")}
         return MemoryAtStart(**{f"{name}_bytes": size for name, size in known.items()}, other_bytes=sum(held.values()))
 
     def breakdown(self, step: RecordedStep) -> dict[str, int]:
-        """Return what was live at a step's peak."""
+        """Return the live bytes at the peak of a step by category."""
         return self._sum(step.live_at_peak())
 
     def _sum(self, sizes: dict[int, int]) -> dict[str, int]:
@@ -67,7 +67,7 @@ class Owners:
         return held
 
     def _categories(self) -> dict[int, str]:
-        """Return the category of every storage that is known by more than its birth; the first rule is set last."""
+        """Return the categories that do not follow from how a storage was created. The first rule is applied last."""
         tracker = self._tracker
         parameters = set(self._numbers(self._training.model.parameters()))
         states = set(self._numbers(optimizer_states(self._training.optimizer)))
@@ -95,7 +95,7 @@ class Owners:
 
 
 def _edges(tracker: FakeTracker, *, forward: bool) -> dict[int, list[int]]:
-    """Return where data was moved to from each storage, or where it came from."""
+    """Return, for each storage, the storages that its data was moved to (``forward``), or that it came from."""
     edges: dict[int, list[int]] = defaultdict(list)
     for source, target, added in tracker.moves:
         if not forward:
@@ -106,7 +106,7 @@ def _edges(tracker: FakeTracker, *, forward: bool) -> dict[int, list[int]]:
 
 
 def _reached(starts: Iterable[int], edges: dict[int, list[int]]) -> set[int]:
-    """Return the starts and everything that edges lead to."""
+    """Return ``starts`` and all storages that are reachable from them by ``edges``."""
     reached, waiting = set(starts), list(starts)
     while waiting:
         for following in edges.get(waiting.pop(), ()):

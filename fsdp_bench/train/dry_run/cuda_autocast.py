@@ -1,7 +1,7 @@
-"""CUDA's autocast for the fake accelerator, whose tensors have a CPU's dispatch keys and are no CPU's tensors.
+"""CUDA's autocast for the fake accelerator, whose tensors have CPU dispatch keys but are not CPU tensors.
 
-AutocastCPU's kernels cast only tensors on a CPU (aten/src/ATen/autocast_mode.h, is_eligible), so that they would let
-everything through; these stand in their place. The lists are those of AutocastCUDA. Not covered: its promote list.
+AutocastCPU's kernels cast only tensors on a CPU (aten/src/ATen/autocast_mode.h, is_eligible), so they would
+cast nothing; these kernels replace them. The lists are those of AutocastCUDA. Not covered: its promote list.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
 
 def clear_cache() -> None:
-    """Forget the casts of parameters: the outermost autocast has ended."""
+    """Clear the cache of cast parameters, when the outermost autocast ends."""
     _cache.clear()
 
 
 def register(library: torch.library.Library) -> None:
-    """Add the kernels to a library."""
+    """Register the kernels with a library."""
     for names, make in ((_LOWER_PRECISION, _lower), (_FP32, _fp32), (_FP32_RESULT, _fp32_result)):
         for name in names:
             library.impl(name, make(operator_of(name)), KEY)
@@ -57,7 +57,7 @@ def _without_autocast() -> Any:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Cast as autocast_mode.cpp's cached_cast does: a parameter once for as long as the outermost autocast lasts."""
+    """Cast as cached_cast in autocast_mode.cpp does: a parameter is cast once within the outermost autocast."""
     if isinstance(value, list | tuple):
         return type(value)(_cast(part, dtype) for part in value)
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.device.type != NAME:

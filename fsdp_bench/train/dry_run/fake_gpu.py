@@ -1,7 +1,7 @@
-"""A fake accelerator, so that a CPU build of torch runs what FSDP does on a GPU: streams, events, offload.
+"""A fake accelerator, with which a CPU build of torch runs the GPU code of FSDP: streams, events, offload.
 
-PyTorch's slot for other vendors' devices (PrivateUse1) is given a device module in Python. Its tensors are fake, so
-that no kernel ever runs; streams only have an identity.
+It is registered as PyTorch's device for other vendors (PrivateUse1), with a device module in Python. Its tensors are
+fake, so no kernel ever runs, and streams have only an identity.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ class FakeStream:
         self.priority = priority
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
-        """Return an event that has happened."""
+        """Return an event that is already complete."""
         return event or FakeEvent()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def query(self) -> bool:
-        """Everything is done."""
+        """Return True: everything is complete."""
         return True
 
 
 class FakeEvent:
-    """An event that has happened."""
+    """An event that is always complete."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
     def record(self, stream: Any = None) -> FakeEvent:
-        """Return itself."""
+        """Return this event."""
         return self
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def query(self) -> bool:
-        """It has happened."""
+        """Return True: the event is complete."""
         return True
 
 
 class DeviceModule:
-    """What ``torch.cuda`` is to CUDA: the functions that torch and FSDP ask a device module for."""
+    """The device module, as ``torch.cuda`` for CUDA: the functions that torch and FSDP call."""
 
     def __init__(self) -> None:
         self._stream = FakeStream()
         self.Stream, self.Event = FakeStream, FakeEvent
 
     def is_initialized(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def is_available(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def is_built(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
@@ -88,34 +88,34 @@ class DeviceModule:
         pass
 
     def manual_seed(self, seed: int) -> None:
-        """No generator."""
+        """Do nothing: the device has no random number generator."""
 
     def manual_seed_all(self, seed: int) -> None:
-        """No generator."""
+        """Do nothing: the device has no random number generator."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """Return a state for checkpointing to keep, on the host as CUDA's is."""
+        """Return a state for activation checkpointing to save, on the host as with CUDA."""
         return torch.empty(16, dtype=torch.uint8, device="cpu")
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """No generator."""
+        """Do nothing: the device has no random number generator."""
 
     def device_count(self) -> int:
-        """One node's usual number."""
+        """Return the usual number of GPUs of a node."""
         return 8
 
     def current_device(self) -> int:
-        """Rank 0's."""
+        """Return the device index of rank 0."""
         return 0
 
     def set_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device: Any = None) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def current_stream(self, device: Any = None) -> FakeStream:
-        """Return the stream that ``stream`` chose."""
+        """Return the stream set by ``set_stream`` or ``stream``."""
         return self._stream
 
     def default_stream(self, device: Any = None) -> FakeStream:
@@ -123,16 +123,16 @@ class DeviceModule:
         return self._stream
 
     def set_stream(self, stream: FakeStream) -> None:
-        """Choose the stream."""
+        """Set the current stream."""
         self._stream = stream
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """CUDA's."""
+        """Return the dtypes of CUDA."""
         return [torch.float16, torch.bfloat16]
 
     @contextmanager
     def stream(self, stream: FakeStream | None) -> Iterator[None]:
-        """Choose a stream for a while."""
+        """Set the current stream inside a ``with`` block."""
         before, self._stream = self._stream, stream or self._stream
         try:
             yield
@@ -141,13 +141,13 @@ class DeviceModule:
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        """There is one."""
+        """Do nothing: there is one device."""
         yield
 
 
 @cache
 def fake_gpu() -> torch.device:
-    """Register the device with torch, once a process, and return it."""
+    """Register the device with torch, once per process, and return it."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())

@@ -1,6 +1,6 @@
-"""Follows the storages of fake tensors: live bytes, peaks by phase, and the history that breakdown.py reads.
+"""Tracks the storages of fake tensors: live bytes, peaks by phase, and the history that breakdown.py reads.
 
-Each storage gets a number at its birth and keeps it for life, however often FSDP frees and restores it.
+Each storage gets a number when it is created, and keeps it, however often FSDP frees and restores the storage.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 
 class Birth(NamedTuple):
-    """How a storage came to be."""
+    """How a storage was created."""
 
     phase: str
     operator: str
     shape: tuple[int, ...]
     recomputed: bool
-    """Whether a graph was being built, which in backward means that checkpointing runs a forward pass again."""
+    """Whether autograd was recording. In backward this means that checkpointing recomputes a forward pass."""
 
 
 class SizeChange(NamedTuple):
-    """A change of a storage's size in bytes; a storage of 0 bytes is freed."""
+    """A change of the size of a storage in bytes. A storage of 0 bytes is freed."""
 
     number: int
     grown_bytes: int
@@ -36,23 +36,23 @@ class SizeChange(NamedTuple):
 
 
 class DataMove(NamedTuple):
-    """Data went from one storage to another, unchanged but for its dtype and its place."""
+    """A move of data from one storage to another, which changes only dtype and layout."""
 
     source: int
     target: int
     added: bool
-    """Whether it was added to something else on the way."""
+    """Whether the data was added to other data."""
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One recorded step."""
+    """The changes of storages in one step."""
 
     start: dict[int, int]
-    """Bytes of each storage that was live before it."""
+    """Bytes of each storage that was live before the step."""
     changes: list[SizeChange]
     marks: list[tuple[int, str]]
-    """Where in ``changes`` each phase began."""
+    """Indices in ``changes`` at which each phase began."""
     peaks: dict[str, int]
 
     def live_at_peak(self) -> dict[int, int]:
@@ -71,7 +71,7 @@ class RecordedStep:
 
 
 def _index_of_peak(live: int, changes: list[SizeChange]) -> int:
-    """Return the change after which most is live; -1 for the start."""
+    """Return the index of the change after which most bytes are live; -1 for the start."""
     best, best_index = live, -1
     for index, change in enumerate(changes):
         live += change.grown_bytes
@@ -81,7 +81,7 @@ def _index_of_peak(live: int, changes: list[SizeChange]) -> int:
 
 
 class FakeTracker(StorageTracker):
-    """Counts fake tensors on one fake device. Also a MemoryMeter: train_step reports phases to it."""
+    """Tracks fake tensors on one fake device. It is also a MemoryMeter, to which train_step reports phases."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -96,20 +96,20 @@ class FakeTracker(StorageTracker):
         self.births: list[Birth] = []
         self.moves: list[DataMove] = []
         self.sent: dict[str, set[int]] = {"gather": set(), "reduce": set()}
-        """Storages that took part in a collective, by what it does."""
+        """Storages that were inputs or outputs of a collective, by kind."""
         self.on_phase: list[Callable[[str], object]] = []
-        """Called when a phase begins."""
+        """Functions that are called when a phase begins."""
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is fake and on the followed device."""
+        """Return whether a tensor is fake and on the tracked device."""
         return isinstance(tensor, FakeTensor) and tensor.fake_device.type == self._device_type
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor's storage; None when it is not followed."""
+        """Return the number of a tensor's storage. None if it is not tracked."""
         return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, count the storages that it returned, and note where it moved data."""
+        """Run the operator, count the storages of its results, and note the data that it moved."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         outer, self._operator = self._operator, func.name()
@@ -123,7 +123,7 @@ class FakeTracker(StorageTracker):
         return result
 
     def record(self, step: Callable[[], object]) -> RecordedStep:
-        """Run a step; return its changes and its phases' peaks."""
+        """Run a step; return its changes of storages."""
         start = {self._numbers[key]: size for key, size in self._sizes.items()}
         self._changes, self._marks, self.peaks, self._recording = [], [], {}, True
         self.reset_peak()
@@ -135,7 +135,7 @@ class FakeTracker(StorageTracker):
         return RecordedStep(start, self._changes, self._marks, peaks)
 
     def numbers_in(self, value: Any) -> Iterator[int]:
-        """Yield the numbers of the followed storages in nested lists and tuples of tensors."""
+        """Yield the numbers of the tracked storages in nested lists and tuples of tensors."""
         if isinstance(value, torch.Tensor):
             number = self.number_of(value)
             if number is not None:
@@ -145,7 +145,7 @@ class FakeTracker(StorageTracker):
                 yield from self.numbers_in(part)
 
     def phase(self, name: str) -> None:
-        """Close the running phase and begin another."""
+        """End the current phase and begin a new one."""
         self.peaks[self.current_phase] = max(self.peaks.get(self.current_phase, 0), self.peak_bytes)
         self.reset_peak()
         self.current_phase = name
@@ -154,10 +154,10 @@ class FakeTracker(StorageTracker):
             call(name)
 
     def end_phases(self) -> None:
-        """Phases are followed to the end."""
+        """Do nothing: phases are tracked to the end."""
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Do nothing."""
 
     def reading(self) -> MemoryReading:
         """Return the peaks by phase."""
@@ -187,21 +187,21 @@ class FakeTracker(StorageTracker):
         super()._forget(key)
 
     def moved(self, source: Any, target: Any, added: bool = False) -> None:
-        """Note that data went from some tensors to others."""
+        """Note that data was moved from some tensors to others."""
         targets = set(self.numbers_in(target))
         sources = set(self.numbers_in(source))
         self.moves += [DataMove(one, two, added) for one in sources for two in targets if one != two]
 
 
 class RealTracker(FakeTracker):
-    """Counts real tensors on the CPU in the same way, but for those that were there before."""
+    """Tracks real CPU tensors in the same way, except those in ``before``."""
 
     def __init__(self, device: torch.device, before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__(device)
         self._before = [tensor.untyped_storage() for tensor in before]
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has memory of the CPU. Not fake ones, on which DTensor propagates shardings."""
+        """Return whether a tensor has CPU memory. Fake tensors, on which DTensor propagates shardings, have none."""
         if isinstance(tensor, FakeTensor) or not StorageTracker.counts(self, tensor):
             return False
         address = tensor.untyped_storage()._cdata
@@ -243,4 +243,4 @@ _FOLLOWED: dict[str, Follow] = {
     **dict.fromkeys(("c10d::_allgather_base_", "c10d::allgather_"), _sends("gather")),
     **dict.fromkeys(("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_", "c10d::allreduce_"), _sends("reduce")),
 }
-"""Operators that only move data, and collectives, by name."""
+"""By name, operators that only move data, and collectives."""

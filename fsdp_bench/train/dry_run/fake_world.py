@@ -1,11 +1,11 @@
-"""Makes this process one rank of N, with tensors without data and no peers: the environment of a dry run.
+"""Makes this process one rank of N, without other ranks and with tensors without data: the environment of a dry run.
 
 The process group is torch's ``fake`` one: collectives return at once and move nothing. Tensors are FakeTensors: they
 have a storage with a size, and operators infer shapes. FSDP's own code runs unchanged, so that what it allocates and
 frees, and when, is real. Not covered: workspaces inside kernels, the process group's buffers, the caching allocator.
 
-There are two devices. ``cpu`` behaves as a gloo rank on a CPU. The fake accelerator (fake_gpu.py) behaves as a GPU: its
-kernels' allocations, host memory apart from device memory, streams.
+There are two devices. ``cpu`` behaves like a gloo rank on a CPU. The fake accelerator (fake_gpu.py) behaves like a GPU:
+it has streams, device memory separate from host memory, and the allocations of CUDA kernels.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
 @dataclass(frozen=True)
 class FakeWorld:
-    """One rank of a world; made by fake_world(), or by real_world() for tensors with data."""
+    """One rank of a world, made by fake_world(), or by real_world() for tensors with data."""
 
     device: torch.device
     mesh: DeviceMesh | None
     tracker: FakeTracker
 
     def build_device(self, setup: TrainSetup) -> torch.device:
-        """Return the device to build a model on: for FSDP the host, from which it moves each unit itself."""
+        """Return the device to build a model on: for FSDP the host, because FSDP moves each unit to the device."""
         return self.device if _is_ddp(setup) else torch.device("cpu")
 
     def wrap(
@@ -53,7 +53,7 @@ class FakeWorld:
         blocks: BlockClasses | None,
         initialize: Initializer | None = None,
     ) -> nn.Module:
-        """Wrap a model as a worker does: train/wrapping/wrap.py, fsdp()."""
+        """Wrap a model as a trial does: with fsdp() of train/wrapping/wrap.py."""
         wrapped = fsdp(
             model,
             setup=setup,
@@ -67,11 +67,11 @@ class FakeWorld:
 
 
 class _AcceleratorMode(FakeTensorMode):
-    """Makes the tensor of ``torch.tensor(0.0, device=...)`` on the host and moves it: the device has no kernel."""
+    """A FakeTensorMode that creates ``torch.tensor(0.0, device=...)`` on the host: the device has no kernels."""
 
     @property
     def avoid_device_init(self) -> bool:
-        """As for CUDA on a machine without a GPU."""
+        """Return True, as for CUDA on a machine without a GPU."""
         return True
 
 
@@ -80,7 +80,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
     """Make this process one rank of the setup's world inside the context.
 
     Raises:
-        MachineError: when this torch cannot be worked around (workarounds.py).
+        MachineError: if this version of torch is not supported (workarounds.py).
     """
     kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
     mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
@@ -104,7 +104,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
 def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
     """Make this process one rank of the setup's world inside the context, with real tensors on the CPU.
 
-    Collectives are finished at once; a gather fills every place with this rank's own shard.
+    Collectives end at once. An all-gather fills its output with copies of this rank's own shard.
     """
     with ExitStack() as stack:
         stack.enter_context(fake_collectives())
@@ -133,7 +133,7 @@ def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
 
 
 def _rank_tensors(mesh: DeviceMesh | None) -> list[torch.Tensor]:
-    """Return a mesh's tensors of rank numbers, on which slicing a mesh runs operators."""
+    """Return the tensors of ranks in a mesh. Slicing a mesh runs operators on them."""
     names = ("_mesh", "_rank_map", "mesh")
     found = [getattr(mesh, name, None) for name in names]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -1,14 +1,14 @@
-"""What CUDA's fused kernels allocate and save, on the fake accelerator; a CPU's torch would decompose them.
+"""What CUDA's fused kernels allocate and save, on the fake accelerator. A CPU build of torch would decompose them.
 
     attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
                 logsumexp; fp32, or with a mask: the memory-efficient one
     rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
     autocast    CUDA's lists (cuda_autocast.py)
 
-Attention's are torch's own operators with torch's own autograd formulas; only the choice among them is made here, as
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp makes it. Not covered: what the kernels allocate while they run,
-and cuDNN's attention. The fake accelerator's tensors have a CPU's dispatch keys (workarounds.py), so this is
-registered for those, and taken back at the end.
+The attention operators and their autograd formulas are torch's own. Only the choice among them is made here, as in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Not covered: what the kernels allocate while they run,
+and cuDNN's attention. The fake accelerator's tensors have CPU dispatch keys (workarounds.py), so the
+replacements are registered for these keys, and removed at the end.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fsdp_bench.train.dry_run.fake_gpu import NAME
 _HALF = (torch.float16, torch.bfloat16)
 
 _CAUGHT_AT = "AutogradCPU"
-"""The key at which operators are caught before torch decomposes them."""
+"""The dispatch key at which operators are replaced, before torch decomposes them."""
 
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Send operators on the fake accelerator to what a GPU would run."""
+    """Inside a ``with`` block, run on the fake accelerator the operators that a GPU would run."""
     library = torch.library.Library("aten", "IMPL")
     is_efficient = partial(operator.is_, torch.ops.aten._scaled_dot_product_efficient_attention.default)
     shapes = (is_efficient, _efficient_attention)
@@ -72,7 +72,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """aten::scaled_dot_product_attention on B, H, S, E."""
+    """Replace aten::scaled_dot_product_attention; tensors are B, H, S, E."""
     grouped = query.shape[-3] != key.shape[-3]
     width = query.shape[-1]
     if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256:
@@ -97,7 +97,7 @@ def _attention(
 def _efficient_attention(
     mode: FakeTensorMode, kernel: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, ...]:
-    """Its shapes, with the random state on the host, where CUDA's kernel leaves it; torch's shape function does not."""
+    """Return the outputs of the kernel, with the random state on the host as CUDA's kernel has it."""
     with in_kernel_invocation_manager(mode):
         out, log_sums, *_state = kernel(query, key, value, *args, **kwargs)
     results = [FakeTensor(mode, result, query.device) for result in (out, log_sums)]
@@ -105,7 +105,7 @@ def _efficient_attention(
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """aten::_fused_rms_norm (native/cuda/layer_norm_kernel.cu): rstd is fp32, one number a row."""
+    """aten::_fused_rms_norm (native/cuda/layer_norm_kernel.cu): rstd is fp32, one number for each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, num_dims: int) -> Tensor:
@@ -126,7 +126,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 def _rms_norm(
     unfused: Any, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """aten::rms_norm; two dtypes are not fused (native/layer_norm.cpp, rms_norm_symint)."""
+    """Replace aten::rms_norm. Two different dtypes are not fused (native/layer_norm.cpp, rms_norm_symint)."""
     if weight is not None and weight.dtype != input.dtype:
         mixed: Tensor = unfused(input, normalized_shape, weight, eps)
         return mixed

@@ -1,7 +1,7 @@
 """``python -m fsdp_bench.train.dry_run.main [PARENT]``: dry runs, one after another, in one process.
 
-Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswer a line, in the same order. A spec that
-fails does not take the others with it.
+Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswer a line, in the same order. If a
+spec fails, the others still run.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
 WARM_STEPS = 2
-"""Adam's states appear in the first step, FSDP2's first counts DTensor's sharding propagation, and DDP rebuilds its
-buckets before the second."""
+"""Steps before the measured one: the first step creates Adam's states and, in FSDP2, counts DTensor's sharding
+propagation; DDP rebuilds its buckets before the second."""
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:
-    """Run three steps; track the last one, and the first one's forward.
+    """Run three steps; return the memory of the last one, and of the forward of the first.
 
     Raises:
-        FsdpBenchError: for what cannot be run dry, with the reason.
+        FsdpBenchError: for setups that a dry run does not support, with the reason.
     """
     begin = time.perf_counter()
     setup = spec.setup
@@ -88,22 +88,22 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
 
 
 def _first_forward(first: RecordedStep, setup: TrainSetup) -> int:
-    """Return the peak of FSDP1's first forward, which allocates every unit once (init_flat_param_attributes)."""
+    """Return the peak of FSDP1's first forward pass, which allocates every unit once (init_flat_param_attributes)."""
     return first.peaks["forward"] if setup.api is Api.FSDP1 else 0
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is trained: a benchmark model or a user's own."""
+    """The model that is trained: a benchmark model or a user's own."""
 
     model: nn.Module
     block: type[nn.Module] | None
     loss_function: Callable[[Any, Any], torch.Tensor]
     step: Callable[[Training], object]
     logits_of: Callable[[Any], Any]
-    """Finds the logits in what the loss function is given."""
+    """Returns the logits, given the argument of the loss function."""
     arguments: dict[str, int]
-    """Sizes that a user's function was called with."""
+    """Sizes with which a user's function was called."""
     initialize: Initializer | None = None
     """Fills the parameters of a model that is on the meta device."""
 
@@ -126,7 +126,7 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
 
 @torch.no_grad()
 def _fill_without_generator(parameter: torch.Tensor, name: str) -> None:
-    """``initialize`` for a device that has no random number generator: the same tensors, without values."""
+    """Replace ``initialize`` on a device without random number generator: the same allocations, without values."""
     if name.endswith("bias") or parameter.ndim == 1:
         parameter.zero_()
     else:
@@ -145,7 +145,7 @@ def _refuse(spec: DryRunSpec) -> None:
 
 
 def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
-    """Wrap, make the optimizer, as train/processes/measurement.py does."""
+    """Wrap the model and build the optimizer, as train/processes/measurement.py does."""
     model = world.wrap(subject.model, setup, subject.block, subject.initialize)
     scaler = build_scaler(setup, world.device)
     if scaler is not None:
@@ -181,7 +181,7 @@ def _token_step(training: Training) -> None:
 
 
 def _write_trace(path: Path, step: RecordedStep) -> None:
-    """Write live bytes, growth, storage number and operator of every change, and where phases begin."""
+    """Write every change (live bytes, growth, number of the storage, operator) and the beginning of every phase."""
     live, marks = sum(step.start.values()), dict(step.marks)
     lines = [f"{live:>16} {'':>16} start"]
     for index, change in enumerate(step.changes):
@@ -193,7 +193,7 @@ def _write_trace(path: Path, step: RecordedStep) -> None:
 
 
 def answer(line: str) -> DryRunAnswer:
-    """Read one spec, run it, and put whatever happens into an answer."""
+    """Read one spec and run it; return its result or its error as an answer."""
     try:
         return DryRunAnswer(result=dry_run(from_json(line.encode(), DryRunSpec)))
     except (FsdpBenchError, msgspec.DecodeError) as error:
@@ -212,7 +212,7 @@ def serve(lines: TextIO, out: TextIO) -> None:
 
 
 def main() -> None:
-    """Serve standard input; what torch prints goes to standard error."""
+    """Answer standard input. Output of torch goes to standard error."""
     if len(sys.argv) > 1:
         die_with_parent(int(sys.argv[1]))
     out, sys.stdout = sys.stdout, sys.stderr

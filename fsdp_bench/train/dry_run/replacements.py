@@ -1,6 +1,6 @@
-"""What replaces symbols of torch in a dry run. Each function is given the original and returns the replacement.
+"""Replacements of symbols of torch in a dry run. Each function takes the original and returns the replacement.
 
-workarounds.py says which symbol each is for, and why.
+workarounds.py names the symbol of each, and the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def storage_address(original: Any) -> Any:
 
 
 def tensor_address(_original: Any) -> Any:
-    """Give every tensor the address of its storage and its offset there."""
+    """Give every tensor the address of its storage plus its offset."""
 
     def data_ptr(tensor: Any) -> int:
         start = tensor.untyped_storage().data_ptr()
@@ -39,7 +39,7 @@ def tensor_address(_original: Any) -> Any:
 
 
 def known_scalars(original: dict[Any, Any]) -> Any:
-    """Answer 0 where a fake tensor has no value: ``found_inf`` of a gradient scaler, which then steps as usual."""
+    """Return 0 as the value of a fake tensor: for ``found_inf`` of a gradient scaler, which then steps as usual."""
     read = torch.ops.aten._local_scalar_dense.default
 
     def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
@@ -49,17 +49,17 @@ def known_scalars(original: dict[Any, Any]) -> Any:
 
 
 def no_check(_original: Any) -> Any:
-    """Replace a check by nothing."""
+    """Replace a check by a function that does nothing."""
     return lambda *_args, **_kwargs: None
 
 
 def itself(_original: Any) -> Any:
-    """Return the argument."""
+    """Return a function that returns its argument."""
     return lambda tensor: tensor
 
 
 def only_allocate(_original: Any) -> Any:
-    """Allocate what verify_params_across_processes (c10d/reducer.cpp) does, without a look at it."""
+    """Allocate what verify_params_across_processes (c10d/reducer.cpp) allocates, without checking values."""
 
     def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
         num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
@@ -72,7 +72,7 @@ def only_allocate(_original: Any) -> Any:
 
 
 class _RealIndices(TorchDispatchMode):
-    """Runs operators on int32 tensors for real: the reducer writes bucket numbers into them by pointer."""
+    """A mode in which int32 tensors are real: the reducer writes bucket numbers into them by pointer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
@@ -94,7 +94,7 @@ def rebuild_with_real_indices(original: Any) -> Any:
 
 
 def view_that_knows(original: Any) -> Any:
-    """Let a view refer to the tensor that it is a view of."""
+    """Make a view keep a reference to its base."""
 
     def view(tensor: Any, *shape: Any) -> Any:
         found = original(tensor, *shape)
@@ -105,7 +105,7 @@ def view_that_knows(original: Any) -> Any:
 
 
 def data_with_device(original: Any) -> Any:
-    """Let an assignment to ``data`` change the fake device too, also of the tensor that this one is a view of."""
+    """Make an assignment to ``data`` change the fake device too, also of the base of a view."""
 
     def assign(tensor: Any, value: Any) -> None:
         original.__set__(tensor, value)
@@ -119,7 +119,7 @@ def data_with_device(original: Any) -> Any:
 
 
 def with_cpu_keys(original: Any) -> Any:
-    """Give tensors of the fake accelerator a CPU's dispatch keys."""
+    """Give tensors of the fake accelerator CPU dispatch keys."""
 
     def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device_for_backend_keys") is not None:
@@ -130,12 +130,12 @@ def with_cpu_keys(original: Any) -> Any:
 
 
 def pinned_copy(_original: Any) -> Any:
-    """Return a copy, as pinning does."""
+    """Return a function that returns a copy, as pin_memory does."""
     return lambda tensor, device=None: tensor.clone()
 
 
 def autocast_of_cpu_keys(original: Any) -> Any:
-    """Make autocast on the fake accelerator that of its dispatch keys."""
+    """Make autocast on the fake accelerator use the dispatch keys of its tensors."""
 
     def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
@@ -154,7 +154,7 @@ def clear_both_caches(original: Any) -> Any:
 
 
 def without_modes(original: Any) -> Any:
-    """Propagate outside of all dispatch modes."""
+    """Run DTensor's sharding propagation outside of all dispatch modes."""
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
@@ -164,5 +164,5 @@ def without_modes(original: Any) -> Any:
 
 
 def always(_original: Any) -> Any:
-    """Answer True."""
+    """Return a function that returns True."""
     return lambda *_args, **_kwargs: True

@@ -1,8 +1,8 @@
 """Lists the symbols of torch that are replaced so that real FSDP and DDP code runs on tensors without data.
 
-Each entry of WORKAROUNDS names a symbol, why it is replaced, and a piece of its source that must still be there. A
-torch in which a symbol is gone or has changed is refused by name: a dry run is exact or it does not run. All of them
-were checked by running on torch 2.13.0 and, but for FakeTensor.view, on 2.11.0, and on no other.
+Each entry of WORKAROUNDS names a symbol, why it is replaced, and a part of its source that must be there. If a
+symbol is missing or has changed in the installed torch, dry runs are refused with its name: a dry run is exact or it
+does not run. All were checked on torch 2.13.0 and, except FakeTensor.view, on 2.11.0, and on no other version.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Workaround:
     symbol: str
     """``module:attribute.path``."""
     marker: str
-    """A piece of the symbol's source (of its docstring, for compiled code) on which the replacement relies."""
+    """A part of the symbol's source (or docstring, for compiled code) on which the replacement relies."""
     why: str
     replace: Replace
-    """Given the original, returns the replacement."""
+    """Takes the original, returns the replacement."""
     only_accelerator: bool = False
 
     def find(self) -> tuple[Any, str, Any]:
-        """Return the symbol's owner, its name there, and the symbol.
+        """Return the object that has the symbol, its attribute name, and the symbol.
 
         Raises:
-            MachineError: when this torch has no such symbol, or another than the one that is worked around.
+            MachineError: if the installed torch has no such symbol, or a changed one.
         """
         module, _, path = self.symbol.partition(":")
         *parents, name = path.split(".")
@@ -62,7 +62,7 @@ class Workaround:
 
 
 def _text(symbol: Any) -> str:
-    """Return a symbol's source; for compiled code its docstring, for data its keys."""
+    """Return the source of a symbol; for compiled code its docstring, for data its keys."""
     if isinstance(symbol, dict):
         return " ".join(map(str, symbol))
     function = getattr(symbol, "__func__", symbol)
@@ -74,10 +74,10 @@ def _text(symbol: Any) -> str:
 
 @contextmanager
 def applied(accelerator: bool) -> Iterator[None]:
-    """Replace every symbol inside a ``with`` block; none, if one of them cannot be replaced.
+    """Replace every symbol inside a ``with`` block. If one cannot be replaced, replace none.
 
     Raises:
-        MachineError: naming the first symbol that this torch does not have in the expected form.
+        MachineError: naming the first symbol that the installed torch lacks or has changed.
     """
     chosen = [entry for entry in WORKAROUNDS if accelerator or not entry.only_accelerator]
     places = [(entry, *entry.find()) for entry in chosen]

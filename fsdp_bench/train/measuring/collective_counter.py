@@ -1,4 +1,4 @@
-"""Counts the collectives of a step and their bytes; all of them pass the dispatcher, whatever the backend."""
+"""Counts the collectives of a step and their bytes, in the dispatcher, which all collectives of all backends pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIND_OF_OPERATOR = {
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
 }
-"""c10d's operators (torch/csrc/distributed/c10d/Ops.cpp) and the functional ones, by kind."""
+"""The kind of collective by operator: c10d's (torch/csrc/distributed/c10d/Ops.cpp) and the functional ones."""
 
 _NOT_COMMUNICATION = ("barrier", "wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd")
 
@@ -41,7 +41,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.group_sizes: dict[str, set[int]] = defaultdict(set)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a collective's or a copy's kind and size, then run it."""
+        """Note the kind and size of a collective or copy, then run it."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -69,7 +69,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _message_bytes(args: Any) -> int:
-    """Return the bytes of the largest argument: the output of a gather, the input of a scatter, else the tensor."""
+    """Return the bytes of the largest argument: the output of an all-gather, the input of a reduce-scatter."""
 
     def size(value: Any) -> int:
         if isinstance(value, torch.Tensor):
@@ -80,7 +80,7 @@ def _message_bytes(args: Any) -> int:
 
 
 def _is_group(value: Any) -> bool:
-    """Whether an argument names the ranks: a boxed process group, or the name of one for functional collectives."""
+    """Return whether an argument is a boxed process group, or its name, as in functional collectives."""
     if isinstance(value, str):
         return value.isdigit()  # the other strings are reductions: "sum", "avg"
     return isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type())

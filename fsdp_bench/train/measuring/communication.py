@@ -1,8 +1,8 @@
-"""Communication of one step: which collectives, how many bytes, how long in total, how long exposed.
+"""Communication of one step: kinds of collectives, bytes, total time and exposed time.
 
-Calls and bytes come from the dispatcher (collective_counter.py). Times come from torch.profiler: NCCL's kernels
-against all other kernels on CUDA; on gloo the process group's own operations against operators on any other thread.
-Both are read on steps of their own, never on a measured step.
+Calls and bytes come from the dispatcher (collective_counter.py). Times come from torch.profiler. With
+NCCL, collectives are NCCL's kernels, and compute is all other kernels. With gloo, collectives are the operations of the
+process group, and compute is operators on any other thread. Both are read in extra steps, never in a measured step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_KERNEL = (*_COPIES, "nccl:", "FSDP::", "record_param")
 """Device events that are neither collectives nor compute: copies to and from the host, and annotations."""
 
 _GLOO_ALGORITHM = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
-"""What ProcessGroupGloo names its operation; a reduce-scatter runs as an all-reduce there (ProcessGroupGloo.cpp)."""
+"""ProcessGroupGloo's name of each operation. A reduce-scatter runs as an all-reduce (ProcessGroupGloo.cpp)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class ProfilerEvent:
 def measure_communication(
     step: Callable[[], object], device: torch.device, num_steps: int, trace: Path | None = None
 ) -> tuple[CommunicationReading, ...]:
-    """Run ``num_steps`` profiled steps and one counted step; return a reading for each profiled one.
+    """Run ``num_steps`` profiled steps and one counted step; return a reading for each profiled step.
 
-    The counted step comes last: torch.compile falls back to eager under a dispatch mode, and stays there. The last
-    profiled step's trace is kept where one is asked for: Chrome's format, which Perfetto opens.
+    The counted step comes last, because torch.compile falls back to eager under a dispatch mode, and stays in eager.
+    With ``trace`` the trace of the last profiled step is written there, in Chrome's format, which Perfetto opens.
     """
     profiled = [_profile(step, device, trace if last == 0 else None) for last in range(1 - num_steps, 1)]
     with CollectiveCounter() as counter:
@@ -83,7 +83,7 @@ def _profile(step: Callable[[], object], device: torch.device, trace: Path | Non
 
 
 def _events(profiler: profile) -> list[ProfilerEvent]:
-    """Return the profiler's events as it recorded them; ``profiler.events()`` takes ten times as long for the same."""
+    """Return the profiler's raw events. ``profiler.events()`` takes ten times as long."""
     events = []
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
@@ -97,12 +97,12 @@ def _events(profiler: profile) -> list[ProfilerEvent]:
 
 
 def split_events(events: list[ProfilerEvent], cuda: bool) -> tuple[dict[str, list[Interval]], list[Interval]]:
-    """Sort the profiler's events into collectives by kind, and compute."""
+    """Split the profiler's events into collectives by kind, and compute."""
     return _split_kernels(events) if cuda else _split_gloo(events)
 
 
 def _split_kernels(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
-    """NCCL's kernels are named ncclDevKernel_AllGather_RING_LL and the like; every other kernel is compute."""
+    """Split a GPU's events. Collectives have names like ncclDevKernel_AllGather_RING_LL; other kernels are compute."""
     collectives: dict[str, list[Interval]] = defaultdict(list)
     compute = []
     for event in events:
@@ -117,7 +117,7 @@ def _split_kernels(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval
 
 
 def _split_gloo(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
-    """A gloo operation is attributed to the earliest issued collective that runs as it and is not yet taken."""
+    """Split gloo's events. An operation belongs to the earliest collective that runs as it and has none yet."""
     issued: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start):
         if event.name.startswith("c10d::"):
@@ -143,7 +143,7 @@ def build_reading(
     counter: CollectiveCounter | None = None,
     copies: dict[str, list[Interval]] | None = None,
 ) -> CommunicationReading:
-    """Turn intervals and counts into a reading; every kind that was counted or timed appears."""
+    """Make a reading of intervals and counts, with every kind that was counted or timed."""
     counter = counter or CollectiveCounter()
     timed = {**collectives, **(copies or {})}
     everything = union([interval for intervals in collectives.values() for interval in intervals])
@@ -168,7 +168,7 @@ def build_reading(
 
 
 def copies_of(events: list[ProfilerEvent]) -> dict[str, list[Interval]]:
-    """Return when the device copied to and from the host, by kind."""
+    """Return the intervals of copies between device and host, by kind."""
     copies: dict[str, list[Interval]] = defaultdict(list)
     for event in events:
         kind = next((kind for name, kind in _COPIES.items() if event.name.startswith(name)), None)

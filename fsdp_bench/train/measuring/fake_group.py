@@ -1,12 +1,12 @@
-"""The same ranks without communication: torch's fake process group with real tensors.
+"""Steps without communication: torch's fake process group with real tensors.
 
-A collective returns finished, and nothing is sent. An all-gather's output is filled with copies of the rank's own
+Collectives end at once and send nothing. An all-gather's output is filled with copies of the rank's own
 shard, a reduced shard with the rank's own part of the gradient (replaced_collectives.py), so that operators work on
 real numbers. Everything else is as in training: FSDP's own code on all ranks of this machine at the same time. A step
-takes less than with the real group by the communication that compute did not hide, and by what the two cost each other
-where they share cores, memory or multiprocessors.
+takes less time than with the real group: the difference is exposed communication, and the time that communication and
+compute cost each other by sharing cores, memory or multiprocessors.
 
-An emulated trial is one process with such a group, as rank 0 of many: its memory and compute are those of the job.
+An emulated trial is one process with such a group, as rank 0 of many: its memory and compute are those of a real rank.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.replaced_collectives import replace_collectives
 
 WARMUP_STEPS = 2
-"""Adam's states appear in the first step, and DDP rebuilds its buckets before the second."""
+"""Steps before the timed ones: the first creates Adam's states, and DDP rebuilds its buckets before the second."""
 
 
 def replace_group_by_fake(rank: int, world_size: int) -> None:
-    """Leave the process group, together with all ranks, for a fake one with the same rank and size.
+    """Replace the process group, on all ranks together, by a fake one with the same rank and size.
 
-    There is no way back: the peers are gone when this returns. Models that were wrapped before must not be used again.
+    This cannot be undone: the other ranks are gone when this returns. Models wrapped before must not be used again.
     """
     dist.barrier()
     try:
@@ -52,13 +52,13 @@ def join_fake_group(rank: int, world_size: int) -> None:
 
 
 def add_finished_hook(model: nn.Module, setup: TrainSetup) -> None:
-    """Give DDP a communication hook that works with a fake group: its reducer's all-reduce waits for a future there."""
+    """Register a communication hook with DDP that works with a fake group, because DDP's Reducer waits for a future."""
     if isinstance(model, DistributedDataParallel) and setup.precision.reduce == setup.precision.store:
         model.register_comm_hook(None, finished_hook)
 
 
 def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """All-reduce a bucket and return a finished future; a fake group's own future holds nothing."""
+    """All-reduce a bucket; return a finished future with its tensor. A fake group's own future is empty."""
     dist.all_reduce(bucket.buffer(), group=group)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
@@ -73,7 +73,7 @@ finished_hook.__annotations__ = {
 
 
 def time_steps(timed_step: Callable[[], float], num_steps: int) -> tuple[float, ...]:
-    """Warm up; return the seconds of each step after that."""
+    """Run warm-up steps, then timed steps; return the seconds of each timed step."""
     for _ in range(WARMUP_STEPS):
         timed_step()
     return tuple(timed_step() for _ in range(num_steps))

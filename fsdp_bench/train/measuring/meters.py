@@ -1,7 +1,7 @@
-"""Memory meters: one rank's peaks, by phase. On CUDA from the caching allocator, on a CPU by storage tracking.
+"""Memory meters: the peaks of one rank by phase. On CUDA from the caching allocator, on a CPU from live tensors.
 
-Phases are read in the warm-up steps only: there the reading costs nothing that is timed. The peak over all steps
-is read at the end.
+Phases are read in the warm-up steps only, so that reading does not slow timed steps. The peak over all steps is read
+at the end.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from fsdp_bench.train.measuring.nvml import Nvml
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 GLOO_RELEASE_SECONDS = 0.005
-"""Gloo's threads hold the tensors of a finished collective a moment longer; they must not count in the next phase."""
+"""How long to wait between phases: gloo's threads keep the tensors of a finished collective a little longer."""
 
 
 class MemoryMeter(Protocol):
-    """Measures one rank's memory by phase; the training loop says when a phase begins."""
+    """Measures the memory of one rank by phase. The training loop tells it when a phase begins."""
 
     @property
     def current_phase(self) -> str:
-        """The phase that is running."""
+        """The current phase."""
 
     def phase(self, name: str) -> None:
-        """A new phase begins."""
+        """Begin a new phase."""
 
     def end_phases(self) -> None:
-        """The warm-up is over; only the overall peak is still followed."""
+        """End the warm-up. From here only the overall peak is tracked."""
 
     def close(self) -> None:
-        """Stop metering, whatever happened."""
+        """Stop metering, also after an error."""
 
     def reading(self) -> MemoryReading:
-        """Return what was seen so far; resident bytes are filled in by the worker."""
+        """Return the readings so far. The worker adds the resident set size."""
 
 
 class Unmetered:
-    """Measures no memory, for steps of which only the time is wanted."""
+    """A meter that measures nothing, for steps that are only timed."""
 
     current_phase = WITHOUT_COMMUNICATION
 
     def phase(self, name: str) -> None:
-        """Nothing is followed."""
+        """Do nothing."""
 
     def end_phases(self) -> None:
-        """Nothing is followed."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is followed."""
+        """Do nothing."""
 
     def reading(self) -> MemoryReading:
-        """Nothing was seen."""
+        """Return an empty reading."""
         raise AssertionError("nothing was metered")
 
 
 class _Phases:
-    """Peaks by phase, and the phase that is running."""
+    """Peaks by phase, and the current phase."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
@@ -76,7 +76,7 @@ class _Phases:
 
 
 class CpuMeter:
-    """Live tensor bytes while phases are followed, with an optional budget that ends the trial.
+    """Tracks live tensor bytes in the warm-up, with an optional budget that ends the trial.
 
     torch.compile falls back to eager under a dispatch mode, and compiled code allocates without operators; so a
     compiled trial is not tracked, and its peak is unknown.
@@ -91,7 +91,7 @@ class CpuMeter:
         self._host = HostMeter()
 
     def phase(self, name: str) -> None:
-        """Close the running phase and begin another."""
+        """End the current phase and begin a new one."""
         if self._tracker is not None:
             self._phases.close_window(self._tracker.peak_bytes)
             time.sleep(GLOO_RELEASE_SECONDS)
@@ -100,7 +100,7 @@ class CpuMeter:
 
     @property
     def current_phase(self) -> str:
-        """The phase that is running."""
+        """The current phase."""
         return self._phases.current
 
     def end_phases(self) -> None:
@@ -115,7 +115,7 @@ class CpuMeter:
         self.end_phases()
 
     def reading(self) -> MemoryReading:
-        """Return peaks by phase; a CPU has no reserved memory and no retries."""
+        """Return the peaks by phase. A CPU has no reserved memory and no allocation retries."""
         if self._tracker is not None:
             self._phases.close_window(self._tracker.peak_bytes)
         peaks = dict(self._phases.peaks)
@@ -129,7 +129,7 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """The caching allocator's own statistics, and NVML's."""
+    """Reads the caching allocator's statistics and NVML."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device = device
@@ -152,7 +152,7 @@ class CudaMeter:
         return peak
 
     def phase(self, name: str) -> None:
-        """Close the running phase and begin another."""
+        """End the current phase and begin a new one."""
         if not self._ended:
             self._phases.close_window(self._read_window())
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -160,18 +160,18 @@ class CudaMeter:
 
     @property
     def current_phase(self) -> str:
-        """The phase that is running."""
+        """The current phase."""
         return self._phases.current
 
     def end_phases(self) -> None:
-        """From here only the overall peak is followed."""
+        """End the warm-up. From here only the overall peak is tracked."""
         if not self._ended:
             self._phases.close_window(self._read_window())
             self._sample_device()
             self._ended = True
 
     def close(self) -> None:
-        """Nothing to undo: the allocator counts by itself."""
+        """Do nothing: the allocator counts by itself."""
 
     def _sample_device(self) -> None:
         # Reserved memory, context and communicators only grow, so that a sample at the end is the peak.
@@ -180,7 +180,7 @@ class CudaMeter:
             self._peak_device = max(self._peak_device or 0, sample)
 
     def reading(self) -> MemoryReading:
-        """Return the allocator's peaks and counts; a peak outside of the warm-up has an unknown phase."""
+        """Return the allocator's peaks and counts. The phase of a peak after the warm-up is unknown."""
         window = self._read_window()
         if not self._ended:
             self._phases.close_window(window)
@@ -201,14 +201,14 @@ class CudaMeter:
 
 
 class HostMeter:
-    """Host memory: this process's largest resident set, and its cgroup's peak."""
+    """Reads host memory: this process's peak resident set size, and its cgroup's peak."""
 
     def __init__(self) -> None:
         self._cgroup = _cgroup_peak_file()
         self._cgroup_before = self._read_cgroup()
 
     def peak_rss_bytes(self) -> int | None:
-        """Return VmHWM (proc_pid_status(5)); None outside Linux."""
+        """Return VmHWM (proc_pid_status(5)). None if this is not Linux."""
         try:
             status = Path("/proc/self/status").read_text()
         except OSError:
@@ -217,7 +217,7 @@ class HostMeter:
         return int(match.group(1)) * 1024 if match else None
 
     def peak_cgroup_bytes(self) -> int | None:
-        """Return the cgroup's peak if it was reached since the meter began: the file's maximum is never reset."""
+        """Return the cgroup's peak, which is never reset; None if it was reached before this meter was created."""
         after = self._read_cgroup()
         if after is None or self._cgroup_before is None or after <= self._cgroup_before:
             return None
@@ -231,7 +231,7 @@ class HostMeter:
 
 
 def _cgroup_peak_file() -> Path | None:
-    """Return the file that holds the cgroup's peak: version 2's memory.peak or version 1's counterpart."""
+    """Return the file with the cgroup's peak: memory.peak in version 2, or its counterpart in version 1."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -250,5 +250,5 @@ def _cgroup_peak_file() -> Path | None:
 
 
 def build_meter(device: torch.device, limit_bytes: int | None, compiled: bool) -> MemoryMeter:
-    """Return the meter for a device, with its limit or budget in force."""
+    """Return the meter for a device, and apply the memory limit."""
     return CudaMeter(device, limit_bytes) if device.type == "cuda" else CpuMeter(limit_bytes, compiled)

@@ -1,4 +1,4 @@
-"""Reads NVML: memory, power and utilization of this process's GPU. Each may be None: a container can hide processes."""
+"""Reads memory, power and utilization of this process's GPU from NVML. A container can hide them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE_SECONDS = 0.1
 
 
 class Nvml:
-    """One GPU, seen through pynvml; without a driver every method answers None."""
+    """One GPU in pynvml. Without a driver every method returns None."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
@@ -31,7 +31,7 @@ class Nvml:
             self._handle = None
 
     def process_bytes(self) -> int | None:
-        """Return NVML's memory of this process; of the only process on the GPU where process numbers are hidden."""
+        """Return the GPU memory of this process. If process IDs are hidden, of the only process on the GPU."""
         if self._handle is None:
             return None
         try:
@@ -54,7 +54,7 @@ class Nvml:
 
 
 class TelemetrySampler:
-    """Samples power and utilisation in a thread, between ``with`` and its end."""
+    """Samples power and utilisation in a thread, inside a ``with`` block."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -77,7 +77,7 @@ class TelemetrySampler:
         self._thread.join()
 
     def telemetry(self) -> Telemetry | None:
-        """Return the samples; None where NVML gave none."""
+        """Return the samples. None if NVML gave none."""
         if not self._samples:
             return None
         return Telemetry(

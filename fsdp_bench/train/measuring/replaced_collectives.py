@@ -1,6 +1,6 @@
-"""Replaces torch's all-gather and reduce-scatter, for ranks without peers and for ranks that share a GPU.
+"""Replaces torch's all-gather and reduce-scatter: for a fake process group, and for ranks that share a GPU.
 
-Every caller in torch looks it up in torch.distributed, so that replacing it there is enough.
+All callers in torch look collectives up in torch.distributed, so it is enough to replace them there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 _GATHERS = ("all_gather_into_tensor", "all_gather_single")
 _SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
-"""2.13 has a new name beside the old one, 2.11 the old one alone."""
+"""Names of reduce-scatter. torch 2.13 has both, 2.11 only the first."""
 
 _REDUCES = ("all_reduce",)
 
@@ -24,16 +24,16 @@ _ORIGINAL = "replaced_original"
 """The attribute of a replacement that holds torch's own function."""
 
 Call = Callable[[inspect.BoundArguments], Any]
-"""Torch's own collective with such arguments; returns the work."""
+"""Calls torch's own collective with these arguments; returns its work."""
 
 
 def replace_collectives() -> None:
-    """Complete the fake process group: an all-gather repeats the own shard, a reduce-scatter keeps the own part.
+    """Complete the fake process group: all-gather repeats the own shard, reduce-scatter keeps the own part.
 
-    That group gathers by one copy a rank (FakeProcessGroup.hpp), hundreds of launches where there are hundreds of
-    ranks; here it is one for all, but for FSDP1's gathers on a CPU, which are of lists (_flat_param.py, all_gather).
-    It does nothing for a reduce-scatter. The future of its work holds nothing, of which DDP's compression hooks
-    take the reduced tensor.
+    torch's fake group gathers with one copy for each rank (FakeProcessGroup.hpp), hundreds of kernel launches with
+    hundreds of ranks. Here it is one copy, except for FSDP1's all-gathers on a CPU, which take lists (_flat_param.py,
+    all_gather). torch's fake group does nothing in a reduce-scatter, and its work's future is empty, but DDP's
+    compression hooks take the reduced tensor from it.
     """
     _replace(_GATHERS, _gather_own_shard)
     _replace(_SCATTERS, _keep_own_part)
@@ -50,7 +50,7 @@ def fake_collectives() -> Iterator[None]:
 
 @contextmanager
 def futures_of_all_reduces() -> Iterator[None]:
-    """Replace only all-reduces inside a ``with`` block."""
+    """Replace only all-reduces inside a ``with`` block, so that their futures hold the tensor."""
     with _restored(_REDUCES):
         _replace(_REDUCES, _with_a_future)
         yield
@@ -69,8 +69,8 @@ def _restored(names: Iterable[str]) -> Iterator[None]:
 def reduce_on_host(device_type: str = "cuda") -> None:
     """Make reduce-scatters of a device's tensors go through host memory.
 
-    Gloo takes them too, but clones the whole input on the device to do so
-    (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which no job over NCCL has to hold.
+    Gloo also accepts device tensors, but clones the whole input on the device
+    (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which takes memory that a job with NCCL does not need.
     """
     _replace(_SCATTERS, functools.partial(_reduce_on_host, device_type))
 
@@ -97,7 +97,7 @@ def _replacement(
 
 
 def _gather_own_shard(gather: Call, bound: inspect.BoundArguments) -> Any:
-    """Gather copies of the own shard: the output is one row, so that the group copies once and not once a rank."""
+    """Gather copies of the rank's own shard. The output is passed as one row, so that the group copies once."""
     (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
     if not shard.numel():
         return gather(bound)
@@ -128,14 +128,14 @@ def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArgument
 
 
 class _FinishedWork:
-    """The work of an asynchronous collective that is over already, with a future that holds its tensor."""
+    """The work of an asynchronous collective that has already ended, with a future that holds its tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         self._future.set_result([tensor])
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return what a hook chains to."""
+        """Return the future, which communication hooks chain to."""
         return self._future
 
     def wait(self) -> bool:

@@ -1,7 +1,7 @@
-"""Times a function on all ranks at once, repeated until it takes long enough to be measured.
+"""Times a function on all ranks at once, repeated often enough to be measured.
 
-The mean counts, not the median: ranks that share cores run by turns, and a round in which one had a core for itself is
-not what it will have in training.
+The mean counts, not the median: ranks that share cores take turns, and a round in which a rank has a core for itself
+is not like training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 4
 
 
 class Stopwatch:
-    """Times on one device. All ranks call it in the same order, with the same limits."""
+    """Times functions on one device. All ranks call it in the same order, with the same limits."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Stopwatch:
     ) -> None:
         self.device = device
         self.round_seconds = round_seconds
-        """What a round should take."""
+        """The duration of a round."""
         self.rounds = rounds
         self._average = average
 
@@ -36,8 +36,8 @@ class Stopwatch:
         """Return the seconds of one call, as the mean over ranks.
 
         Args:
-            call: what is timed; its result is dropped.
-            together: the call is a collective, so that every rank must make the same number of calls.
+            call: the function to time. Its result is dropped.
+            together: whether the call is a collective, so that every rank must make the same number of calls.
         """
         call()
         once = self._round(call, 1)

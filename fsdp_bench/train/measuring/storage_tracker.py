@@ -1,6 +1,6 @@
-"""Live tensor bytes on a CPU, by following storages: what ``torch.cuda.memory_allocated`` is on a GPU.
+"""Tracks live tensor bytes on a CPU, the counterpart of ``torch.cuda.memory_allocated``.
 
-Not covered: memory that operators use internally and the process group's own buffers, which are no tensors.
+Not covered: memory that operators use internally and the process group's own buffers, which are not tensors.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fsdp_bench.spec.units import format_gib
 
 
 class BudgetExceeded(MemoryError):
-    """Live tensors on a CPU grew past ``memory_limit``."""
+    """Live tensors on a CPU exceeded ``memory_limit``."""
 
 
 _COLLECTIVES = ("c10d", "_c10d_functional")
-"""The namespaces of torch.ops in which collectives are."""
+"""The namespaces of collectives in torch.ops."""
 
 
 class StorageTracker(TorchDispatchMode):
     """Counts the bytes of every storage that operators create while the mode is active.
 
     A storage is counted from the operator that returns it until it is freed, and by its current size: FSDP frees
-    and restores parameters with ``UntypedStorage.resize_``, which is no operator and is therefore intercepted.
+    and restores parameters with ``UntypedStorage.resize_``, which is not an operator and is therefore patched.
     """
 
     def __init__(self, budget_bytes: int | None = None, settle_seconds: float = 0.0) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
         self.settle_seconds = settle_seconds
-        """How long to wait after a collective: gloo's threads release its tensors a moment after it is done."""
+        """How long to wait after a collective: gloo's threads release its tensors a little later."""
         self._collective_ran = False
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -85,14 +85,14 @@ class StorageTracker(TorchDispatchMode):
                 time.sleep(self.settle_seconds)
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is live now."""
+        """Reset the peak to the bytes that are live now."""
         self.peak_bytes = self.live_bytes
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's storage is followed.
+        """Return whether a tensor's storage is tracked.
 
-        Not on meta: DTensor propagates shardings on fake "CPU" tensors. Nor that of a tensor which wraps another one,
-        such as AsyncCollectiveTensor: it has a size, but no memory.
+        Meta tensors are not: DTensor propagates shardings on fake "CPU" tensors. Tensors that wrap another one, such as
+        AsyncCollectiveTensor, are not: they have a size but no memory.
         """
         return tensor.untyped_storage().device.type == "cpu" and not is_traceable_wrapper_subclass(tensor)
 

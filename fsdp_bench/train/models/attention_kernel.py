@@ -1,4 +1,4 @@
-"""Which of torch's kernels attention runs: FlashAttention, cuDNN's, the memory-efficient one, or single operators."""
+"""Which kernel torch chooses for attention: FlashAttention, cuDNN, memory-efficient, or single operators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fsdp_bench.train.models.transformer import takes_groups
 def attention_kernel(
     num_heads: int, num_key_value_heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> str:
-    """Return torch's name of the kernel that causal attention of such tensors runs in training, in lower case.
+    """Return torch's name, in lower case, of the kernel that causal attention of these shapes uses in training.
 
-    It allocates a query and a key of one sequence, in training's layout: strides and gradients decide torch's choice.
+    It allocates a query and a key of one sequence in the layout of training, because torch's choice depends on strides
+    and gradients.
     """
     key_heads = num_key_value_heads if takes_groups(dtype, device) else num_heads
     q, k = (

@@ -1,4 +1,4 @@
-"""Synthetic token batches: different on every rank, dependent on the seed alone."""
+"""Random token batches: different on every rank, determined by the seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 
 class SyntheticTokens(Dataset[Tensor]):
-    """Sequences of uniformly random tokens, one token longer than the model's input for the shifted targets."""
+    """Sequences of uniformly random tokens, one token longer than the model's input, for the shifted targets."""
 
     def __init__(self, num_sequences: int, sequence_length: int, vocab_size: int, seed: int) -> None:
         self.num_sequences = num_sequences
@@ -32,7 +32,7 @@ class SyntheticTokens(Dataset[Tensor]):
 def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world_size: int) -> Iterator[list[Tensor]]:
     """Yield, for each step, this rank's micro-batches as token tensors B, S + 1 on the CPU.
 
-    The union over ranks of a step's sequences is the same for every world size with the same global batch.
+    The sequences of a step on all ranks together are the same for every world size with the same global batch.
     """
     dataset = SyntheticTokens(setup.global_batch_size * num_steps, setup.sequence_length, vocab_size, setup.seed)
     sampler: DistributedSampler[Tensor] = DistributedSampler(

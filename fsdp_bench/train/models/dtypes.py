@@ -1,4 +1,4 @@
-"""The three dtypes of spec/setup.py as torch's."""
+"""torch's dtypes by the names of spec/setup.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_names(tensors: object) -> tuple[str, ...]:
-    """Return the sorted names of the floating dtypes among tensors; other dtypes by torch's own name."""
+    """Return the sorted names of the floating dtypes of tensors. Dtypes without a name there have torch's name."""
     dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()}  # type: ignore[attr-defined]
     return tuple(sorted(NAMES.get(dtype, str(dtype)) for dtype in dtypes))

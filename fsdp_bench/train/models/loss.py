@@ -27,7 +27,7 @@ def _chunk_sum(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
 
 
 def chunked(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Cross-entropy chunk by chunk along the tokens; each chunk's fp32 copy lives once in forward, once in backward."""
+    """Cross-entropy in chunks of tokens. Only one chunk's fp32 copy is alive at a time, in forward and in backward."""
     logits_TV, targets_T = logits_BSV.flatten(0, 1), targets_BS.flatten()
     total = logits_TV.new_zeros((), dtype=torch.float32)
     pairs = zip(logits_TV.chunk(NUM_CHUNKS), targets_T.chunk(NUM_CHUNKS), strict=True)
@@ -37,7 +37,7 @@ def chunked(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
 
 
 def loss_function(kind: Loss) -> LossFunction:
-    """Return the function for a kind; ``compiled`` is the plain one through torch.compile."""
+    """Return the loss function of a kind. ``compiled`` is the plain one, compiled by torch.compile."""
     if kind is Loss.CHUNKED:
         return chunked
     return torch.compile(plain) if kind is Loss.COMPILED else plain

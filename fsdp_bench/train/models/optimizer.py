@@ -1,4 +1,4 @@
-"""The optimizers, from PyTorch."""
+"""The optimizers of the benchmark, from torch.optim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fsdp_bench.spec.setup import OptimizerKind
 def build_optimizer(
     parameters: Iterable[nn.Parameter], kind: OptimizerKind, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Build the optimizer over already wrapped parameters."""
+    """Build the optimizer for parameters that are already wrapped."""
     if kind is OptimizerKind.SGD:
         return torch.optim.SGD(parameters, lr=learning_rate, foreach=True)
     foreach = kind is OptimizerKind.ADAMW_FOREACH

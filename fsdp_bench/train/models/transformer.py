@@ -1,7 +1,7 @@
 """The benchmark models: llama and gpt2 in plain PyTorch, as users write them.
 
-Not covered: dropout, key-value caches, tensor parallelism. Parameters' names are Hugging Face's. No module has a
-buffer: rotary tables are computed in the root's forward pass, so nothing but parameters needs materialising.
+Not covered: dropout, key-value caches, tensor parallelism. Parameters have Hugging Face's names. No module has a
+buffer: rotary tables are computed in the forward pass of the root, so only parameters need materialising.
 
 Shape suffixes: B batch, S sequence, D hidden_size, H heads, K key-value heads, E head_dim, F intermediate_size,
 V vocab_size.
@@ -23,9 +23,9 @@ INIT_STD = 0.02
 
 
 def takes_groups(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether fused attention takes fewer heads of keys and values than of queries.
+    """Return whether fused attention accepts fewer key-value heads than query heads.
 
-    The fused CUDA kernels for float32 do not, so that keys and values are expanded there: with ``enable_gqa`` torch
+    The fused CUDA kernels for float32 do not, so keys and values are expanded: with ``enable_gqa`` torch
     would fall back to the unfused kernel (aten/native/transformers/cuda/sdp_utils.cpp).
     """
     return device.type == "cpu" or dtype is not torch.float32
@@ -46,7 +46,7 @@ def split_heads(x_BSD: Tensor, head_dim: int) -> Tensor:
 
 
 def merge_heads(x_BHSE: Tensor) -> Tensor:
-    """Return B, S, H * E, contiguous: heads that lose their padding are copied, others are as the kernel wrote them."""
+    """Return B, S, H * E, contiguous. Heads are copied only if they were padded."""
     return x_BHSE.transpose(1, 2).flatten(2).contiguous()
 
 
@@ -75,7 +75,7 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
 
     def forward(self, x_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
-        """B, S, D to B, S, D."""
+        """Map B, S, D to B, S, D."""
         q = rotate(split_heads(self.q_proj(x_BSD), self.head_dim), cos_SE, sin_SE)
         k = rotate(split_heads(self.k_proj(x_BSD), self.head_dim), cos_SE, sin_SE)
         v = split_heads(self.v_proj(x_BSD), self.head_dim)
@@ -92,7 +92,7 @@ class LlamaMLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """B, S, D to B, S, D."""
+        """Map B, S, D to B, S, D."""
         return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
 
 
@@ -107,7 +107,7 @@ class LlamaBlock(nn.Module):
         self.mlp = LlamaMLP(shape)
 
     def forward(self, x_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
-        """B, S, D to B, S, D."""
+        """Map B, S, D to B, S, D."""
         x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SE, sin_SE)
         return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
 
@@ -126,16 +126,16 @@ class GPT2Block(nn.Module):
         self.mlp_proj = nn.Linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """B, S, D to B, S, D."""
+        """Map B, S, D to B, S, D."""
         q, k, v = (split_heads(part, self.head_dim) for part in self.c_attn(self.ln_1(x_BSD)).chunk(3, dim=-1))
         x_BSD = x_BSD + self.c_proj(merge_heads(attention(q, k, v)))
         return x_BSD + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x_BSD)), approximate="tanh"))
 
 
 class Transformer(nn.Module):
-    """What the two families share: blocks, and a head that may be the embedding's own weight.
+    """The base of both families: blocks, and a head that may use the embedding's weight.
 
-    A tied head reads the embedding's parameter instead of registering it twice, so that no wrapper has to know.
+    A tied head reads the embedding's parameter instead of registering it twice, so wrappers need not handle it.
     """
 
     embedding: nn.Embedding
@@ -150,16 +150,16 @@ class Transformer(nn.Module):
 
     @property
     def modules_read_by_root(self) -> tuple[nn.Module, ...]:
-        """Modules whose parameters the root reads outside of them, so that they cannot be units of their own."""
+        """Modules whose parameters the root reads outside of their forward, so that they cannot be FSDP units."""
         return () if self.lm_head is not None else (self.embedding,)
 
     def head(self, x_BSD: Tensor) -> Tensor:
-        """B, S, D to logits B, S, V."""
+        """Map B, S, D to logits B, S, V."""
         return self.lm_head(x_BSD) if self.lm_head is not None else F.linear(x_BSD, self.embedding.weight)
 
 
 class Llama(Transformer):
-    """RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
+    """The llama model: RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
@@ -168,7 +168,7 @@ class Llama(Transformer):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Token numbers B, S to logits B, S, V."""
+        """Map token numbers B, S to logits B, S, V."""
         x_BSD = self.embedding(tokens_BS)
         cos_SE, sin_SE = rotary_tables(tokens_BS.shape[1], self.shape.head_dim, x_BSD.device, x_BSD.dtype)
         for block in self.blocks:
@@ -177,7 +177,7 @@ class Llama(Transformer):
 
 
 class GPT2(Transformer):
-    """LayerNorm, GELU, learned positions, biases."""
+    """The gpt2 model: LayerNorm, GELU, learned positions, biases."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
@@ -187,7 +187,7 @@ class GPT2(Transformer):
         self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPS)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Token numbers B, S to logits B, S, V."""
+        """Map token numbers B, S to logits B, S, V."""
         positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         x_BSD = self.embedding(tokens_BS) + self.positions(positions_S)
         for block in self.blocks:
@@ -199,7 +199,7 @@ BLOCKS: dict[Family, type[nn.Module]] = {Family.LLAMA: LlamaBlock, Family.GPT2: 
 
 
 def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Transformer:
-    """Build a model on the meta device, parameters stored in ``dtype``; nothing is allocated."""
+    """Build a model on the meta device, with parameters of ``dtype``. Nothing is allocated."""
     with torch.device("meta"):
         model = Llama(shape) if shape.family is Family.LLAMA else GPT2(shape)
     return model.to(dtype)
@@ -207,7 +207,7 @@ def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Transformer:
 
 @torch.no_grad()
 def initialize(parameter: Tensor, name: str, seed: int) -> None:
-    """Fill one whole parameter in place with values that depend on its name, its shape and the seed alone.
+    """Fill one whole parameter in place with values that depend only on its name, its shape and the seed.
 
     So every wrapper, on any number of ranks, starts from the same model without moving weights between ranks.
     Norm weights are ones, biases zeros, everything else normal with standard deviation 0.02.

@@ -1,7 +1,7 @@
-"""A user's own model in a dry run: ``pkg.mod:function`` returns it with a batch, and nothing else is asked of it.
+"""A user's own model in a dry run: ``pkg.mod:function`` returns the model and a batch.
 
-The function is called with fake tensors in force: whatever it creates costs no memory, and reading a value fails. A
-parameter of it named ``micro_batch_size`` or ``sequence_length`` gets --batch or --seq. The model is called with the
+The function is called under FakeTensorMode: tensors that it creates take no memory, and reading a value fails. Its
+parameter named ``micro_batch_size`` or ``sequence_length`` gets --batch or --seq. The model is called with the
 batch: ``model(**batch)`` for a mapping, ``model(*batch)`` for a tuple or list, else ``model(batch)``. The loss is
 ``output.loss``, or ``output["loss"]``, or the output itself if it is a scalar, or else the first floating tensor in the
 output; of several elements their mean.
@@ -29,27 +29,27 @@ from fsdp_bench.train.step import Training, gradient_sync, optimizer_step
 
 @dataclass(frozen=True)
 class UserModel:
-    """What the user's function returned, without data."""
+    """The model and batch that the user's function returned, without data."""
 
     model: nn.Module
     batch: Any
     block: type[nn.Module] | None
     arguments: dict[str, int]
-    """What of SIZES the function was called with."""
+    """Those of SIZES that the function was called with."""
 
 
 CONTRACT = (
     "it is called model(**batch) for a dict, model(*batch) for a tuple or list, else model(batch); the loss is"
     " output.loss, output['loss'], a scalar output, or the mean of the first floating tensor in the output"
 )
-"""How a user's model is called, and what its loss is."""
+"""How a user's model is called and its loss is found, for error messages."""
 
 
 def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:
     """Import and call the user's function; put its model on ``home``, its batch on the host.
 
     Raises:
-        SpecError: when it cannot be found, fails, or returns something else; one line.
+        SpecError: if it cannot be found, fails, or returns something else; one line.
     """
     folder = str(Path(spec.folder).resolve())
     if folder not in sys.path:
@@ -77,10 +77,10 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
 
 
 def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, int]:
-    """Return the sizes that a function takes: what was asked for, else the setup's where it has no default of its own.
+    """Return the sizes to pass to a function: those that the user gave; else the setup's, if it has no default.
 
     Raises:
-        SpecError: when a size was asked for that it does not take.
+        SpecError: if the user gave a size that the function does not accept.
     """
     try:
         known = inspect.signature(function).parameters
@@ -113,7 +113,7 @@ def _find(path: str, option: str) -> Any:
 
 @torch.no_grad()
 def _allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
-    """Put every parameter and buffer on ``home``, floating parameters in ``dtype``; what is tied stays tied."""
+    """Move every parameter and buffer to ``home``, floating parameters as ``dtype``. Tied ones stay tied."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -132,7 +132,7 @@ def _allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
 
 
 def module_step(training: Training, batches: list[Any]) -> None:
-    """One optimizer step over micro-batches of a user's model, as step.py makes one over tokens."""
+    """Run one optimizer step over micro-batches of a user's model, as step.py does over tokens."""
     setup, meter = training.setup, training.meter
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
@@ -160,7 +160,7 @@ def loss_of(output: Any, _batch: Any = None) -> Tensor:
     """Return the loss of a model's output.
 
     Raises:
-        SpecError: when there is none, and no floating tensor to take the mean of.
+        SpecError: if there is no loss, and no floating tensor to take the mean of.
     """
     for leaf in (_named(output, "loss"), *tree_leaves(output)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -171,7 +171,7 @@ def loss_of(output: Any, _batch: Any = None) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor | None:
-    """Return the tensor that a model's output calls its logits; None where it names none."""
+    """Return the tensor named ``logits`` in a model's output. None if there is none."""
     found = _named(output, "logits")
     return found if isinstance(found, Tensor) and found.dim() > 0 else None
 

@@ -1,6 +1,6 @@
-"""``python -m fsdp_bench.train.processes.backends``: what this torch can do, as one JSON object, for ``doctor``.
+"""``python -m fsdp_bench.train.processes.backends``: what this torch can do, as a JSON object, for ``doctor``.
 
-A process of its own, because looking at CUDA starts it, and a sweep's manager must not.
+It runs in a process of its own, because asking CUDA starts it, which the process of a sweep must not do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures one trial on one rank, into its report: load, warm up, time steps, profile communication."""
+"""Measures one trial on one rank: load, warm-up, measured steps, profiled steps. Results go into the report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fsdp_bench.train.wrapping.wrap import fsdp
 
 
 def measure(this: Rank) -> None:
-    """Warm up, measure, profile; everything seen goes into the report."""
+    """Warm up, measure and profile; add all readings to the report."""
     _measure_with_communication(this)
     run = this.spec.run
     if run.steps_without_communication and this.spec.setup.world_size > 1:
@@ -85,7 +85,7 @@ def _measure_with_communication(this: Rank) -> None:
 
 
 def _measure_without_communication(this: Rank) -> None:
-    """Time the same step where collectives end at once; a failure leaves that unknown, and says why."""
+    """Time the same step with collectives that end at once. If it fails, the report says why."""
     setup, num_steps = this.spec.setup, this.spec.run.steps_without_communication
     try:
         replace_group_by_fake(this.rank, setup.world_size)
@@ -98,7 +98,7 @@ def _measure_without_communication(this: Rank) -> None:
 
 
 def _prepare(this: Rank, meter: MemoryMeter) -> Training:
-    """Build and wrap the model, make the optimizer."""
+    """Build and wrap the model, build the optimizer."""
     spec, setup = this.spec, this.spec.setup
     model = fsdp(
         build(spec.model, DTYPES[setup.precision.store]),
@@ -142,7 +142,7 @@ def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:
 
 
 def _memory(training: Training) -> MemoryReading:
-    """Return the meter's reading with what this rank keeps between steps."""
+    """Return the meter's reading with the bytes of this rank's parameters, gradients and optimizer states."""
     return msgspec.structs.replace(
         training.meter.reading(),
         parameters_bytes=storage_bytes(map(local, training.model.parameters())),
@@ -152,7 +152,7 @@ def _memory(training: Training) -> MemoryReading:
 
 
 def _attention_kernel(this: Rank) -> str:
-    """Return which kernel the trial's attention ran, or why torch does not say: the trial is measured by now."""
+    """Return the kernel of the trial's attention, or why torch does not say; it must not fail a measured trial."""
     model, setup = this.spec.model, this.spec.setup
     heads, dtype = (model.num_attention_heads, model.num_key_value_heads), DTYPES[setup.precision.compute]
     try:

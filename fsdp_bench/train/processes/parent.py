@@ -1,4 +1,4 @@
-"""A process that ends when its parent does, however the parent ends."""
+"""Makes a process end when its parent ends, however the parent ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import signal
 import sys
 
 PARENT_PID = "FSDP_BENCH_PARENT_PID"
-"""The environment variable in which torchrun's ranks get its process number; every other process gets an argument."""
+"""The environment variable with torchrun's process ID, for its ranks. Other processes get the ID as an argument."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when its parent, process ``parent``, dies; elsewhere nothing is asked."""
+    """Ask Linux to kill this process when its parent, process ``parent``, dies. On other systems do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the request

@@ -1,4 +1,4 @@
-"""One rank of a trial: where it runs, how far it has come, what it reports, and why it failed."""
+"""The state of one rank of a trial: its device, its stage, its report and its files."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
 
 _trials_in_process = itertools.count(1)
-"""How many trials this process has begun: one, unless they share it."""
+"""Counts the trials of this process: one, unless trials share it."""
 
 
 def report_path(scratch: Path, rank: int) -> Path:
-    """Return where a rank writes its report."""
+    """Return the path of a rank's report."""
     return scratch / f"rank-{rank}.json"
 
 
 def phase_path(scratch: Path, rank: int) -> Path:
-    """Return where a rank notes how far it has come, for the outcome of one that cannot report."""
+    """Return the path of the file with a rank's current stage, for the outcome of a rank that cannot report."""
     return scratch / f"rank-{rank}.phase"
 
 
 def trace_path(scratch: Path, rank: int) -> Path:
-    """Return where a rank keeps its last profiled step's trace."""
+    """Return the path of the trace of a rank's last profiled step."""
     return scratch / f"rank-{rank}.trace.json.gz"
 
 
 def snapshot_path(scratch: Path, rank: int) -> Path:
-    """Return where a rank keeps its allocations."""
+    """Return the path of a rank's memory snapshot."""
     return scratch / f"rank-{rank}.snapshot.pickle"
 
 
 class Rank:
-    """One rank of a trial: its place in the world, and how far it has come."""
+    """One rank of a trial: device, current stage and report."""
 
     def __init__(self, spec: TrialSpec, rank: int, local_rank: int, scratch: Path) -> None:
         self.spec = spec
@@ -52,12 +52,12 @@ class Rank:
         self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
 
     def enter(self, stage: str) -> None:
-        """Note the stage on disk."""
+        """Enter a stage, and write it to disk."""
         self.stage = stage
         phase_path(self.scratch, self.rank).write_text(stage)
 
     def update(self, **fields: object) -> None:
-        """Add what is known now to the report."""
+        """Set fields of the report."""
         self.report = msgspec.structs.replace(self.report, **fields)
 
     def write(self) -> None:
@@ -66,14 +66,14 @@ class Rank:
 
 
 def _device(spec: TrialSpec, local_rank: int) -> torch.device:
-    """Return a rank's device; over gloo ranks take turns on the GPUs that there are."""
+    """Return a rank's device. With gloo, several ranks can share a GPU."""
     if spec.device != "cuda":
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count() if spec.run.backend == "gloo" else local_rank)
 
 
 def dump_snapshot(this: Rank) -> None:
-    """Write the allocations up to now, where they are recorded; an earlier snapshot is replaced."""
+    """Write the memory snapshot, if allocations are recorded. An earlier snapshot is replaced."""
     if this.spec.keep_snapshot and torch.cuda.is_initialized():
         try:
             torch.cuda.memory._dump_snapshot(str(snapshot_path(this.scratch, this.rank)))
@@ -82,7 +82,7 @@ def dump_snapshot(this: Rank) -> None:
 
 
 def partial_memory(this: Rank) -> MemoryReading | None:
-    """Return what the meter has read of a rank that fails; None without one, or where the CUDA context is broken."""
+    """Return the meter's readings of a rank that fails. None without a meter, or if the CUDA context is broken."""
     try:
         return own_memory(this, this.meter.reading()) if this.meter is not None else None
     except RuntimeError:
@@ -90,5 +90,5 @@ def partial_memory(this: Rank) -> MemoryReading | None:
 
 
 def own_memory(this: Rank, reading: MemoryReading) -> MemoryReading:
-    """Leave out the resident set of a process that ran other trials before."""
+    """Remove the resident set size from a reading if the process ran other trials before."""
     return reading if this.trials_in_process == 1 else msgspec.structs.replace(reading, peak_host_bytes=None)

@@ -1,4 +1,4 @@
-"""Where the ranks of one machine meet: a file in the trial's scratch folder. Nothing listens on a network for it."""
+"""The rendezvous of ranks on one machine: a file in the trial's scratch folder. Nothing listens on a network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch._C._distributed_c10d import FileStore, Store
 
 
 def plain_path(folder: Path) -> str:
-    """Return a path of a folder that torch can take, whatever characters its own has; it holds a descriptor open.
+    """Return a path of a folder that torch accepts, whatever characters the folder's name has. Keeps a descriptor open.
 
-    torch reads paths as UTF-8, some as URLs; those of /proc/self/fd are plain.
+    torch reads paths as UTF-8, and some as URLs. Paths in /proc/self/fd are plain ASCII.
     """
     if sys.platform != "linux":
         return str(folder)
@@ -22,6 +22,7 @@ def plain_path(folder: Path) -> str:
 def meet(scratch: Path, trial_id: str, world_size: int) -> Store:
     """Return the store by which a trial's ranks find each other.
 
-    The file has the trial's ID in its name: a store that goes late, in a process that trials share, finds its own.
+    The file has the trial's ID in its name, so that a store of an earlier trial, deleted late in a shared process, does
+    not touch the file of the next trial.
     """
     return FileStore(f"{plain_path(scratch)}/ranks-{trial_id}", world_size)

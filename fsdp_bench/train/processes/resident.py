@@ -1,11 +1,11 @@
-"""A process that runs trials of one rank one after another, so that a GPU's time is not spent on starting.
+"""A process that runs trials of one rank one after another, so that a GPU does not wait for processes to start.
 
-Trials share imports, the CUDA context, loaded kernels and handles of libraries. The rest is reset after each one: the
+Trials share imports, the CUDA context, loaded kernels and library handles. The rest is reset after each trial: the
 process group, every tensor, the caching allocator's segments and counts, cuBLAS's workspaces, pinned host memory. If
-anything is left over, or a trial fails, the process ends, and the next trial gets a new one. Host memory is measured in
-a process's first trial only, because a process does not give it back.
+anything is left over, or a trial fails, the process ends, and the next trial gets a new one. Host memory is measured
+only in the first trial of a process, because a process does not return it to the system.
 
-Protocol over two pipes, a line each: in comes the command that the fork server got, out goes a ``0``.
+Protocol over two pipes, one line for each trial: the input is the command of the fork server, the output is ``0``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.processes.parent import die_with_parent
 
 _CACHES = ("_cuda_clearCublasWorkspaces", "_host_emptyCache")
-"""cuBLAS's workspaces are allocated by the first matrix product and kept; pinned host memory has a cache of its own."""
+"""Functions of torch that free cuBLAS's workspaces and the cache of pinned host memory."""
 
 _POLL_SECONDS = 0.1
 
 Run = Callable[[dict[str, Any]], int]
-"""Runs the trial of a command in this process; returns its status."""
+"""Runs the trial of a command in this process; returns the exit status."""
 
 
 class ResidentProcess:
-    """The process, as the fork server sees it; forked when it is needed."""
+    """The resident process, as the fork server sees it. It is forked when needed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -45,7 +45,7 @@ class ResidentProcess:
         self._answers: TextIO | None = None
 
     def begin(self, command: dict[str, Any]) -> int:
-        """Give it a trial; return its number, which is its process group's as well."""
+        """Start a trial in the process; return the process ID, which is also its process group ID."""
         if self._pid is not None and _has_ended(self._pid):
             self._pid = None  # by somebody, between two trials
         if self._pid is None:
@@ -58,7 +58,7 @@ class ResidentProcess:
         return self._pid
 
     def end(self) -> int:
-        """Wait for the trial's end; return its status as waitpid gives it."""
+        """Wait for the end of the trial; return its status in the form of waitpid."""
         assert self._pid is not None
         assert self._answers is not None
         while True:
@@ -72,7 +72,7 @@ class ResidentProcess:
                 return status
 
     def close(self) -> None:
-        """End it, if it runs, and wait; its GPU memory is then free."""
+        """End the process, if it runs, and wait for its end. Its GPU memory is then free."""
         for stream in (self._commands, self._answers):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -98,7 +98,7 @@ class ResidentProcess:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, or is about to: a killed one can be waited for when all of its threads are gone."""
+    """Return whether a child process has ended, or is ending: a killed one takes until its threads are gone."""
     if os.waitpid(pid, os.WNOHANG) != (0, 0):
         return True
     with contextlib.suppress(OSError):  # where there is no /proc
@@ -109,7 +109,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _serve(commands: TextIO, answers: TextIO, run: Run) -> NoReturn:
-    """Run a trial for each line, until one fails or leaves something; its status is then this process's."""
+    """Run a trial for each line, until one fails or cannot be reset; then exit with its status."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -126,7 +126,7 @@ def _serve(commands: TextIO, answers: TextIO, run: Run) -> NoReturn:
 
 
 def _leaves_nothing(spec: TrialSpec) -> bool:
-    """Reset what a trial changed; return whether nothing of it is left."""
+    """Reset the state that a trial changed; return whether nothing of it is left."""
     if torch.distributed.is_initialized():
         return False
     gc.collect()  # wrapped models are cycles

@@ -1,15 +1,15 @@
 """The fork server: imports torch once, then forks each trial's ranks, so that no trial pays for the import.
 
-Safe because this process never starts CUDA, a thread or a process group: a rank begins as a fresh process would
-after ``import torch``. Every trial's ranks are one process group of the operating system, so that its manager can
-end all of them, helpers included, at once. When this process dies its ranks die with it, and it dies with its
-manager (PR_SET_PDEATHSIG).
+Forking is safe because this process never starts CUDA, a thread or a process group: a rank begins like a new process
+after ``import torch``. The ranks of a trial are one process group of the operating system, so that the sweep can end
+all of them and their children at once. When this process dies its ranks die with it, and it dies with the process of
+the sweep (PR_SET_PDEATHSIG).
 
-Trials of one rank can share a process (resident.py): the fork that ran the last one runs the next one too.
+Trials of one rank can share a process (resident.py).
 
 Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n, "resident": bool}``. Out:
 ``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``,
-``{"event": "exited", "rank": r, "status": s}`` with s as waitpid gives it, and ``{"event": "ended"}``.
+``{"event": "exited", "rank": r, "status": s}`` where s is a status of waitpid, and ``{"event": "ended"}``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return why a fork of this process could not train: CUDA is started, or another thread runs; else None."""
+    """Return why forks of this process could not train: CUDA is started, or another thread runs. None if they can."""
     if sys.platform != "linux":
         return "forking after importing torch is only known to work on Linux"
     for descriptor in os.listdir("/proc/self/fd"):
@@ -50,7 +50,7 @@ def _say(event: str, **fields: object) -> None:
 
 
 def _run_rank(command: dict[str, Any], rank: int) -> int:
-    """Run the worker as one rank, with its own log; return its status."""
+    """Run one rank in this process, with its own log; return its exit status."""
     from fsdp_bench.spec.codec import from_json
     from fsdp_bench.spec.record import TrialSpec
     from fsdp_bench.train.processes.worker import run_rank
@@ -73,7 +73,7 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
 
 
 def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
-    """Become one rank of a trial."""
+    """Run one rank of a trial in a forked child, then exit."""
     code = 1
     try:
         os.setpgid(0, pgid)
@@ -83,7 +83,7 @@ def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
 
 
 def _run_trial(command: dict[str, Any]) -> None:
-    """Fork the ranks, report each one's end."""
+    """Fork the ranks of a trial; report the end of each."""
     server, pgid, ranks = os.getpid(), 0, {}
     for rank in range(command["world_size"]):
         pid = os.fork()
@@ -104,7 +104,7 @@ def _run_trial(command: dict[str, Any]) -> None:
 
 
 def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:
-    """Have the resident process run a trial of one rank, report its end."""
+    """Run a trial of one rank in the resident process; report its end."""
     pid = resident.begin(command)
     _say("started", pgid=pid, pids=[pid])
     _say("exited", rank=0, status=resident.end())
@@ -112,7 +112,7 @@ def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Import what every trial needs, then serve until standard input closes."""
+    """Import what every trial needs, then run trials until standard input closes."""
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the manager's to handle
 

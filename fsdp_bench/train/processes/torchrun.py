@@ -1,7 +1,7 @@
 """``python -m fsdp_bench.train.processes.torchrun PARENT SCRATCH ARGUMENTS``: torchrun that ends when its parent does.
 
-Its rendezvous is a file in the scratch folder, and so is that of the ranks: a TCPStore would listen on every interface
-of the machine, whatever address it is given, and ask nobody for a password.
+Its rendezvous, and that of the ranks, is a file in the scratch folder: a TCPStore would listen on every interface of
+the machine, whatever address it is given, without a password.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One rank of one trial: join the process group, measure, write one report, leave. Never manages anything.
+"""Runs one rank of one trial: joins the process group, measures, writes one report, leaves the process group.
 
-The fork server calls run_rank, and so does torchrun_rank.py under torchrun.
+The fork server calls run_rank; under torchrun, torchrun_rank.py calls it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fsdp_bench.train.processes.rendezvous import meet
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 
 SNAPSHOT_ENTRIES = 100_000
-"""Allocations and frees that a snapshot holds; the last ones, where there are more."""
+"""The most allocations and frees in a snapshot. If there are more, it has the last ones."""
 
 
 def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str) -> int:
-    """Run one rank; return the process's exit code. Its report is on disk before this returns."""
+    """Run one rank; return the exit code of the process. The report is on disk before this returns."""
     this = Rank(spec, rank, local_rank, scratch)
     try:
         this.enter("start")
@@ -81,7 +81,7 @@ def _start(this: Rank, launcher: str) -> None:
 
 
 def _backend(this: Rank) -> str:
-    """Return the process group's backend: with offload, gradient norms are reduced on the host as well."""
+    """Return the backend of the process group. With offload it also has gloo, for gradient norms in host memory."""
     if this.device.type != "cuda" or this.spec.run.backend == "gloo":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if this.spec.setup.offload is Offload.PARAMS else "nccl"
@@ -108,7 +108,7 @@ def _environment(this: Rank, threads: int) -> dict[str, str]:
 
 
 def _leave_group() -> None:
-    """Leave together: a rank that closes its sockets early would fail the others' last collective."""
+    """Leave the process group together with all ranks: if one left early, the last collective would fail."""
     try:
         dist.barrier()
         dist.destroy_process_group()

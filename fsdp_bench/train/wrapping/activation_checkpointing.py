@@ -25,11 +25,11 @@ _COSTLY = (
     "aten._scaled_dot_product_cudnn_attention.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
 )
-"""What selective checkpointing saves: matrix products and attention, all but the cheap operators."""
+"""Operators whose outputs selective checkpointing saves: matrix products and attention."""
 
 
 def saved_ops(kind: Checkpointing) -> tuple[str, ...]:
-    """Return the operators whose outputs are kept: the list that a record of a selective trial holds."""
+    """Return the operators whose outputs are saved, for the record of a trial."""
     return _COSTLY if kind is Checkpointing.SELECTIVE else ()
 
 
@@ -48,7 +48,7 @@ def _context_fn() -> Callable[[], Any]:
 
 
 def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing) -> dict[nn.Module, nn.Module]:
-    """Replace each block inside ``model`` by its checkpointed self; return the replacement of each block."""
+    """Replace each block in ``model`` by its checkpointed wrapper; return the wrapper of each block."""
     if kind is Checkpointing.NONE:
         return {}
     extra = {"context_fn": _context_fn()} if kind is Checkpointing.SELECTIVE else {}

@@ -1,7 +1,7 @@
 """DistributedDataParallel from a WrapPlan: NO_SHARD under fsdp2.
 
-Mixed precision is what DDP's users have: fp32 parameters and gradients, autocast around forward. A narrower
-reduction dtype is DDP's own compression hook.
+Mixed precision is as usual with DDP: fp32 parameters and gradients, and autocast around forward. A narrower reduction
+dtype is done by DDP's own compression hook.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMPRESSION = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
 
 def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
-    """Materialise or move the model, put its forward under autocast, wrap it."""
+    """Materialise or move the model, run its forward under autocast, and wrap it."""
     precision = plan.setup.precision
     _materialize(model, plan)
     if precision.compute != precision.store:

@@ -23,7 +23,7 @@ _PREFETCH = {
 
 
 def mixed_precision(precision: Precision) -> MixedPrecision | None:
-    """Return FSDP1's policy; None when nothing differs from the stored dtype."""
+    """Return FSDP1's MixedPrecision. None if all dtypes equal the stored dtype."""
     if precision.store == precision.compute == precision.reduce:
         return None
     return MixedPrecision(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
@@ -51,7 +51,7 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
 
 
 def release(model: nn.Module) -> None:
-    """Cut what keeps unsharded units alive for good: their views hold the graph that accumulates into them.
+    """Break reference cycles that keep unsharded units alive: their views hold the graph that accumulates into them.
 
     FlatParameter._tensors is emptied where FSDP returns to sharded views; NO_SHARD never does (_use_sharded_views in
     _flat_param.py), and the cycle goes through C++, where Python's collector does not see it.

@@ -17,7 +17,7 @@ from fsdp_bench.train.wrapping.wrap_plan import WrapPlan
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
-    """Return FSDP2's policy; its default when nothing differs from the stored dtype."""
+    """Return FSDP2's MixedPrecisionPolicy; the default if all dtypes equal the stored dtype."""
     if precision.store == precision.compute == precision.reduce:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
@@ -72,7 +72,7 @@ def _materialize(model: nn.Module, plan: WrapPlan) -> None:
 
 
 def _set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
-    """Order the units' gathers. FSDP2 prefetches in backward by itself (BACKWARD_PRE) by default."""
+    """Set which units are prefetched. By default FSDP2 prefetches in backward (BACKWARD_PRE) by itself."""
     sharded = set(plan.units)
     units: list[Any] = [module for module in model.modules() if module in sharded]
     if plan.setup.backward_prefetch is BackwardPrefetch.NONE:

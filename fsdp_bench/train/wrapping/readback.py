@@ -1,4 +1,4 @@
-"""Reads strategy, units and dtypes back from a wrapped model, to record what really ran."""
+"""Reads strategy, units and dtypes back from a wrapped model, for the record of a trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def storage_bytes(tensors: object) -> int:
-    """Return the bytes of the storages behind tensors, each storage once."""
+    """Return the bytes of the storages of tensors. Each storage counts once."""
     storages = {}
     for tensor in tensors:  # type: ignore[attr-defined]
         storage = local(tensor).untyped_storage()
@@ -47,7 +47,7 @@ def effective_setup(
     gradient_dtypes: tuple[str, ...],
     setup: TrainSetup,
 ) -> EffectiveSetup:
-    """Read strategy, units, groups and dtypes back. ``gradient_dtypes`` were seen before the optimizer's step."""
+    """Read strategy, units, groups and dtypes back. ``gradient_dtypes`` are from before the optimizer's step."""
     strategy, wrapper, num_units, group_size = _wrapping(model)
     return EffectiveSetup(
         strategy=strategy,
@@ -86,7 +86,7 @@ def _mesh_of(model: nn.Module):  # type: ignore[no-untyped-def]
 
 
 def _fsdp2_strategy(units: Sequence[Any], hybrid: bool) -> str:
-    """Return the strategy by whether units reshard to a mesh after forward; the root never does."""
+    """Return the strategy, from whether units other than the root reshard after forward, and to which mesh."""
     below_root = units[1:] or units
     try:
         reshards = any(

@@ -1,7 +1,7 @@
-"""fsdp(): shard, replicate and checkpoint a model by one call, from a TrainSetup or from keywords.
+"""fsdp(): shards, replicates and checkpoints a model in one call, from a TrainSetup or from keywords.
 
-Order of application, whatever the api: choose the units on the bare model, wrap blocks for activation
-checkpointing, compile blocks, then shard. The last step is fsdp1.py's, fsdp2.py's or ddp.py's:
+The order is the same for all apis: choose the units of the bare model, wrap blocks for activation checkpointing,
+compile blocks, then shard. fsdp1.py, fsdp2.py or ddp.py do the last step:
 
     strategy             fsdp1                   fsdp2
     FULL_SHARD           FULL_SHARD              fully_shard, units resharded after forward
@@ -48,7 +48,7 @@ BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
 
 class ShardsNothingWarning(UserWarning):
-    """The call leaves every rank with all parameters at once."""
+    """fsdp() leaves every rank with all parameters unsharded at once."""
 
 
 def fsdp(
@@ -79,36 +79,36 @@ def fsdp(
 
     Args:
         model: the bare model, on the CPU, on its device, or on the meta device (then ``initialize`` is needed).
-        auto_wrap: make several FSDP units: each ``TransformerBlock``, or what ``auto_wrap_policy`` chooses, or
+        auto_wrap: make several FSDP units: each ``TransformerBlock``, or modules that ``auto_wrap_policy`` chooses, or
             each subtree of at least ``min_num_params``. False makes the whole model one unit.
         mp: the precision: ``fp32``, ``bf16`` (bf16-mixed), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``,
             ``bf16-true``, or STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``.
         shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
             ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
         TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
-        setup: take all of this from a TrainSetup instead; the keywords that it holds are then not read.
+        setup: use a TrainSetup instead of keywords. Keywords that it contains are then ignored.
         api: ``fsdp1`` or ``fsdp2``.
         cpu_offload: keep parameters, gradients and optimizer states in host memory.
         min_num_params: see ``auto_wrap``.
         auto_wrap_policy: torch's policy signature ``(module, recurse, nonwrapped_numel) -> bool``.
         process_group: ranks to shard over; by default all. For hybrid strategies give ``device_mesh``.
         device_mesh: 1-D, or 2-D (replicate, shard) for hybrid strategies.
-        shard_size: hybrid strategies without a mesh: ranks that share one copy; by default half of them.
+        shard_size: for hybrid strategies without a mesh: ranks over which one copy is sharded; by default half.
         backward_prefetch: ``BACKWARD_PRE``, ``BACKWARD_POST`` or None.
         forward_prefetch: as in FullyShardedDataParallel.
-        limit_all_gathers: as there.
-        use_orig_params: as there.
+        limit_all_gathers: as in FullyShardedDataParallel.
+        use_orig_params: as in FullyShardedDataParallel.
         activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
         compile: torch.compile each block.
-        device: where to compute; by default this rank's accelerator if the process group is NCCL, else the CPU.
-        initialize: ``(parameter, name)``: fills one whole parameter of a model that is on the meta device.
+        device: the device to train on; by default this rank's accelerator if the process group is NCCL, else the CPU.
+        initialize: called with ``(parameter, name)``; fills one whole parameter of a model on the meta device.
 
     Raises:
         WrapError: for combinations that cannot work, with the reason.
-        SpecError: for a word outside its vocabulary.
+        SpecError: for a value that is not allowed.
 
     Warns:
-        ShardsNothingWarning: when every rank will hold all parameters at once.
+        ShardsNothingWarning: if every rank will have all parameters unsharded at once.
     """
     if not dist.is_initialized():
         raise WrapError("fsdp() needs a process group: call torch.distributed.init_process_group first")
@@ -134,7 +134,7 @@ def fsdp(
 
 
 class _Where(NamedTuple):
-    """On which device and among which ranks a model is wrapped."""
+    """The device and the process group or mesh that a model is wrapped on."""
 
     device: torch.device
     process_group: dist.ProcessGroup | None
@@ -149,7 +149,7 @@ def _wrap_by_setup(
     policy: Policy | None,
     initialize: Initializer | None,
 ) -> nn.Module:
-    """Refuse what cannot work, choose the units, wrap."""
+    """Refuse setups that cannot work, choose the units, and wrap the model."""
     _refuse(model, setup, where, initialize)
     units = units_by_policy(model, policy) if policy is not None else _choose_units(model, setup, block_classes)
     plan = WrapPlan(
@@ -170,7 +170,7 @@ def _wrap_by_setup(
 
 
 def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Module:
-    """Checkpoint, compile, then shard: the only order that gathers each block once per pass."""
+    """Checkpoint, compile, then shard: the only order in which each block is all-gathered once in each pass."""
     setup = plan.setup
     stored = DTYPES[setup.precision.store]
     if any(parameter.dtype is not stored for parameter in model.parameters()):
@@ -207,7 +207,7 @@ def _default_device() -> torch.device:
 
 
 def hybrid_mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
-    """Return the 2-D mesh (replicate, shard) of a hybrid strategy; None for others."""
+    """Return the 2-D mesh (replicate, shard) of a hybrid strategy. None for other strategies."""
     if not setup.strategy.is_hybrid:
         return None
     shard = setup.shard_group_size
@@ -230,14 +230,14 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
 
 
 def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | None) -> list[nn.Module]:
-    """Return what checkpointing and compiling apply to: the blocks, or the units where no class was named."""
+    """Return the modules to checkpoint and compile: the blocks, or the units if no block class is given."""
     if classes is None:
         return units
     return units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
 
 
 def _refuse(model: nn.Module, setup: TrainSetup, where: _Where, initialize: Initializer | None) -> None:
-    """Raise WrapError for what cannot work, before anything is touched."""
+    """Raise WrapError for combinations that cannot work, before the model is changed."""
     _, process_group, mesh = where
     reason = impossible(setup, where.device.type)
     if reason:
@@ -261,7 +261,7 @@ def _refuse(model: nn.Module, setup: TrainSetup, where: _Where, initialize: Init
 
 
 def _refuse_units_inside_blocks(setup: TrainSetup, units: list[nn.Module], blocks: list[nn.Module]) -> None:
-    """Raise WrapError where selective checkpointing would count a unit's marks as operators of its block."""
+    """Raise WrapError for units inside blocks with selective checkpointing (SELECTIVE_AROUND_UNITS)."""
     if setup.checkpointing is not Checkpointing.SELECTIVE or setup.api is not Api.FSDP2:
         return
     inside = {module for block in blocks for module in block.modules() if module is not block}

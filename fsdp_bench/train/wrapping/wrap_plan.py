@@ -1,4 +1,4 @@
-"""WrapPlan: what fsdp() has decided, for the three wrappers."""
+"""WrapPlan: the decisions of fsdp(), for the three wrappers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from fsdp_bench.spec.setup import TrainSetup
 
 Initializer = Callable[[torch.Tensor, str], None]
-"""Fills one whole parameter, given its name in the bare model."""
+"""Fills one whole parameter in place, given the parameter and its name in the bare model."""
 
 
 @dataclass(frozen=True)
 class WrapPlan:
-    """Everything that a wrapper needs to know; it makes no choices of its own."""
+    """All decisions that a wrapper needs; the wrapper makes none of its own."""
 
     setup: TrainSetup
     units: tuple[nn.Module, ...]
-    """Modules to wrap below the root, children before parents."""
+    """Modules below the root to wrap, children before parents."""
     device: torch.device
     mesh: DeviceMesh | None
     process_group: dist.ProcessGroup | None
     initialize: Initializer | None
     module_names: dict[nn.Module, str]
-    """Each module's name in the bare model, before any wrapper renamed it."""
+    """The name of each module in the bare model, before wrappers renamed it."""
 
     def initializer_for(self, model: nn.Module) -> Initializer | None:
-        """Return what fills the parameters of a model that is on the meta device; None for one that is filled."""
+        """Return the function that fills the parameters of a model on the meta device; None for other models."""
         return self.initialize if any(parameter.is_meta for parameter in model.parameters()) else None
 
     def name_of(self, module: nn.Module, parameter_name: str) -> str:
@@ -40,7 +40,7 @@ class WrapPlan:
         return f"{prefix}.{parameter_name}" if prefix else parameter_name
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters as they are now, whatever wrapped them, with their names in the bare model."""
+        """Yield the current parameters, wrapped or not, with their names in the bare model."""
         for module in self.module_names:
             for name, parameter in module.named_parameters(recurse=False):
                 yield self.name_of(module, name), parameter

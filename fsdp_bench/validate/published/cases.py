@@ -1,8 +1,8 @@
-"""Reads other people's measurements: the rows of catalog/published.csv.
+"""Reads catalog/published.csv: other people's measurements.
 
 Each row was copied from the source that it names. An empty cell means that the source does not say. The column
-``from_defaults`` names what was read from the framework's code, ``derived`` what was computed from printed numbers.
-``CaseInputs`` is what was run, without what was measured: predictions are made from it alone.
+``from_defaults`` names values from the framework's code, ``derived`` values computed from printed numbers.
+``CaseInputs`` is the run without its measurements; predictions are made from it alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fsdp_bench.spec.units import GIB
 
 
 class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row says about a run, and nothing that was measured. None: the source does not say."""
+    """The description of a published run, without measurements. None: the source does not say."""
 
     case: str
     family: str
-    """Who published it, with which framework: torchtitan-pr165, litgpt-thunder, torchtune, ..."""
+    """The publisher and the framework: torchtitan-pr165, litgpt-thunder, torchtune, ..."""
     source: str
     model: str
     num_hidden_layers: int | None
@@ -34,13 +34,13 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int | None
     gpu: str
     gpu_memory_gb: int | None
-    """Nominal."""
+    """Nominal GPU memory."""
     num_gpus: int | None
     num_nodes: int | None
     api: str
     sharding: str | None
     precision: str | None
-    """In the source's words: ``amp_bf16 / DEFAULT``, ``amp_fp8 / DEFAULT``."""
+    """The precision in the source's own terms: ``amp_bf16 / DEFAULT``, ``amp_fp8 / DEFAULT``."""
     stored_dtype: str | None
     compute_dtype: str | None
     reduce_dtype: str | None
@@ -54,33 +54,33 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     gradient_accumulation_steps: int | None
     interconnect: str | None
     step: str | None
-    """Of torchtune's rows, which switch on one option after another: the last of TORCHTUNE_STEPS that is on."""
+    """For torchtune's rows, each of which adds an option: the last of TORCHTUNE_STEPS that is on."""
 
 
 class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """One published peak."""
+    """One published peak of memory."""
 
     kind: str
     """max_allocated, max_active, max_reserved, or unknown."""
     num_bytes: int | None
-    """None where the source does not say in which unit it prints."""
+    """None if the source does not name the unit."""
 
 
 class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One row."""
+    """One row: the description of a run, and its measurements."""
 
     inputs: CaseInputs
     measured: tuple[PublishedPeak, ...]
     tokens_per_second_per_gpu: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    """As printed."""
+    """HFU as printed."""
     outcome: str | None = None
-    """``fits`` where it ran, ``OOM`` where it ran out of memory."""
+    """``fits`` if the run completed, ``OOM`` if it ran out of memory."""
 
 
 def packaged_rows() -> list[dict[str, str]]:
-    """Return the rows of catalog/published.csv as they stand there."""
+    """Return the rows of catalog/published.csv unchanged."""
     text = files("fsdp_bench.catalog").joinpath("published.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -161,7 +161,7 @@ TORCHTUNE_STEPS = (
     "+activation offload",
     "+8-bit AdamW",
 )
-"""The options of torchtune's README in their order: each row keeps those before it."""
+"""The options in torchtune's README, in their order. Each row keeps the options before it."""
 
 
 def _torchtune_step(notes: str) -> str | None:
@@ -169,12 +169,12 @@ def _torchtune_step(notes: str) -> str | None:
 
 
 def has_step(inputs: CaseInputs, step: str) -> bool:
-    """Return whether one of TORCHTUNE_STEPS, and so all before it, is switched on."""
+    """Return whether a step of TORCHTUNE_STEPS, and so all steps before it, is on."""
     return inputs.step is not None and TORCHTUNE_STEPS.index(inputs.step) >= TORCHTUNE_STEPS.index(step)
 
 
 def describe(inputs: CaseInputs) -> str:
-    """Return a case in one line; what the source does not say is ``?``."""
+    """Return a case in one line. ``?`` means that the source does not say."""
     dtypes = "/".join(dtype or "?" for dtype in (inputs.stored_dtype, inputs.compute_dtype, inputs.reduce_dtype))
     compiled = {"yes": ", compiled", "no": "", None: ", compiled?"}.get(inputs.compiled, f", {inputs.compiled}")
     batch, length = (value or "?" for value in (inputs.micro_batch_size, inputs.sequence_length))

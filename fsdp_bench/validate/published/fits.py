@@ -1,7 +1,7 @@
-"""Whether published runs fit: what is predicted of each run whose outcome is known.
+"""Compares predicted with published outcomes: fits, runs with retries, or out of memory.
 
-The caching allocator is replayed on the GPU that the source names. A run that needs retries (cudaMalloc fails, cached
-blocks are given back, and it succeeds) goes on, slower: that is an answer of its own, beside fits and does not fit.
+The caching allocator is replayed on the GPU that the source names. A run with allocation retries (cudaMalloc fails,
+cached blocks are freed, then it succeeds) continues more slowly: "runs with retries" is a third answer.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One published outcome and its prediction, or why there is none."""
+    """One published outcome and its prediction, or the reason why there is none."""
 
     case: str
     source: str
     compiled: bool
-    """Whether the published code was compiled; predictions are for eager."""
+    """Whether the published code was compiled. Predictions are for eager mode."""
     ran: bool
-    """False: it was published as out of memory."""
+    """Whether the published run completed. False: it ran out of memory."""
     predicted: Verdict | None = None
     reserved_bytes: int | None = None
-    """Predicted peak; of the GPU's memory where retries keep it there."""
+    """Predicted peak reserved memory. Retries keep it within the GPU's memory."""
     card_bytes: int | None = None
     num_alloc_retries: int | None = None
-    """In the first steps that are replayed."""
+    """Predicted allocation retries in the first steps."""
     reason: str | None = None
 
 
 def compare_fits(cases: Iterable[PublishedCase] | None = None) -> list[FitRow]:
-    """Predict the outcome of every published run that states one; the packaged cases by default."""
+    """Predict the outcome of every published run with a stated outcome; by default of the packaged cases."""
     return [_compare(case) for case in (read_cases() if cases is None else cases) if case.outcome is not None]
 
 
@@ -65,7 +65,7 @@ def _compare(case: PublishedCase) -> FitRow:
 
 
 def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
-    """Return the allocator's reading, with the least that NCCL takes of the GPU kept free."""
+    """Replay the allocator with the least memory of NCCL kept free; return its statistics."""
     if not plan.has_reducer:
         return predict_case(plan).reading
     cluster = cluster_of(inputs)
@@ -74,7 +74,7 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:
-    """Return whether it fits, from a replay on a GPU."""
+    """Return the verdict of a replay on a GPU."""
     if reading.out_of_memory is not None:
         return Verdict.DOES_NOT_FIT
     return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS

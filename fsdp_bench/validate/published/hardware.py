@@ -1,4 +1,4 @@
-"""The hardware of published runs: GPUs under the names that sources use, and networks as sources write them."""
+"""The hardware of published runs: GPUs and networks under the names that the sources use."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _CARDS = {
     ("H100 80GB", 80): ("H100-SXM", "p5.48xlarge"),
     ("H100", 96): ("H100-SXM-96GB", "p5.48xlarge"),
 }
-"""What the sources call a GPU: the catalogue's GPU, and a server in which such GPUs are joined by NVSwitch."""
+"""By the sources' name of a GPU: the catalogue's GPU, and a server with such GPUs and NVSwitch."""
 
 
 def gpu_of(inputs: CaseInputs) -> Gpu | None:
-    """Return the catalogue's GPU, or None where the row does not say which of several it is."""
+    """Return the catalogue's GPU. None if the row's name may mean several GPUs."""
     names = _CARDS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
     return loader.gpu(names[0]) if names else None
 
 
 def cluster_of(inputs: CaseInputs) -> Cluster:
-    """Return the nodes: GPUs joined by NVSwitch, and between nodes the network that the source states, if any.
+    """Return the nodes: GPUs connected by NVSwitch, and between nodes the network that the source states, if any.
 
     Raises:
-        SpecError: where the source leaves open which GPUs, how many, or what a network's bandwidth is.
+        SpecError: if the source does not state the GPU, the number of GPUs, or the network's bandwidth.
     """
     names = _CARDS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
     if names is None or not inputs.num_gpus or not inputs.num_nodes:
@@ -56,10 +56,10 @@ _KINDS = {"roce": LinkKind.ROCE, "efa": LinkKind.EFA, "infiniband": LinkKind.INF
 def read_network(stated: str, source: str) -> Network:
     """Read ``400 Gb/s per node``, ``1600 Gbps/node RoCE``, ``8 x 200 Gbit/s per node``, ``EFA 0.4 Tb/s per node``.
 
-    InfiniBand where no kind is named, and eight interfaces, one for each GPU, where their number is not.
+    Without a named kind it is InfiniBand; without a number of interfaces there are eight, one for each GPU.
 
     Raises:
-        SpecError: for words that do not say how much a node has.
+        SpecError: for text without the bandwidth of a node.
     """
     found = _NETWORK.search(stated)
     if found is None or re.search(r"(per |/)node", stated) is None:

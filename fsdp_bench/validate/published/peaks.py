@@ -1,7 +1,7 @@
-"""Compares other people's peaks of memory with predicted ones; each kind of peak with its own kind.
+"""Compares published with predicted peaks of memory; each kind of peak only with the same kind.
 
-A prediction is made from ``CaseInputs``, which has no measured column; where the framework's code is known to save
-other tensors than our models, that is a named term (terms.py), listed with the prediction and never a part of it.
+A prediction is made from ``CaseInputs``, which contains no measurements. If a framework's code is known to save other
+tensors than our models, the difference is a named term (terms.py). Terms are listed beside the prediction, not in it.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ PREDICTED_KINDS = {
     "max_allocated": "peak_allocated_bytes",
     "max_reserved": "peak_reserved_bytes",
 }
-"""The published kinds of peak, and the field of AllocatorReading that each is compared with, alone."""
+"""For each published kind of peak, the field of AllocatorReading that it is compared with."""
 
 LOSS_BACKWARD = "aten::_log_softmax_backward_data"
-"""Where the sizes of named terms can be added up: everything that forward saved is alive then."""
+"""The operator at which the sizes of terms can be added up: all tensors that forward saved are alive then."""
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One peak of one case, published and predicted; or why it is not predicted."""
+    """One published peak and its prediction, or the reason why there is none."""
 
     case: str
     family: str
     source: str
     setup: str
     compiled: bool = False
-    """Whether the published code was compiled; predictions are for eager."""
+    """Whether the published code was compiled. Predictions are for eager mode."""
     kind: str | None = None
-    """None where the source prints no memory."""
+    """The kind of peak. None if the source prints no memory."""
     measured_bytes: int | None = None
     predicted_bytes: int | None = None
     error: float | None = None
-    """Predicted over measured, less one."""
+    """``predicted / measured - 1``."""
     peak_at: str | None = None
     """Phase and operator of the predicted peak of live bytes."""
     terms: tuple[Term, ...] = ()
-    """How the framework's code differs from what was predicted."""
+    """Differences between the framework's code and our models."""
     with_terms_bytes: int | None = None
-    """The prediction and the sizes of its terms; None where they cannot be added up."""
+    """The prediction plus the sizes of its terms. None if they cannot be added up."""
     error_with_terms: float | None = None
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
@@ -62,7 +62,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class PredictedPeaks:
-    """The peaks of one plan."""
+    """The predicted peaks of one plan."""
 
     reading: AllocatorReading
     peak_phase: str
@@ -73,7 +73,7 @@ class PredictedPeaks:
 
 
 def predict_case(plan: Plan) -> PredictedPeaks:
-    """Return the peaks of a plan, for eager."""
+    """Predict the peaks of a plan, in eager mode."""
     if plan.has_reducer:
         # The runs had what the GPU had.
         whole = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
@@ -88,11 +88,11 @@ def predict_case(plan: Plan) -> PredictedPeaks:
 
 
 _REDUCER_LABELS = ("initialize_buckets", "rebuild_buckets", "_broadcast_coalesced")
-"""ddp.py: what DistributedDataParallel allocates in addition to the model."""
+"""Labels of allocations of DistributedDataParallel's Reducer (simulate/wrappers/ddp.py)."""
 
 
 def without_reducer(log: Log) -> Log:
-    """Return the log of DistributedDataParallel with nothing in what its Reducer allocates: the bare model."""
+    """Return a log of DistributedDataParallel without its Reducer's memory: the log of the bare model."""
     its_own = {event.number for event in log.events if event.label in _REDUCER_LABELS}
     return replace(
         log,
@@ -106,7 +106,7 @@ def without_reducer(log: Log) -> Log:
 
 
 def compare_published(cases: Iterable[PublishedCase] | None = None) -> list[PublishedRow]:
-    """Return a row for each published peak, and one for each case without any; the packaged cases by default."""
+    """Return a row for each published peak, and one for each case without a peak; by default of the packaged cases."""
     return [row for case in (read_cases() if cases is None else cases) for row in compare_case(case)]
 
 
@@ -162,10 +162,10 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: PredictedPeaks, ter
 
 
 def _added(kind: str, prediction: PredictedPeaks, plan: Plan, terms: tuple[Term, ...]) -> int | None:
-    """Return what the terms add to the peak, where their sizes are known.
+    """Return the bytes that the terms add to the peak. None if they cannot be added up.
 
-    They are sizes of what is alive when the loss's backward begins. So they add up for a peak of live bytes that lies
-    there, and neither for reserved memory, nor for compiled code, nor when a term has no known size.
+    Sizes are of tensors alive when the loss's backward begins. So they can be added to a peak of live bytes at that
+    moment, but not to reserved memory, for compiled code, or if the size of a term is not known.
     """
     if kind == "max_reserved" or plan.setup.compile or prediction.peak_operator != LOSS_BACKWARD:
         return None

@@ -1,7 +1,7 @@
 """A published case as a model, a setup and hardware of this package, or the reason why it cannot be one.
 
-What a row leaves blank is taken from what its framework's code does, and listed among the assumptions; where nobody
-read that code, the case is left out with the reason.
+Blank cells of a row are filled from the framework's code and listed as assumptions. If that code was not read, the case
+is not compared, with the reason.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from fsdp_bench.validate.published.hardware import gpu_of
 
 @dataclass(frozen=True)
 class Framework:
-    """What a framework's own code and defaults decide."""
+    """Facts about a framework's code and defaults."""
 
     max_grad_norm: float | None
     facts: tuple[str, ...]
-    """Each with its place in the code."""
+    """Facts, each with its place in the code."""
     model_family: Family = Family.LLAMA
     optimizers: Mapping[str, OptimizerKind] = field(
         default_factory=lambda: {"AdamW": OptimizerKind.ADAMW_FOREACH, "fused AdamW": OptimizerKind.ADAMW_FUSED}
     )
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
     recomputes_every_second_product: str | None = None
-    """The place in the code where selective checkpointing does so."""
+    """The place in the code, if selective checkpointing recomputes every second matrix product."""
     stored_if_blank: tuple[str, str] | None = None
-    """The dtype of stored parameters where the row does not say, and its place in the code."""
+    """The dtype of stored parameters if the row does not say, and its place in the code."""
     reduces_in_compute_dtype_if_blank: str | None = None
-    """Its place in the code."""
+    """The place in the code, if gradients are reduced in the compute dtype when the row does not say."""
     syncs_every_micro_batch: bool = True
 
 
@@ -102,15 +102,15 @@ _UNREAD = Framework(None, ())
 
 @dataclass(frozen=True)
 class Plan:
-    """A published case as a model, a setup and a GPU."""
+    """A published case as a model, a setup and hardware."""
 
     model: ModelShape
     setup: TrainSetup
     gpu: Gpu | None
-    """None where the catalogue or the row leaves its size open: then a GPU without limit."""
+    """None if the catalogue or the row does not state its memory; then a GPU of unlimited memory is assumed."""
     kernels: Kernels
     has_reducer: bool
-    """False for a bare model on one GPU: DistributedDataParallel without its Reducer, that is without buckets."""
+    """False for a bare model on one GPU, which is predicted as DistributedDataParallel without its Reducer."""
     packed: bool
     assumptions: tuple[str, ...]
 
@@ -123,7 +123,7 @@ class Unpredictable:
 
 
 def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) -> Plan | Unpredictable:
-    """Return a case as a model, a setup and a GPU, with all that was assumed.
+    """Return a case as a model, a setup and hardware, with all assumptions.
 
     ``checkpointing`` replaces that of the row, to predict blocks with and without it separately.
     """
@@ -166,7 +166,7 @@ _NEEDED = (
 
 
 def _filled_in(inputs: CaseInputs) -> tuple[CaseInputs, tuple[str, ...]]:
-    """Return the case with its blanks filled from what the framework's code does, and what was assumed."""
+    """Fill blanks of a case from the framework's code; return the case and the assumptions."""
     framework = FRAMEWORKS.get(inputs.family, _UNREAD)
     stored, compute, reduce = inputs.stored_dtype, inputs.compute_dtype, inputs.reduce_dtype
     assumed = []
@@ -214,7 +214,7 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
 
 
 def _model(inputs: CaseInputs) -> ModelShape | None:
-    """Return the shape; the stated number of parameters shows whether the head is tied to the embedding."""
+    """Return the shape. The stated number of parameters shows whether the head is tied to the embedding."""
     for tied in (False, True):
         shape = ModelShape(
             name=inputs.model,

@@ -1,7 +1,7 @@
 """The one published chart of largest models, beside predictions: lessw2020, July 2022, eight A10G of a g5.48xlarge.
 
-What the chart states is taken from it: strategy, batch, how much of the GPU was reserved. What it does not state is
-assumed and said to be, so the comparison shows whether the predictions are plausible and nothing about their accuracy.
+Strategy, batch and reserved memory are taken from the chart. Everything that it does not state is assumed and listed.
+So the comparison shows whether predictions are plausible, not how accurate they are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.cases import packaged_rows
 
 CASES = "less_max_"
-"""How the chart's rows of catalog/published.csv begin."""
+"""The prefix of the IDs of the chart's rows in catalog/published.csv."""
 SERVER = "g5.48xlarge"
 PRECISIONS = ("fp32", "bf16-mixed")
 
 TOKENS = 65
-"""64 patches of 32 x 32 pixels and a class token: an image of 256 x 256 (deepvit_config.py)."""
+"""Tokens of an image of 256 x 256: 64 patches of 32 x 32 pixels and a class token (deepvit_config.py)."""
 
 BLOCKS = ModelShape(
     name="DeepViT-like",
@@ -42,7 +42,7 @@ BLOCKS = ModelShape(
     max_position_embeddings=TOKENS,
     tie_word_embeddings=True,
 )
-"""The nearest that can be expressed: gpt2 blocks of those widths; the depth is what is looked for."""
+"""The nearest model that can be expressed: gpt2 blocks of these widths. The number of layers is searched."""
 
 NOT_STATED = (
     "the model's family and dimensions",
@@ -72,20 +72,20 @@ class PublishedSize:
     num_parameters: int
     reserved_bytes: int
     as_printed: str
-    """Of the GPU's memory, as the chart prints it."""
+    """Reserved memory as a fraction of the GPU's memory, as the chart prints it."""
     source: str
     date: str
 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A published bar and what is predicted to reserve as much, by precision."""
+    """A published bar, and the models that are predicted to reserve as much, by precision."""
 
     published: PublishedSize
     predicted: HardwareResult
 
     def cells(self) -> list[tuple[str, SettingResult]]:
-        """Return the predicted cells with their precision."""
+        """Return the predictions, each with its precision."""
         return [(str(cell.setup.precision), cell) for cell in self.predicted.cells]
 
 
@@ -107,7 +107,7 @@ def _read(row: Mapping[str, str]) -> PublishedSize:
 
 
 def compare_published_sizes() -> list[SizeComparison]:
-    """Predict the deepest model that reserves no more than each bar of the chart did."""
+    """For each bar, predict the deepest model that reserves no more than the bar."""
     bars = read_published_sizes()
     places = []
     for bar in bars:
@@ -118,7 +118,7 @@ def compare_published_sizes() -> list[SizeComparison]:
 
 
 def _cluster(bar: PublishedSize) -> Cluster:
-    """Return the server, its GPUs as large as what the bar reserved."""
+    """Return the server, with GPUs whose usable memory is what the bar reserved."""
     server = loader.server(SERVER)
     source = Source(title=f"{bar.as_printed}, {bar.source}", date=bar.date)
     gpu = replace(loader.gpu(server.gpu), usable_memory_bytes=bar.reserved_bytes, usable_memory_source=source)

@@ -1,9 +1,9 @@
 """Other people's throughput, predicted from datasheets: catalog/published.csv, compared with the best constant MFU.
 
-No constant was fitted to these rows: the GPUs' rates are facts of gpus.toml with their sources, the links' rates NCCL's
-own model. What a source does not say is taken from the framework's code and listed, or the row is left out with the
-reason. Where it does not state which fraction of the blocks is checkpointed, that comes from the ratio of the HFU and
-MFU that are printed with it: the ratio says how much was computed twice, and nothing about time.
+No constant was fitted to these rows: GPU rates are facts of gpus.toml with their sources, link rates NCCL's own model.
+If a source does not state something, it is taken from the framework's code and listed, or the row is not compared, with
+the reason. If it does not state the fraction of checkpointed blocks, that follows from the ratio of the printed HFU and
+MFU: the ratio says how much was computed twice, and nothing about time.
 """
 
 from __future__ import annotations
@@ -29,73 +29,74 @@ _WRITES_NORMS_IN_PYTHON = {
     "ibm-fms-fsdp": "fms/modules/layernorm.py",
     "torchtitan-pr165": "torchtrain/models/llama/model.py",
 }
-"""Where eager RMSNorm is elementary operators in fp32."""
+"""Publishers whose RMSNorm runs as elementary operators in fp32."""
 
 COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
-"""Families whose code was read for what it costs in time."""
+"""Publishers whose code was read for effects on time."""
 
 TRITON_ATTENTION_EFFICIENCY = {8: (ATTENTION_EFFICIENCY[8][0] / 1.4, ATTENTION_EFFICIENCY[8][1] / 2.0)}
-"""Of the 16-bit peak, forward and backward, by major compute capability: FlashAttention (1) in Triton.
+"""Efficiency of FlashAttention (1) in Triton: fractions of the 16-bit peak in forward and backward, by major compute
+capability.
 
-sm80: FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward pass" than it on an
-A100 (FlashAttention-2, section 4.1). Nobody published what llm-foundry's kernel reaches on sm90: its own file says
-"only been tested on A100" (llmfoundry/models/layers/flash_attn_triton.py)."""
+sm80: FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward pass" than
+FlashAttention on an A100 (FlashAttention-2, section 4.1). Nothing is published for llm-foundry's kernel on sm90:
+its own file says "only been tested on A100" (llmfoundry/models/layers/flash_attn_triton.py)."""
 
 _FLASH_ATTENTION_2_MODELS = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
-"""On 128 H100 and more (llm-foundry, scripts/train/benchmarking/sweep.py: ``--attn_impl flash``, with flash-attn
-2.4.2); all else ran ``triton``, the default of submit_benchmarks.py."""
+"""Models that run FlashAttention-2 on 128 H100 and more (llm-foundry, scripts/train/benchmarking/sweep.py:
+``--attn_impl flash``, with flash-attn 2.4.2); all else ran ``triton``, the default of submit_benchmarks.py."""
 
 
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One published throughput and its prediction, or why there is none."""
+    """One published throughput and its prediction, or the reason why there is none."""
 
     case: str
     source: str
     setup: str
     family: str
     gpu: str
-    """Its generation: ``A100``, ``H100``."""
+    """The GPU generation: ``A100``, ``H100``."""
     compiled: bool
     published_tokens_per_second: float
-    """Of one GPU."""
+    """Tokens per second of one GPU."""
     predicted_tokens_per_second: float | None = None
     error: float | None = None
-    """Predicted over published, less one."""
+    """``predicted / published - 1``."""
     constant_mfu_error: float | None = None
-    """Of the one MFU that fits all compared rows of this GPU best, chosen afterwards."""
+    """The error with a constant MFU, the best one for all compared rows of this GPU."""
     exposed_share: float | None = None
-    """Predicted, of the step."""
+    """Predicted fraction of the step with exposed communication."""
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
 
 
 class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and errors of the compared rows."""
+    """Numbers and errors of the compared rows."""
 
     num_rows: int
     num_left_out: int
     median_error: float
-    """Of the absolute errors."""
+    """The median of the absolute errors."""
     best_constant_mfu: dict[str, float]
-    """By GPU generation."""
+    """The best constant MFU by GPU generation."""
     median_error_of_constant_mfu: float
     by_family: dict[str, float]
-    """Median of the absolute errors."""
+    """Median of the absolute errors by publisher."""
     by_gpu: dict[str, float]
     """``A100 eager``, ``H100 compiled``, ...: median of the absolute errors."""
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A row's prediction, and what the constant MFU is fitted to."""
+    """A row's prediction, and its published MFU, to which the constant MFU is fitted."""
 
     row: SpeedRow
     mfu: float
-    """Of the published throughput."""
+    """MFU of the published throughput."""
 
 
 def compare_speed(cases: Iterable[PublishedCase] | None = None) -> tuple[list[SpeedRow], SpeedSummary]:
-    """Predict every published throughput; the packaged cases by default."""
+    """Predict every published throughput; by default of the packaged cases."""
     found = [case for case in (read_cases() if cases is None else cases) if case.tokens_per_second_per_gpu]
     recomputed = _recomputed_shares(found)
     rows = [_compare(case, recomputed) for case in found]
@@ -126,7 +127,7 @@ def _summary(rows: Sequence[SpeedRow], best: dict[str, float]) -> SpeedSummary:
 
 
 def _medians(rows: Sequence[SpeedRow], names: Sequence[str]) -> dict[str, float]:
-    """Return the median error of the rows that have the same name."""
+    """Return the median error of the rows with the same name."""
     return {
         name: _median_error([row for row, its in zip(rows, names, strict=True) if its == name])
         for name in dict.fromkeys(names)
@@ -143,13 +144,13 @@ def kind_of(row: SpeedRow) -> str:
 
 
 def _best_constant(mfus: Iterable[float]) -> float:
-    """Return the MFU whose median error is least."""
+    """Return the MFU with the least median error."""
     published = list(mfus)
     return min((i / 1000 for i in range(150, 800)), key=lambda mfu: median(abs(mfu / one - 1) for one in published))
 
 
 def _recomputed_shares(cases: Sequence[PublishedCase]) -> dict[tuple[str, str], float]:
-    """Return by model and GPU the fraction of blocks that is checkpointed, from rows that print HFU and MFU.
+    """Return the fraction of checkpointed blocks by model and GPU, from rows that print HFU and MFU.
 
     Recomputing every block's forward adds a third to a step's FLOPs.
     """
@@ -239,16 +240,16 @@ def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> lis
 
 
 def _runs_triton(inputs: CaseInputs) -> bool:
-    """Return whether MPT's attention was ``triton``; what is ``flash`` runs as torch's own does."""
+    """Return whether MPT's attention was ``triton``. ``flash`` is predicted as torch's FlashAttention."""
     is_large = inputs.gpu.startswith("H100") and (inputs.num_gpus or 0) >= 128
     return inputs.family == _LLM_FOUNDRY and not (is_large and inputs.model in _FLASH_ATTENTION_2_MODELS)
 
 
 def attention_efficiency(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float] | None:
-    """Return what a case's own attention kernel reaches of the peak, forward and backward; None for torch's kernel.
+    """Return the efficiency of a case's attention kernel in forward and backward. None for torch's own kernel.
 
     Raises:
-        SpecError: where no source has it for the GPU.
+        SpecError: if no source states it for the GPU.
     """
     if not _runs_triton(inputs):
         return None
@@ -263,7 +264,7 @@ def attention_efficiency(inputs: CaseInputs, cluster: Cluster) -> tuple[float, f
 
 
 def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, float]:
-    """Return a step's seconds, and the exposed ones among them."""
+    """Return the seconds of a step, and its exposed communication in seconds."""
     norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
@@ -275,7 +276,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, floa
 
 
 def _mfu(tokens_per_second: float, plan: Plan, cluster: Cluster) -> float:
-    """Return the MFU of a throughput, by the formula that most of the sources use: attention not halved."""
+    """Return the MFU of a throughput by the formula of most sources, in which attention is not causal."""
     shape = plan.model
     attention = 12 * shape.num_hidden_layers * shape.hidden_size * plan.setup.sequence_length
     peak = cluster.gpu.peak_flops_per_second("bf16")

@@ -1,7 +1,7 @@
-"""How the code behind published measurements differs from our models in what it keeps alive: named terms with sizes.
+"""Terms: tensors that the measured frameworks keep alive and our models do not, or the reverse, with their sizes.
 
-A size is what is alive when the backward of the loss begins, in bytes, from shapes alone; each cites the framework's
-source (repository paths as of the measurement's date). No size is fitted to a measurement, and none enters a
+A size is in bytes, of tensors alive when the backward of the loss begins, computed from shapes. Each term cites the
+framework's source (repository paths as of the measurement's date). No size is fitted to a measurement or used in a
 prediction. Symbols: T tokens of a micro-batch, D hidden, K key/value width, F feed-forward, V vocabulary, L layers,
 E width of a head, p bytes of the compute dtype.
 """
@@ -19,19 +19,19 @@ from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSet
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference between what ran and what was predicted."""
+    """One difference between the published run and the prediction."""
 
     name: str
     formula: str
     num_bytes: int | None
-    """What the published run has more (negative: less); None where it is not known."""
+    """Additional bytes of the published run (negative: fewer). None if not known."""
     source: str
     only: str | None = None
-    """The kind of peak that it matters for; None for every kind."""
+    """The only kind of peak that the term applies to. None: all kinds."""
 
 
 class _Symbols:
-    """The formulas' symbols."""
+    """The symbols of the formulas."""
 
     def __init__(self, model: ModelShape, setup: TrainSetup) -> None:
         self.T = setup.micro_batch_size * setup.sequence_length
@@ -45,7 +45,7 @@ class _Symbols:
 
 
 def terms_of(family: str, model: ModelShape, setup: TrainSetup, packed: bool) -> tuple[Term, ...]:
-    """Return the terms of one publisher's run of a setup; the eager code's own only where it ran eagerly."""
+    """Return the terms of one publisher's run of a setup."""
     s = _Symbols(model, setup)
     terms = list(_FAMILIES[family](s, model, setup, packed)) if family in _FAMILIES else [_unknown_code(family)]
     if setup.compile:
@@ -67,7 +67,7 @@ ADAMW_NOT_STATED = Term(
     num_bytes=None,
     source="torch/optim/adamw.py: _multi_tensor_adamw's exp_avg_sq_sqrt against _fused_adamw",
 )
-"""For a peak that lies in the optimizer's step."""
+"""The term for a peak in the optimizer's step."""
 
 
 def _unknown_code(family: str) -> Term:
@@ -169,7 +169,7 @@ def _litgpt(s: _Symbols, _model: ModelShape, _setup: TrainSetup, _packed: bool) 
 # -- torchtune -------------------------------------------------------------------------------------------------------
 
 _TORCHTUNE_POSITIONS = 131072
-"""torchtune/models/llama3_2/_model_builders.py: max_seq_len of every size."""
+"""max_seq_len of every size (torchtune/models/llama3_2/_model_builders.py)."""
 
 
 def _torchtune(s: _Symbols, _model: ModelShape, setup: TrainSetup, packed: bool) -> list[Term]:
