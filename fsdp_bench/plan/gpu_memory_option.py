@@ -1,4 +1,4 @@
-"""What changes a GPU's usable memory: --gpu-memory, --headroom, and a CUDA context that a calibration measured.
+"""Changes of a GPU's usable memory: --gpu-memory, --headroom, and a CUDA context that a calibration measured.
 
 The usable memory of each GPU itself is in catalog/gpus.toml (``usable_memory_bytes``).
 """
@@ -21,8 +21,8 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     A CUDA context that a calibration of the same GPU measured is subtracted.
 
     Args:
-        hardware: the servers or the GPU that the user named; None where none is named.
-        gpu_memory: what --gpu-memory says, as text such as ``"24GiB"`` or in bytes; None where it is not given.
+        hardware: the servers or the GPU that the user named; None if none is named.
+        gpu_memory: what --gpu-memory says, as text such as ``"24GiB"`` or in bytes; None if it is not given.
         profile: the machine's calibration, if any.
 
     Raises:

@@ -26,7 +26,7 @@ class Headroom:
 
     num_bytes: int
     source: str
-    """Its purpose and how it is known, as text."""
+    """The purpose of the headroom and how its size is known, as text."""
     is_assumed: bool
     """Whether part of it is an assumption."""
 

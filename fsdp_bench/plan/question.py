@@ -169,7 +169,7 @@ class Prediction:
 
     @cached_property
     def speed(self) -> Speed:
-        """How fast the setup trains in eager mode."""
+        """The predicted speed of the setup in eager mode."""
         return self.known_speed or speed_of(self.question)
 
     @property

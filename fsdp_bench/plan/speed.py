@@ -1,4 +1,4 @@
-"""How fast a setup trains: step time, tokens per second, MFU and HFU."""
+"""Predicts how fast a setup trains: step time, tokens per second, MFU and HFU."""
 
 from __future__ import annotations
 

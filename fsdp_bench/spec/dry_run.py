@@ -45,7 +45,7 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     folder: str = "."
     """The folder in which ``pkg`` is looked for first."""
     arguments: dict[str, int] = {}
-    """Those of SIZES that the user gave. They are passed to the function, which must accept them."""
+    """The SIZES that the user gave. They are passed to the function, which must accept them."""
 
 
 class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["fake", "cpu"] = "fake"
     """``cpu`` for real tensors."""
     arguments: dict[str, int] = {}
-    """For a user's own module: those of SIZES that its function was called with."""
+    """The SIZES with which the function of a user's own module was called."""
 
 
 class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):

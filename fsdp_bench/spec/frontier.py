@@ -93,7 +93,7 @@ class FrontierCell(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     """``unknown``: a trial crashed or timed out. ``not searched``: the search has not ended yet."""
     reason: str | None
-    """In one line, why the status is not ``found``, and which values are skipped because memory ran out below."""
+    """The reason why the status is not ``found``, and which values are skipped because a smaller one did not run."""
     predicted: LargestValues | None
     """The predicted answer. None if the GPU is not in the catalogue, or the setup cannot be predicted."""
     measured: LargestValues | None
@@ -116,7 +116,7 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     """One line that describes the machine."""
     run: RunPlan
-    """How every trial was run. memory_limit_bytes replaced the GPU's memory."""
+    """The plan of every trial. Its memory_limit_bytes replaced the GPU's memory."""
     gpu_is_limited: bool = msgspec.field(name="card_is_limited")
     """Whether --gpu-memory limited the GPU."""
     cells: tuple[FrontierCell, ...]

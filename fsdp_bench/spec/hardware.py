@@ -105,9 +105,9 @@ class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bandwidth_bytes_per_second: Positive | None = None
     """Nominal bandwidth per GPU and direction: half of the bidirectional figure that vendors print."""
     gpus_per_uplink: Count | None = None
-    """For a host link: number of GPUs that share one uplink of this bandwidth. None if that is not documented."""
+    """Number of GPUs that share one uplink of this bandwidth, for a host link. None if that is not documented."""
     gpus_per_socket: Count | None = None
-    """For GPUs connected by PCIe: number of GPUs per CPU socket. None if the wiring is not documented."""
+    """Number of GPUs per CPU socket, for GPUs connected by PCIe. None if that is not documented."""
     socket_bandwidth_bytes_per_second: Positive | None = None
     """Bandwidth between two CPU sockets per direction, as NCCL assumes for the kind of CPU (src/graph/topo.h)."""
 

@@ -157,7 +157,7 @@ class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
     gradient_dtypes: tuple[str, ...]
     optimizer_state_dtypes: tuple[str, ...]
     selective_saved_ops: tuple[str, ...] = ()
-    """With selective checkpointing: the operators whose outputs are saved."""
+    """The operators whose outputs selective checkpointing saved."""
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: RunPlan
     outcome: Outcome
     reason: str | None = None
-    """In one line, why the outcome is not ``ok``; or for ``ok``, at which step the loss became NaN or infinite."""
+    """The reason why the outcome is not ``ok``; or for ``ok``, at which step the loss became NaN or infinite."""
     suspect: tuple[str, ...] = ()
     """Why the measurement should not be trusted: another program's process on the GPU, for example."""
     ranks: tuple[RankReport, ...] = ()

@@ -257,7 +257,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     shard_size: Count | None = None
-    """For hybrid strategies: number of ranks over which each copy of the parameters is sharded; by default half."""
+    """Number of ranks over which a hybrid strategy shards each copy of the parameters; by default half of all."""
     micro_batch_size: Count = 1
     """Sequences per rank in one forward pass."""
     sequence_length: Count = 1024
@@ -269,7 +269,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     compile: bool = False
     wrap: Wrap = Wrap.BLOCK
     min_num_params: Count = 100_000_000
-    """With ``wrap = "size"``: minimum number of parameters of a unit (torch's default)."""
+    """Minimum number of parameters of a unit with ``wrap = "size"`` (torch's default)."""
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     forward_prefetch: bool = False
     limit_all_gathers: bool = True

@@ -21,7 +21,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: Machine
     torch: dict[str, Any] | None
-    """What torch reports. None if torch is not installed or cannot be imported."""
+    """The facts that torch reports. None if torch is not installed or cannot be imported."""
     will: tuple[str, ...]
     warnings: tuple[str, ...]
 

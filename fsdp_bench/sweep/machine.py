@@ -37,7 +37,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuDevice, ...]
     driver_version: str | None
     gpu_links: tuple[str, ...]
-    """How each pair of GPUs is connected: ``0-1 NVLink x18`` or the nearest common switch."""
+    """The connection of each pair of GPUs: ``0-1 NVLink x18`` or the nearest common switch."""
     platform: str
     versions: dict[str, str]
 
@@ -128,9 +128,9 @@ class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
     """The number of processes that the kernel has killed so far because memory ran out."""
 
     own: int | None
-    """In this process's cgroup, which includes its ranks. None if the kernel does not count them."""
+    """Processes killed in this process's cgroup, which includes its ranks. None if the kernel does not count them."""
     machine: int
-    """On the whole machine, any user's."""
+    """Processes killed on the whole machine, of any user."""
 
     def since(self, before: OutOfMemoryKills) -> OutOfMemoryKill:
         """Return whether a process of this cgroup was killed since ``before``, as far as the kernel shows it."""

@@ -1,4 +1,4 @@
-"""What to change if a setup does not fit: settings that need less memory, or more GPUs.
+"""Changes to try if a setup does not fit: settings that need less memory, or more GPUs.
 
 Read in this order:
     remedies.py      changed settings, each predicted to fit

@@ -24,9 +24,9 @@ class ScalingCurve:
     question: Question
     nodes: tuple[int, ...]
     speeds: tuple[Speed | None, ...]
-    """By number of nodes; None if the setup cannot run on that number."""
+    """Speed on each number of nodes. None if the setup cannot run on that number."""
     fits: tuple[bool | None, ...]
-    """By number of nodes: whether the setup fits. None if that is unknown."""
+    """Whether the setup fits on each number of nodes. None if that is unknown."""
 
     @property
     def tokens(self) -> tuple[float | None, ...]:

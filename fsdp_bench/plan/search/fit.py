@@ -29,7 +29,7 @@ class Limit:
     place: str
     """``card`` (GPU memory) or ``host`` (host memory)."""
     phase: str
-    """For GPU memory, the phase in which it runs out first. For host memory, ``load`` or ``training``."""
+    """The phase in which GPU memory runs out first; for host memory, ``load`` or ``training``."""
     category: str
     """The largest category in that phase: of the breakdown for GPU memory, of HostMemory for host memory."""
 

@@ -51,7 +51,7 @@ class SearchResult:
     beyond_bytes: int | None
     """Reserved memory of the next candidate on a GPU of unlimited memory. None if GPU memory is not the limit."""
     speed: Speed | None = None
-    """How fast the candidate ``fits`` trains, if that was asked for."""
+    """The predicted speed of the candidate ``fits``, if that was asked for."""
 
 
 def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:

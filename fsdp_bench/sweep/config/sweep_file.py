@@ -116,7 +116,7 @@ def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str
     cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
-            {key: value for key, value in words.items() if key != "world_size"} for words in tables(document, "include")
+            {key: value for key, value in entry.items() if key != "world_size"} for entry in tables(document, "include")
         ]
     return {**document, **cells, "run": emulated(table(document, "run"), world_size, stem)}
 

@@ -97,7 +97,7 @@ class SearchedCell:
 
     @property
     def status(self) -> Status:
-        """How far the search has come."""
+        """The state of the search, as in FrontierCell."""
         if self.search.skip_reason is not None:
             return "skipped"
         index = self._undecided
@@ -141,7 +141,7 @@ class SearchedCell:
 
     @property
     def start(self) -> str:
-        """Where the search begins, as text: ``from the middle``."""
+        """The beginning of the search, as text: ``from the middle``."""
         if self.predicted.fits is None:
             return f"from the middle ({self.predicted.why_not})"
         if self.predicted.fits < 0:

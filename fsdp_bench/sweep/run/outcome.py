@@ -1,4 +1,4 @@
-"""How a trial ended, decided from what its ranks left: reports, exit codes, signals.
+"""Decides how a trial ended, from its ranks' reports, exit codes and signals.
 
 Each rank reports its own outcome. train/processes/exception_to_outcome.py decides that one: out of GPU memory, out of
 host memory, or a crash. Here the ranks' outcomes become one: the first cause wins.
@@ -15,7 +15,7 @@ from fsdp_bench.spec.rank_report import Outcome, RankReport, divergence
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's process ended, and the report that it left, if any."""
+    """The end of one rank's process, and the report that it left, if any."""
 
     rank: int
     report: RankReport | None = None

@@ -18,7 +18,7 @@ from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 
 class Birth(NamedTuple):
-    """How a storage was created."""
+    """The creation of a storage: the operator and the phase."""
 
     phase: str
     operator: str

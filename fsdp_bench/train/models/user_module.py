@@ -35,14 +35,14 @@ class UserModel:
     batch: Any
     block: type[nn.Module] | None
     arguments: dict[str, int]
-    """Those of SIZES that the function was called with."""
+    """The SIZES with which the function was called."""
 
 
 CONTRACT = (
     "it is called model(**batch) for a dict, model(*batch) for a tuple or list, else model(batch); the loss is"
     " output.loss, output['loss'], a scalar output, or the mean of the first floating tensor in the output"
 )
-"""How a user's model is called and its loss is found, for error messages."""
+"""The text of error messages that says how a user's model is called and its loss is found."""
 
 
 def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:

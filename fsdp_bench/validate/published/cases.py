@@ -54,7 +54,7 @@ class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
     gradient_accumulation_steps: int | None
     interconnect: str | None
     step: str | None
-    """For torchtune's rows, each of which adds an option: the last of TORCHTUNE_STEPS that is on."""
+    """The last of TORCHTUNE_STEPS that is on, for torchtune's rows, each of which adds an option."""
 
 
 class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ _CARDS = {
     ("H100 80GB", 80): ("H100-SXM", "p5.48xlarge"),
     ("H100", 96): ("H100-SXM-96GB", "p5.48xlarge"),
 }
-"""By the sources' name of a GPU: the catalogue's GPU, and a server with such GPUs and NVSwitch."""
+"""The catalogue's GPU, and a server with such GPUs and NVSwitch, by the sources' name of the GPU."""
 
 
 def gpu_of(inputs: CaseInputs) -> Gpu | None:
