@@ -1,1 +1,8 @@
-"""One file a command: parses, calls, prints. No logic."""
+"""One file for each command: it parses, calls and prints. No logic.
+
+    main.py       the command line, and how errors end it
+    predict.py, max_size.py, dry_run.py, servers.py, models.py    without a GPU
+    sweep.py, report.py, chart.py, calibrate.py, doctor.py        measuring, and reading results
+    validate.py   one source of numbers against another
+    common/       options and output that commands share
+"""

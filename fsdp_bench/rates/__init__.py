@@ -1,6 +1,9 @@
-"""How long work takes and what communicators need: datasheets, calibrations, NCCL's own models. No simulation.
+"""How long work takes, and what communicators need. No simulation.
 
-``datasheet.py`` answers from a GPU's datasheet, ``calibrated.py`` from a machine's calibration; ``collectives.py`` is
-NCCL's model of time on the links of a server; ``communicators.py`` and ``nccl_buffers.py`` are the memory that NCCL
-takes outside of PyTorch's allocator.
+    hardware.py       which rates a GPU has: a calibration's or a datasheet's, with defaults for what is unknown
+    datasheet.py      rates from a GPU's datasheet
+    calibrated.py     rates that were measured on a machine
+    collectives.py    time of collectives: NCCL's cost model on the links of a server
+    communicators.py  GPU memory that NCCL takes outside of PyTorch's allocator
+    nccl_buffers.py   NCCL's rings, channels and buffers
 """

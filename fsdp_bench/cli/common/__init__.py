@@ -1,1 +1,11 @@
-"""What several commands share: options that describe a setup, hardware, pictures, interrupts."""
+"""Options and output that commands share.
+
+    options.py     the options that describe a setup
+    setups.py      from options to a model, a setup and hardware
+    facts.py       facts of the catalogue as lines
+    sweeping.py    output of the commands that run or read trials
+    frontier.py    a sweep file with [frontier]
+    forgiving.py   printing that may fail
+    charts.py      writing charts into files
+    interrupts.py  Ctrl-C, SIGTERM and a closed terminal
+"""
