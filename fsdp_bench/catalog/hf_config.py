@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json. llama, mistral and gpt2 are read exactly, other models are refused."""
+"""Reads a Hugging Face config.json of llama, mistral or gpt2; other models are refused (FAMILIES in model_entry.py)."""
 
 from __future__ import annotations
 

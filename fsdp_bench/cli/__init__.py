@@ -1,5 +1,6 @@
 """One file for each command: it parses, calls and prints. No logic.
 
+Read in this order:
     main.py       the command line, and how errors end it
     predict.py, max_size.py, dry_run.py, servers.py, models.py    without a GPU
     sweep.py, report.py, chart.py, calibrate.py, doctor.py        measuring, and reading results

@@ -1,5 +1,6 @@
 """How long work takes, and what communicators need. No simulation.
 
+Read in this order:
     hardware.py       which rates a GPU has: a calibration's or a datasheet's, with defaults for what is unknown
     datasheet.py      rates from a GPU's datasheet
     calibrated.py     rates that were measured on a machine

@@ -1,4 +1,6 @@
-"""GPU memory of one NCCL communicator, from NCCL's source: its creation, its channels and its connections.
+"""Parts of the GPU memory of one NCCL communicator, from NCCL's source: its creation, its channels and its connections.
+
+communicators.py adds them up.
 
 NCCL allocates with cuMemCreate, not through torch's caching allocator, and rounds every allocation up to granules of
 2 MiB (ncclCuMemAlloc in src/include/alloc.h). The source was read in 2.29.2, 2.29.3 and 2.29.7 (src/channel.cc in an

@@ -1,8 +1,9 @@
 """Readers of a step's event log.
 
-live_memory.py       live bytes: the peak of each phase and what it consists of
-caching_allocator/   reserved memory: CUDA's caching allocator, replayed
-schedule.py          when everything runs on which stream: step time, exposed communication
-traffic.py           what rank 0 sends and receives
-host_memory.py       what CPU offload keeps in host memory
+Read in this order:
+    live_memory.py       live bytes: the peak of each phase and what it consists of
+    caching_allocator/   reserved memory: CUDA's caching allocator, replayed
+    schedule.py          when everything runs on which stream: step time, exposed communication
+    traffic.py           what rank 0 sends and receives
+    host_memory.py       what CPU offload keeps in host memory
 """

@@ -257,7 +257,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     shard_size: Count | None = None
-    """Number of ranks over which a hybrid strategy shards each copy of the parameters; by default half of all."""
+    """Number of ranks over which a hybrid strategy shards each copy of the parameters.
+
+    By default half of all; on several nodes of a known server the GPUs of one node (catalog/lookup.py)."""
     micro_batch_size: Count = 1
     """Sequences per rank in one forward pass."""
     sequence_length: Count = 1024

@@ -22,8 +22,8 @@ from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved
 from fsdp_bench.sweep.machine import Machine, torch_version
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run.remaining_trials import SweepState, survey
 from fsdp_bench.sweep.run.runner import TrialRunner, run_sweep
-from fsdp_bench.sweep.run.survey import SweepState, survey
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,5 +1,6 @@
 """Options and output that commands share.
 
+Read in this order:
     options.py     the options that describe a setup
     setups.py      from options to a model, a setup and hardware
     facts.py       facts of the catalogue as lines

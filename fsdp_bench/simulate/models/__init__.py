@@ -1,5 +1,6 @@
 """The benchmark models in terms of operators.
 
-transformer.py                Llama and GPT-2
-activation_checkpointing.py   full and selective checkpointing of their blocks
+Read in this order:
+    transformer.py                Llama and GPT-2
+    activation_checkpointing.py   full and selective checkpointing of their blocks
 """

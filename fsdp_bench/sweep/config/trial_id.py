@@ -1,7 +1,7 @@
 """A trial's ID: a hash of everything that decides its outcome.
 
 A trial is done when the results folder has a record with its ID, ``trials/ID.json`` (results/store.py). A sweep runs
-the other trials (run/survey.py).
+the other trials (run/remaining_trials.py).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
 from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run.remaining_trials import look_up
 from fsdp_bench.sweep.run.runner import TrialRunner
-from fsdp_bench.sweep.run.survey import look_up
 
 Observer = Callable[[SearchedCell, Trial, TrialRecord | None], None]
 """Called twice for each trial: with None when it starts, and with its record when it has ended."""

@@ -1,7 +1,7 @@
 """Running trials: how ranks are started, watched and ended, and how the outcome is decided.
 
 Read in this order:
-    survey.py       which trials of a sweep are recorded, and which are still to be run
+    remaining_trials.py   which trials of a sweep are recorded, and which are still to be run
     runner.py       runs one trial after another, from a scratch folder to a record
     time_limit.py   the trial's time limit (RunPlan.timeout_seconds in spec/record.py)
     outcome.py      decides a trial's outcome from its ranks' reports, exit codes and signals

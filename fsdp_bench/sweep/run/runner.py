@@ -24,7 +24,7 @@ from fsdp_bench.sweep.run.launchers import Launcher, LauncherError, RankExit, To
 from fsdp_bench.sweep.run.logs import cut_down, last_lines
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.run.processes import end_marked, mark_of
-from fsdp_bench.sweep.run.survey import SweepState
+from fsdp_bench.sweep.run.remaining_trials import SweepState
 from fsdp_bench.sweep.run.time_limit import TimeLimit
 
 GRACE_SECONDS = 3.0

@@ -1,4 +1,4 @@
-"""Which trials of a sweep are recorded, and which are still to be run."""
+"""Which trials of a sweep are recorded, so that a resumed sweep skips them, and which remain to be run."""
 
 from __future__ import annotations
 
