@@ -24,7 +24,7 @@ class EverythingTakes:
         """An operator; likewise for the rest."""
         return self.seconds
 
-    send = copy = host = run
+    collective = copy = host = run
 
 
 def log_of(events: Iterable[Event], num_blocks: int = 0, extra_blocks: int = 0) -> Log:
