@@ -69,7 +69,7 @@ def command(
     trace: Path | None,
     as_json: bool,
 ) -> int:
-    """Run three training steps through PyTorch's own FSDP code, as rank 0 of the world, on fake tensors.
+    """Run training steps through PyTorch's own FSDP code, as rank 0 of the world, on fake tensors.
 
     Needs torch but no GPU. Prints the peak of live bytes, its phase and its breakdown. If a GPU is named, also says
     whether the setup fits. Reserved memory is predicted for built-in models only.
@@ -181,7 +181,7 @@ def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
     spec = specs[0]
     what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
     several = f", {len(specs)} setups" if len(specs) > 1 else ""
-    line = f"running three steps of {what} as rank 0 of {spec.setup.world_size}{several} ..."
+    line = f"running some steps of {what} as rank 0 of {spec.setup.world_size}{several} ..."
     timer = threading.Timer(ANNOUNCED_AFTER_SECONDS, lambda: print_line(line, error=True))
     timer.daemon = True
     timer.start()

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, impossible
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
@@ -39,13 +39,19 @@ from fsdp_bench.train.processes.parent import die_with_parent
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
-WARM_STEPS = 2
-"""Steps before the measured one: the first step creates Adam's states and, in FSDP2, counts DTensor's sharding
-propagation; DDP rebuilds its buckets before the second."""
+
+def _num_warm_up_steps(spec: DryRunSpec) -> int:
+    """Return the number of steps before the measured one.
+
+    The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation. DDP rebuilds its buckets
+    before the second, and a user's module may do anything once.
+    """
+    is_ddp = spec.setup.api is Api.FSDP2 and spec.setup.strategy is ShardingStrategy.NO_SHARD
+    return 2 if is_ddp or spec.module is not None else 1
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:
-    """Run three steps; return the memory of the last one, and of the forward of the first.
+    """Run some steps; return the memory of the last one, and of the forward of the first.
 
     Raises:
         FsdpBenchError: for setups that a dry run does not support, with the reason.
@@ -62,7 +68,7 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
         owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
         _watch_logits(training, owners, subject.logits_of)
         first = world.tracker.record(lambda: subject.step(training))
-        for _ in range(WARM_STEPS - 1):
+        for _ in range(_num_warm_up_steps(spec) - 1):
             subject.step(training)
         gc.collect()
         step = world.tracker.record(lambda: subject.step(training))

@@ -34,7 +34,8 @@ def test_retries_are_an_answer_of_their_own() -> None:
     assert fit_of(_reading(0)) is Verdict.FITS
     assert fit_of(_reading(3)) is Verdict.RUNS_WITH_RETRIES
     assert (
-        fit_of(_reading(3, OutOfMemory(phase="forward", block=0, label="aten::mm", num_bytes=1))) is Verdict.DOES_NOT_FIT
+        fit_of(_reading(3, OutOfMemory(phase="forward", block=0, label="aten::mm", num_bytes=1)))
+        is Verdict.DOES_NOT_FIT
     )
 
 
