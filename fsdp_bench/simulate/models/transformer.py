@@ -6,7 +6,6 @@ A module's forward holds what its twin in train/ holds, and for as long: who rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -62,6 +61,7 @@ class Module:
         self.children: list[Module] = []
         self.around: Callable[..., Tensor] | None = None
         """Called with the module's forward and its inputs instead of forward (hooks, checkpointing)."""
+        self._all_weights: list[Weight] | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Run forward inside of what is around it."""
@@ -96,12 +96,14 @@ class Module:
         for child in self.children:
             yield from child.all_modules()
 
-    @cached_property
+    @property
     def all_weights(self) -> list[Weight]:
         """The weights of this module and of all below it, as nn.Module.parameters; read once it is built."""
         if not self.children:
             return self.weights
-        return [*self.weights, *chain.from_iterable([child.all_weights for child in self.children])]
+        if self._all_weights is None:
+            self._all_weights = [*self.weights, *chain.from_iterable([child.all_weights for child in self.children])]
+        return self._all_weights
 
 
 class Linear(Module):

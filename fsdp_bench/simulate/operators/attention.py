@@ -9,8 +9,9 @@ return a random state even without dropout: flash attention's is on the GPU, the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.attention_workspaces import (
@@ -31,8 +32,7 @@ _FLASH_STATE = 16, 8
 """Bytes of the random state's two tensors."""
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(msgspec.Struct, frozen=True, gc=False):
     """The shape of one call."""
 
     count: int

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
+
+import msgspec
 
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """One tensor that the optimizer updates: a parameter's shard, or a flat parameter's."""
 
     numel: int

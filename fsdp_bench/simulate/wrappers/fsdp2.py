@@ -26,6 +26,11 @@ from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
 class FSDPParam:
     """_fsdp_param.py, FSDPParam: one parameter's shard, its gathered self, and its gradients."""
 
+    __slots__ = (
+        *("weight", "padded_shard_numel", "shard_numel", "gathered_bytes", "padded_numel"),
+        *("grad", "accumulated_grad", "all_gather_output", "unsharded"),
+    )
+
     def __init__(self, tape: Tape, weight: Weight, sizes: Sizes, group_size: int) -> None:
         self.weight = weight
         rows = -(-weight.dim0 // group_size)
