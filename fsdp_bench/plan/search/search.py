@@ -183,19 +183,21 @@ def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list
 
 
 _INTERPOLATIONS = 6
-"""Steps of interpolation; after that the search bisects, for functions that are far from linear."""
+"""The number of interpolations after which the interval is halved, for curves that are far from a straight line."""
 
 
 def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callable[[int], float]) -> int:
-    """Return how many candidates, from the first, have a fullness of at most 1.
+    """Return how many candidates, from the first on, are at most full.
 
-    Interpolates: the next candidate to ask is where a straight line reaches 1.
+    If values grow, the next candidate is where a straight line between the nearest two known ones reaches 1. Otherwise,
+    as with numbers of GPUs, the interval is halved.
     """
     low, high = -1, len(indices)
     known = {low: 0.0}
+    grows = bool(indices) and values[indices[0]] <= values[indices[-1]]
     while high - low > 1:
         guess = (low + high) // 2
-        if high in known and len(known) <= _INTERPOLATIONS:
+        if grows and high in known and len(known) <= _INTERPOLATIONS:
             first = values[indices[low]] if low >= 0 else 0
             part = (1 - known[low]) / (known[high] - known[low])
             wanted = first + part * (values[indices[high]] - first)
