@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: sweep test lint validate hollow budgets install clean
+.PHONY: sweep test test-rehearsal lint validate budgets install clean
 
 sweep: $(INSTALLED)
 	$(BIN)/fsdp-bench sweep sweeps/quick.toml
@@ -23,17 +23,17 @@ MORE := EXAMPLES=60 CELLS=200 LAYERS=12 SCANS=100 MOMENTS=96 DAMAGES=10000 MUTAT
 validate: $(INSTALLED)
 	env $(addprefix FSDP_BENCH_TEST_,$(MORE)) $(PYTEST) -m "slow or not slow"
 
-# PyTorch's CUDA build on a card without silicon (tests/hollow_card/card.py): its allocator against the predictions, and
-# the tests that need a GPU but neither NCCL nor time. Downloads 3 GB; needs gcc.
-HOLLOW := .venv-hollow/bin/python
-hollow: .venv-hollow/installed
-	HOLLOW_HOST=pace $(HOLLOW) tests/hollow_card/card.py $(HOLLOW) -m pytest -s tests/hollow_card
-	HOLLOW_HOST=idle $(HOLLOW) tests/hollow_card/card.py $(HOLLOW) -m pytest tests/gpu
+# What needs torch's CUDA build, but no GPU: rehearsals, on a stand-in for NVIDIA's libraries. Downloads 3 GB; needs a C
+# compiler. Fewer setups are drawn than by `fsdp-bench validate --against rehearsal`.
+REHEARSAL := .venv-rehearsal/bin/python
+test-rehearsal: .venv-rehearsal/installed
+	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),40) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
+		-m rehearsal tests/rehearse tests/sweep tests/validate
 
-.venv-hollow/installed: pyproject.toml
-	$(PYTHON) -m venv .venv-hollow
-	$(HOLLOW) -m pip install --quiet "torch===2.13.0" "nvidia-cuda-crt==13.0.*"
-	$(HOLLOW) -m pip install --quiet --editable '.[train,dev]'
+.venv-rehearsal/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-rehearsal
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,dev]'
 	touch $@
 
 # How long the commands take, measured, beside what they may; a report, never a test.
@@ -50,4 +50,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-hollow
+	rm -rf .venv .venv-rehearsal

@@ -5,6 +5,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     estimate(model, ...)          memory, fit and time of a setup; needs no torch
     largest_model(...)            the largest model that fits; needs no torch
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
+    rehearse_command(command)     a real training command as one rank, without a GPU
     sweep(file)                   measure every trial of a sweep file on this machine
     load_results(folder)          measured trials as a table
     fsdp(module, ...)             wrap a module, as the sweep does
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.answers import TimedEstimate as TimedEstimate
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
+    from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
+    from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
+    from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
     from fsdp_bench.spec.dry_run import DryRunResult as DryRunResult
     from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
     from fsdp_bench.spec.errors import MachineError as MachineError
@@ -70,6 +74,9 @@ _HOMES = {
     "catalog.lookup": ("gpu", "model", "server"),
     "plan.answers": ("LargestModel", "TimedEstimate"),
     "plan.ask": ("estimate", "largest_model"),
+    "plan.rehearsal": ("Rehearsal",),
+    "plan.rehearse_command": ("rehearse_command",),
+    "rehearse.run": ("RehearsalError",),
     "spec.dry_run": ("DryRunResult",),
     "spec.errors": (
         "FsdpBenchError",

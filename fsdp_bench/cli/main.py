@@ -23,6 +23,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",
     "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
+    "rehearse": "Run a real training command without GPUs: whether it fits, and where it peaks.",
     "chart": "Draw charts of measured results.",
     "report": "Print measured results as a table.",
     "predict": "Predict memory, time and fit of one or several setups.",

@@ -56,7 +56,8 @@ def command(results: Path, communication: bool, calibration: Path | None, as_jso
 def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) -> None:
     rates = [] if profile is None else matrix_rates(records, profile)
     if as_json:
-        document: dict[str, object] = {"source": "measured", "trials": [flat_row(record) for record in records]}
+        source = " and ".join(dict.fromkeys(record.source for record in records))
+        document: dict[str, object] = {"source": source, "trials": [flat_row(record) for record in records]}
         if profile is not None:
             document["matrix_rates"] = [{**to_builtins(rate), "share": rate.fraction} for rate in rates]
         sys.stdout.write(to_json(document).decode())

@@ -45,6 +45,11 @@ from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session,
     metavar="N",
     help="Run every trial as rank 0 of N ranks on one device: memory and compute without communication.",
 )
+@click.option(
+    "--rehearse",
+    metavar="GPU",
+    help="Run rank 0 of every trial on this GPU of the catalogue, which need not be there: memory, no times.",
+)
 @click.option("--trace", is_flag=True, help="Keep a profiled step of every rank as a trace for Perfetto.")
 @click.option(
     "--memory-snapshot",
@@ -64,6 +69,7 @@ def command(
     retry: tuple[str, ...],
     gpu_memory: str | None,
     emulate_world: int | None,
+    rehearse: str | None,
     trace: bool,
     snapshot: bool,
     no_charts: bool,
@@ -78,7 +84,9 @@ def command(
     fsdp-bench sweep sweeps/quick.toml
     fsdp-bench sweep sweeps/gpu.toml --only strategy=FULL_SHARD
     """
-    session = open_session(file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot)
+    session = open_session(
+        file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot, rehearse
+    )
     if isinstance(session, SearchSession):
         return list_searches(session) if list_only else search(session, outcomes(retry), no_charts)
     return _list(session) if list_only else _run(session, outcomes(retry), no_charts)

@@ -1,4 +1,4 @@
-"""``fsdp-bench validate``: compare predictions with dry runs, published or measured numbers."""
+"""``fsdp-bench validate``: compare predictions with dry runs, rehearsals, published or measured numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors"),
-    "published": (),
+    "rehearsal": ("cells", "seed"),
+    "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
 }
 """The options that only one reference takes, by reference."""
@@ -27,10 +28,15 @@ _OPTIONS = {
 
 @click.command("validate")
 @click.option(
-    "--against", required=True, metavar="dry-run|published|RESULTS", help="What predictions are compared with."
+    "--against",
+    required=True,
+    metavar="dry-run|rehearsal|published|RESULTS",
+    help="What predictions are compared with.",
 )
-@click.option("--cells", default=200, show_default=True, type=Count(), help="Setups drawn at random, for dry-run.")
-@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the random draw, for dry-run.")
+@click.option(
+    "--cells", default=200, show_default=True, type=Count(), help="Setups drawn at random, for dry-run and rehearsal."
+)
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the random draw, for both.")
 @click.option(
     "--kernels",
     default="cpu",
@@ -44,6 +50,12 @@ _OPTIONS = {
     help="Draw small models, and train each also with real tensors on the CPU, for dry-run.",
 )
 @calibration_option
+@click.option(
+    "--rehearsed",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Compare records of rehearsals of published runs instead of predictions, for published.",
+)
 @click.option("--page", type=click.Path(path_type=Path), help="Write the comparison with RESULTS as a page (.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -53,15 +65,17 @@ def command(
     kernels: Any,
     real_tensors: bool,
     calibration: Path | None,
+    rehearsed: Path | None,
     page: Path | None,
     as_json: bool,
 ) -> int:
-    """Compare predictions with dry runs, published or measured numbers: errors per phase, and where they are largest.
+    """Compare predictions with dry runs, rehearsals, published or measured numbers: errors per phase and the largest.
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
 
     \b
     fsdp-bench validate --against dry-run --cells 50
+    fsdp-bench validate --against rehearsal --cells 50 --seed 7
     fsdp-bench validate --against results/h200/throughput --page validation.md
     """
     _refuse_unused(against)
@@ -70,21 +84,25 @@ def command(
     if real_tensors and kernels != "cpu":
         raise SpecError(f"--real-tensors: run on the CPU; not with --kernels {kernels}")
     if against == "published":
-        return _published(as_json)
+        return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
+    if against == "rehearsal":
+        return _against_rehearsals(cells, seed, as_json)
     return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
 def _refuse_unused(against: str) -> None:
     """Refuse options that would be ignored, and a reference that is neither known nor a folder."""
     kind = against if against in _OPTIONS else "RESULTS"
-    if kind == "RESULTS" and not Path(against).exists() and (close := nearest(against, [*_OPTIONS][:2])):
+    if kind == "RESULTS" and not Path(against).exists() and (close := nearest(against, [*_OPTIONS][:3])):
         raise SpecError(f"--against: {against!r} is no folder of results{close}")
-    for name in given_options():
+    for name in (given.replace("_", "-") for given in given_options()):
         owners = [owner for owner, options in _OPTIONS.items() if name in options]
         if owners and kind not in owners:
-            raise SpecError(f"--{name} means nothing with --against {against}; it goes with --against {owners[0]}")
+            raise SpecError(
+                f"--{name} means nothing with --against {against}; it goes with --against {' or '.join(owners)}"
+            )
 
 
 def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, as_json: bool) -> int:
@@ -105,6 +123,22 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
     # The reference is exact with real tensors, so every cell must be equal.
     differ = real_tensors and summary.num_equal < summary.num_cells
     return ExitCode.CRASHED if differ else ExitCode.DONE
+
+
+def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:
+    from rich.progress import Progress
+
+    from fsdp_bench.report.validation.memory import format_validation
+    from fsdp_bench.validate.rehearsal import validate_rehearsals
+
+    with Progress(console=new_console(error=True)) as bar:
+        task = bar.add_task("rehearsals", total=cells)
+        comparisons, summary = validate_rehearsals(cells, seed, lambda done, _total: bar.update(task, completed=done))
+    if as_json:
+        sys.stdout.write(to_json(_document(comparisons, summary)).decode())
+    else:
+        print_lines(format_validation(comparisons, summary))
+    return ExitCode.DONE
 
 
 def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
@@ -144,6 +178,20 @@ def _published(as_json: bool) -> int:
     else:
         texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
         print_lines("\n\n".join(texts))
+    return ExitCode.DONE
+
+
+def _rehearsed(folder: Path, as_json: bool) -> int:
+    from fsdp_bench.report.validation.published_rehearsed import format_rehearsed
+    from fsdp_bench.validate.published.rehearsed import compare_rehearsed, read_rehearsed, summarize
+
+    peaks = compare_rehearsed(read_rehearsed(folder))
+    first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
+    if as_json:
+        summary = {"first": to_builtins(first), "other": to_builtins(other)}
+        sys.stdout.write(to_json({"summary": summary, "peaks": to_builtins(peaks)}).decode())
+    else:
+        print_lines(format_rehearsed(peaks, first, other))
     return ExitCode.DONE
 
 

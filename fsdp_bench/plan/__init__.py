@@ -13,6 +13,8 @@ Read in this order:
     advice/               settings that fit if the given one does not
     chart_data/           the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
+    rehearse_command.py   rehearse_command(): a real training command as one rank
+    rehearsal.py          whether a rehearsed script fits
     answers.py            what estimate() and largest_model() return
     document.py           the JSON form of a prediction
 """

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
+from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
 from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
 from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
@@ -240,17 +241,18 @@ def read_allocator(
     expandable_segments: bool = False,
     rank: int | None = None,
     hardware: Cluster | Gpu | None = None,
+    rates: Rates | None = None,
 ) -> AllocatorReading:
     """Return the caching allocator's statistics after the first steps.
 
     ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
-    ``hardware`` says how long work takes, which decides when a deferred free happens.
+    ``hardware`` says how long work takes, which decides when a deferred free happens; ``rates`` overrides that.
     """
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
     found = program_of(shape, setup, kernels, rank)
-    return replay(found, setup, gpu_bytes, expandable_segments, hardware)
+    return replay(found, setup, gpu_bytes, expandable_segments, hardware, rates)
 
 
 def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
@@ -276,11 +278,12 @@ def replay(
     gpu_bytes: int | None,
     expandable_segments: bool = False,
     hardware: Cluster | Gpu | None = None,
+    rates: Rates | None = None,
 ) -> AllocatorReading:
     """Replay a program in the caching allocator; return its statistics."""
     if steps.num_instructions > COMPILE_FROM:
         compile_allocator()
-    rates = RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
+    rates = rates or RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
     return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 
 

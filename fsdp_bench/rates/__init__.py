@@ -3,6 +3,7 @@
 Read in this order:
     hardware.py       which rates a GPU has: a calibration's or a datasheet's, with defaults for what is unknown
     datasheet.py      rates from a GPU's datasheet
+    without_time.py   rates of the stand-in for NVIDIA's libraries, which has no time
     calibrated.py     rates that were measured on a machine
     collectives.py    time of collectives: NCCL's cost model on the links of a server
     communicators.py  GPU memory that NCCL takes outside of PyTorch's allocator

@@ -76,7 +76,7 @@ def live_memory(log: Log) -> LiveMemory:
     return LiveMemory(phases, level)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
     """Return a step in the steady state of the rank with the highest peak; of ties the lowest rank."""
     logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]

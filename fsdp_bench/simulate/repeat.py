@@ -137,8 +137,9 @@ def _runs(events: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:
 def _cut(events: Sequence[Event]) -> Iterator[Part]:
     """Cut at the marks; those that say where the step already is, as of several units in one block, cut nothing."""
     phase, block, direction, number, begin = "load", -1, 0, 0, 0
-    for index, event in enumerate(events):
-        if event.kind is not _MARK or (event.label == phase and event.number == block):
+    for index in [index for index, event in enumerate(events) if event.kind is _MARK]:
+        event = events[index]
+        if event.label == phase and event.number == block:
             continue
         yield Part(phase, block, direction < 0, number, begin, index)
         step = event.number - block

@@ -31,7 +31,7 @@ def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
     return replace(shape, name="any depth", num_hidden_layers=min(shape.num_hidden_layers, MORE_BLOCKS + 1))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def steady_step(
     shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
@@ -55,7 +55,7 @@ def memory_of_a_step(shape: ModelShape, setup: TrainSetup, kernels: Kernels, ran
     return steady_step(shape, setup, kernels, rank)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _memory_under_ddp(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Log:
     run = partial(_load_and_step, shape, setup, kernels)
     return _simulated(run, shape, setup, kernels, 0, FEW_BLOCKS, for_memory=True)

@@ -11,6 +11,7 @@ Read in this order:
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
     profile.py      Profile: the calibration of a machine
     dry_run.py      input and output of a dry run
+    rehearsal.py    input and output of a rehearsal: a plan for one rank; what its script did
     units.py        parsing and printing of sizes, counts and times
     errors.py       the tree of errors; text from outside made safe to print
     exit_codes.py   the exit codes of the command line

@@ -111,7 +111,7 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int
     sweep: str
-    source: Literal["measured"]
+    source: Literal["measured", "rehearsed"]
     device: Device
     machine: str
     """One line that describes the machine."""

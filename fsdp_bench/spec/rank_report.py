@@ -210,6 +210,15 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("warmup_seconds", "step_seconds", "seconds_without_communication"):
             _check_seconds(field, *getattr(self, field))
 
+    def without_times(self) -> RankReport:
+        """Return what a rehearsal can say: what torch's allocator counted. No times, no losses, no host memory."""
+        memory = self.memory and msgspec.structs.replace(
+            self.memory, peak_device_bytes=None, peak_host_bytes=None, peak_host_cgroup_bytes=None
+        )
+        return msgspec.structs.replace(
+            self, memory=memory, warmup_seconds=(), step_seconds=(), losses=(), telemetry=None
+        )
+
 
 def divergence(ranks: Sequence[RankReport]) -> str | None:
     """Return the first step with a NaN or infinite loss as text. Steps count from 1, including warm-up."""

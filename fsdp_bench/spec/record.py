@@ -17,6 +17,7 @@ from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import TrainSetup
 
 SCHEMA_VERSION = 1
@@ -27,7 +28,7 @@ MEASUREMENT_REVISION = 1
 WITHOUT_COMMUNICATION = "without communication"
 """The last stage of a rank: timing steps with collectives that end at once."""
 
-Device = Literal["cuda", "cpu", "fake", "emulated"]
+Device = Literal["cuda", "cpu", "fake", "emulated", "rehearsed"]
 
 
 MOST_STEPS = 10**6
@@ -67,10 +68,26 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     emulate: bool = False
     """Whether only rank 0 of the world runs, in one process, with collectives that end at once."""
+    rehearsed_on: RehearsedGpu | None = None
+    """The GPU that the stand-in for NVIDIA's libraries passes for, if trials are rehearsed. Rank 0 runs alone."""
+
+    @property
+    def alone(self) -> Literal["", "emulated", "rehearsed"]:
+        """How rank 0 runs alone. Empty if all ranks run."""
+        return "rehearsed" if self.rehearsed_on is not None else "emulated" if self.emulate else ""
+
+    @property
+    def gpu_limit_bytes(self) -> int | None:
+        """The most that torch's allocator may reserve on a GPU, if it is less than the GPU's memory."""
+        available = None if self.rehearsed_on is None else self.rehearsed_on.available_bytes
+        limits = (self.memory_limit_bytes, available)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _check(self) -> None:
         if self.emulate and self.backend is not None:
             raise SpecError(f"backend: {self.backend!r} is not allowed with emulate = true; there are no peers")
+        if self.rehearsed_on is not None and not self.emulate:
+            raise SpecError("emulate: False is not allowed where trials are rehearsed; rank 0 runs alone")
         for field in ("communication_steps", "steps_without_communication"):
             if self.emulate and getattr(self, field):
                 raise SpecError(
@@ -93,7 +110,7 @@ class TrialSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_processes(self) -> int:
-        """Number of processes of the trial: 1 if it is emulated, else the world size."""
+        """Number of processes of the trial: 1 if it is emulated or rehearsed, else the world size."""
         return 1 if self.run.emulate else self.setup.world_size
 
 
@@ -103,9 +120,9 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
     id: str
     sweep: str
-    source: Literal["measured"]
+    source: Literal["measured", "rehearsed"]
     device: Device
-    """The device. ``emulated``: rank 0 ran alone, on ``emulated_on``."""
+    """The device. ``emulated``: rank 0 ran alone, on ``emulated_on``. ``rehearsed``: on ``run.rehearsed_on``."""
     model: ModelShape
     num_parameters: int
     setup: TrainSetup
@@ -128,12 +145,17 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     overhead_seconds: float | None = None
     """``wall_seconds`` minus the time from the start to the end of the ranks."""
     emulated_on: Device | None = None
-    """The device of the one rank, if ``device`` is ``emulated``."""
+    """The device of the one rank, if it ran alone: ``cuda`` or ``cpu``; ``cuda`` if it was rehearsed."""
 
     @property
     def hardware(self) -> str:
-        """The device whose kernels ran: ``cuda`` or ``cpu``; ``fake`` for a dry run."""
+        """The device of torch's operators: ``cuda`` or ``cpu``; ``fake`` for a dry run."""
         return self.emulated_on or self.device
+
+    @property
+    def alone(self) -> str:
+        """How rank 0 ran alone: ``emulated`` or ``rehearsed``. Empty if all ranks ran."""
+        return self.device if self.device in ("emulated", "rehearsed") else ""
 
     @property
     def fits(self) -> bool:

@@ -40,10 +40,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The connection of each pair of GPUs: ``0-1 NVLink x18`` or the nearest common switch."""
     platform: str
     versions: dict[str, str]
+    rehearses: bool = False
+    """Whether the GPUs are not there: trials run on a stand-in for NVIDIA's libraries."""
 
     @property
     def name(self) -> str:
-        """The name of its folder in results/: ``8xH100-80GB-HBM3`` or ``cpu-2-cores``."""
+        """The name of its folder in results/: ``8xH100-80GB-HBM3``, ``cpu-2-cores`` or ``rehearsed``."""
+        if self.rehearses:
+            return "rehearsed"
         if not self.gpus:
             return f"cpu-{self.num_cores}-cores"
         product = re.sub(r"[^A-Za-z0-9]+", "-", self.gpus[0].name.removeprefix("NVIDIA ")).strip("-")
@@ -51,6 +55,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """One line for charts and tables."""
+        if self.rehearses:
+            return f"{self.gpus[0].name} (rehearsed)"
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0].name}"
         return f"{self.num_cores} cores of {self.cpu_name}"

@@ -5,7 +5,7 @@ open_session() (start.py) makes a session. Nothing is written or run before Sess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved
 from fsdp_bench.sweep.machine import Machine, torch_version
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.sweep.run.rehearsed import stand_in_environment
 from fsdp_bench.sweep.run.remaining_trials import SweepState, survey
 from fsdp_bench.sweep.run.runner import TrialRunner, run_sweep
 
@@ -95,6 +96,8 @@ class Session:
         self.file = file
         self.store = store
         self.machine = machine
+        self.environment: Mapping[str, str] = {}
+        """What the ranks' environment has beside this process's: the stand-in, if trials are rehearsed."""
 
     @property
     def num_done(self) -> int:
@@ -105,12 +108,14 @@ class Session:
         """Run the trials that are not recorded yet. Write each record when its trial ends, and the tables at the end.
 
         Raises:
-            MachineError: if torch is not installed, or this machine lacks the GPU.
+            MachineError: if torch is not installed, this machine lacks the GPU, or it cannot rehearse.
             ResultsError: if results cannot be written, or another process writes there. Stored records stay.
             KeyboardInterrupt: raised again after the running trial's processes have ended and the tables are written.
         """
         require_torch()
         require_gpu(self.file)
+        if self.file.run.rehearsed_on is not None:
+            self.environment = stand_in_environment(self.file.run.rehearsed_on)
         self.store.open()
         try:
             return self._run(retry, watcher or Watcher())
@@ -159,7 +164,7 @@ class TrialSession(Session):
         self.store.write("sweep.toml", resolved_text(self.whole, self.machine).encode())
         watcher.begins(recorded, [*state.notes, *without])
         try:
-            run_sweep(self.plan, self.store, self.machine, state, watcher.trial)
+            run_sweep(self.plan, self.store, self.environment, state, watcher.trial)
         finally:
             everything = _recorded(self.whole, survey(self.whole, self.store))
             self.store.write_table(everything)
@@ -197,7 +202,7 @@ class SearchSession(Session):
         self.store.write("sweep.toml", resolved_searches(self.whole, self.machine).encode())
         watcher.begins(sum(len(cell.records) for cell in cells), notes)
         try:
-            with TrialRunner(self.plan.name, self.plan.launcher, self.store, self.machine) as runner:
+            with TrialRunner(self.plan.name, self.plan.launcher, self.store, self.environment) as runner:
                 run_frontier(cells, runner, watcher.search_trial)
         finally:
             everything = cells_of(self.whole, self.store.peek_all())

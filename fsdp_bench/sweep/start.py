@@ -43,6 +43,7 @@ def sweep(
     retry: str | Sequence[str] = (),
     gpu_memory: str | int | None = None,
     emulate_world: int | None = None,
+    rehearse: str | None = None,
     trace: bool = False,
     memory_snapshot: bool = False,
     watcher: Watcher | None = None,
@@ -61,6 +62,7 @@ def sweep(
         retry: outcomes whose trials run again: ``crashed``, ``timeout``, ``oom_gpu`` or ``oom_host``.
         gpu_memory: limit torch to this much memory of each GPU, ``"22GiB"`` or bytes.
         emulate_world: run every trial as rank 0 of this many ranks, alone on one device.
+        rehearse: rehearse every trial as rank 0 on this GPU of the catalogue, which need not be there: no times.
         trace: keep the trace of a profiled step of every rank, for Perfetto.
         memory_snapshot: record every allocation on the GPU, and keep the snapshot.
         watcher: callbacks, called as trials begin and end.
@@ -72,7 +74,9 @@ def sweep(
         ResultsError: if results cannot be read or written. Stored records stay.
     """
     again = outcomes(retry)
-    session = open_session(file, results, machine, only, part, gpu_memory, emulate_world, trace, memory_snapshot)
+    session = open_session(
+        file, results, machine, only, part, gpu_memory, emulate_world, trace, memory_snapshot, rehearse
+    )
     return session.run(again, watcher)
 
 
@@ -99,6 +103,7 @@ def open_session(
     emulate_world: int | None = None,
     trace: bool = False,
     snapshot: bool = False,
+    rehearse: str | None = None,
 ) -> TrialSession | SearchSession:
     """Read a sweep file; return the session that runs it. Arguments are those of ``sweep``. Writes and runs nothing.
 
@@ -112,7 +117,8 @@ def open_session(
     machine = probe_machine()
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     world = read(Annotated[int, Meta(ge=1, le=MOST_EMULATED_RANKS)] | None, emulate_world, "emulate-world")
-    found = read_file(Path(file), machine, limit, world)
+    found = read_file(Path(file), machine, limit, world, rehearse)
+    machine = found.machine if found.run.rehearsed_on is not None else machine
     selections = _texts("only", only)
     check_selections(selections, part)
     if machine_name is not None:

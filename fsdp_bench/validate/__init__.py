@@ -5,6 +5,7 @@ Read in this order:
     step_time.py          predicted against measured step time
     published/            predictions against other people's measurements
     dry_run.py            predictions against dry runs of random setups
+    rehearsal.py          predictions against rehearsals of random setups
     random_setups.py      draws the random setups
     emulation.py          emulated trials against trials with all ranks
     results.py            all comparisons with one results folder

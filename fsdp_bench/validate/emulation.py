@@ -29,7 +29,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 def agreements(records: Sequence[TrialRecord]) -> list[Agreement]:
     """Pair each emulated trial with the trial with all ranks that has the same model, setup and device."""
-    peers = {_key(record): record for record in _measured(records) if record.device != "emulated"}
+    peers = {_key(record): record for record in _measured(records) if not record.alone}
     pairs = [(record, peers.get(_key(record))) for record in _measured(records) if record.device == "emulated"]
     return [
         Agreement(

@@ -59,6 +59,6 @@ def _rate(trained: Sequence[TrialRecord], profile: Profile) -> MatrixRate | None
         dtype=dtype,
         matmul_flops_per_second=max(2 * one.m * one.n * one.k / one.seconds for one in products),
         model_flops_per_second=best.model_flops_per_second,
-        trial=f"{best.id} {label_of(best.model, best.setup, is_emulated=best.device == 'emulated')}",
+        trial=f"{best.id} {label_of(best.model, best.setup, alone=best.alone)}",
         mfu=best.mfu,
     )

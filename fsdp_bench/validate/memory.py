@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
+from fsdp_bench.rates.datasheet import Rates
+from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.validate.random_setups import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
@@ -52,6 +57,8 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
     outside_bytes: int | None = None
     """Measured GPU memory of the process minus reserved memory: the CUDA context and NCCL. None if earlier trials had
     loaded kernels into the process, and if the allocator released memory."""
+    overall: Bytes | None = None
+    """Peak allocated over all steps, if it was read apart from the phases, which are read in the first steps."""
     real_tensors: dict[str, Bytes] = {}
     """Peak allocated by phase compared with real tensors on the CPU, if the cell was also run with them."""
     error: str | None = None
@@ -65,7 +72,7 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def peak(self) -> Bytes:
         """The peak over all phases."""
-        return Bytes(
+        return self.overall or Bytes(
             predicted_bytes=max(e.predicted_bytes for e in self.phases.values()),
             reference_bytes=max(e.reference_bytes for e in self.phases.values()),
         )
@@ -131,6 +138,17 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
     return _phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
 
 
+def compare_with_rehearsal(cell: Cell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
+    """Compare a prediction with a rehearsal of rank 0. The prediction is for the stand-in, which has no time."""
+    if report.outcome is not Outcome.OK and not report.outcome.is_oom:
+        why = report.failure.message if report.failure else "it left no report"
+        return MemoryComparison(label=cell.label, error=f"the trial ended {report.outcome.value}: {why}")
+    memory = report.memory if report.outcome is Outcome.OK else None
+    fits = memory is not None and not memory.num_alloc_retries
+    gpu = gpu_by_product_name(on.product_name)
+    return _with_allocator(cell, cell.label, memory, fits, gpu, on.available_bytes, RatesWithoutTime())
+
+
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
     """Compare a prediction with rank 0 of a measured trial."""
     label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
@@ -158,24 +176,47 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
 
 def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
-    kernels = kernels_on(CUDA, gpu)
-    gpu_bytes = record.run.memory_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    reading = read_allocator(record.model, record.setup, kernels, gpu_bytes, rank=0)
-    fits = reading.out_of_memory is None and reading.num_alloc_retries == 0
-    fit = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else Fit(predicted=fits, measured=record.fits)
-    if memory is None or record.outcome is not Outcome.OK:
+    gpu_bytes = record.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
+    fits = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else record.fits
+    memory = memory if record.outcome is Outcome.OK else None
+    rates = None if record.run.rehearsed_on is None else RatesWithoutTime()
+    cell = Cell(model=record.model, setup=record.setup)
+    found = _with_allocator(cell, label, memory, fits, gpu, gpu_bytes, rates)
+    return found if memory is None else msgspec.structs.replace(found, outside_bytes=_outside(record, memory))
+
+
+def _with_allocator(
+    cell: Cell,
+    label: str,
+    memory: MemoryReading | None,
+    fits: bool | None,
+    gpu: Gpu | None,
+    gpu_bytes: int | None,
+    rates: Rates | None,
+) -> MemoryComparison:
+    """Compare a prediction with the statistics of PyTorch's CUDA allocator, which rank 0 read.
+
+    ``memory`` is None if the trial did not end ok, ``fits`` if it is not known whether it fits.
+    """
+    read = partial(read_allocator, cell.model, cell.setup, kernels_on(CUDA, gpu), rank=0, rates=rates)
+    reading = whole = read(gpu_bytes=gpu_bytes)
+    predicted = reading.out_of_memory is None and reading.num_alloc_retries == 0
+    fit = None if fits is None else Fit(predicted=predicted, measured=fits)
+    if memory is None:
         return MemoryComparison(label=label, fit=fit)
-    reserved = memory.peak_reserved_bytes
-    whole = reading
     if reading.out_of_memory is not None:
-        whole = read_allocator(record.model, record.setup, kernels, None, rank=0)
+        whole = read(gpu_bytes=None)
     return MemoryComparison(
         label=label,
         phases=_phases(whole.phases, memory.phases),
-        reserved=Bytes(predicted_bytes=whole.peak_reserved_bytes, reference_bytes=reserved) if reserved else None,
+        overall=_bytes(whole.peak_allocated_bytes, memory.peak_allocated_bytes),
+        reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes),
         fit=fit,
-        outside_bytes=_outside(record, memory),
     )
+
+
+def _bytes(predicted: int, reference: int | None) -> Bytes | None:
+    return Bytes(predicted_bytes=predicted, reference_bytes=reference) if reference else None
 
 
 def _outside(record: TrialRecord, memory: MemoryReading) -> int | None:

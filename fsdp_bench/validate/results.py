@@ -28,14 +28,15 @@ class ResultsValidation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate_results(folder: str, records: Sequence[TrialRecord], profile: Profile | None) -> ResultsValidation:
-    """Compare predictions with measured trials, in memory and in time."""
+    """Compare predictions with measured or rehearsed trials, in memory and in time."""
+    sources = " and ".join(dict.fromkeys(record.source for record in records))
     comparisons = [compare_with_record(record) for record in records]
     times = [compare_time(record, profile) for record in records]
     return ResultsValidation(
         folder=folder,
         records=records,
         comparisons=comparisons,
-        summary=summarize(comparisons, f"measured in {folder}"),
+        summary=summarize(comparisons, f"{sources} in {folder}"),
         times=times,
         time_summary=summarize_time(times),
         profile=profile,

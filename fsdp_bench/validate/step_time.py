@@ -124,6 +124,8 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
 
 def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
     """Return why a trial's time is not compared; None if it is."""
+    if record.source == "rehearsed":
+        return "rehearsed, which takes no time"
     if record.outcome is not Outcome.OK or record.step_seconds is None:
         return f"the trial ended {record.outcome.value}"
     if record.setup.compiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,16 @@ CALIBRATION = RESULTS / "calibration.toml"
         (("published", "--kernels", "cuda"), "--kernels means nothing"),
         (("dry-run", "--calibration", CALIBRATION), "--calibration means nothing with --against dry-run"),
         (("dry-run", "--page", "p.md"), "--page means nothing with --against dry-run; it goes with --against RESULTS"),
+        (("rehearsal", "--real-tensors"), "--real-tensors means nothing with --against rehearsal; it goes with"),
+        (("rehersal",), "--against: 'rehersal' is no folder of results (did you mean 'rehearsal'?)"),
         ((RESULTS, "--cells", 3), "--cells means nothing"),
         ((RESULTS, "--seed", 1), "--seed means nothing"),
         ((RESULTS, "--page", "x.html"), "a file that ends in .md"),
+        (
+            ("dry-run", "--rehearsed", RESULTS),
+            "--rehearsed means nothing with --against dry-run; it goes with --against published",
+        ),
+        (("published", "--rehearsed", RESULTS), "has no records of rehearsals"),
         (("dryrun",), "--against: 'dryrun' is no folder of results (did you mean 'dry-run'?)"),
         (("dry-run", "--cells", "x"), "cells: 'x' is not allowed; a whole number, 1 or more"),
     ],
@@ -38,6 +46,14 @@ def test_report_shows_matrix_rates_or_communication() -> None:
     done = run_command("report", RESULTS / "cpu", "--communication", "--calibration", CALIBRATION)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--calibration is about matrix products" in done.stderr
+
+
+def test_rehearsals_of_published_runs_are_compared_and_nothing_is_predicted() -> None:
+    folder = RESULTS.parent / "rehearsed" / "published" / "records"
+    text = run_command("validate", "--against", "published", "--rehearsed", folder).stdout
+    assert "peaks of memory that people published, and their code rehearsed: 12 runs" in text
+    document = json.loads(run_command("validate", "--against", "published", "--rehearsed", folder, "--json").stdout)
+    assert len(document["peaks"]) == sum(part["num_peaks"] for part in document["summary"].values()) == 28
 
 
 def test_the_help_tells_the_defaults() -> None:

@@ -7,7 +7,7 @@ How a page says what runs:
                          follow every command whose exit code is not 0
     ```python            lines that begin with ``>>>`` are run as doctests; the blocks of a page share their names
     <!-- file: NAME -->  the block below is written to a file of that name before anything below it runs
-    <!-- not run: WHY -->  the block below is not run
+    <!-- not run: WHY -->  the block below is not run; where WHY is CUDA_BUILD, ``make test-rehearsal`` runs it
 
 In an output, a line ``...`` stands for any number of lines, and ``...`` inside a line for any text. Blocks of other
 languages are not run. The working directory is new and has the repository's ``results`` and ``sweeps`` in it.
@@ -20,6 +20,7 @@ import io
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ SHARED = ("results", "sweeps")
 """Folders of the repository that commands of the pages read."""
 PICTURES = ROOT / "docs" / "pictures"
 """Pictures of the pages, each drawn by a command of a page that writes a file of its name."""
+
+CUDA_BUILD = "needs PyTorch's CUDA build (make test-rehearsal)"
+"""Why a block with a rehearsal is not run where only the CPU's build is."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (file|not run): (.+?) -->\n+\Z")
@@ -87,13 +91,13 @@ def blocks(page: str) -> Iterator[Block]:
         )
 
 
-def run_page(page: str, name: str, folder: Path) -> PageResult:
-    """Run a page in a folder."""
+def run_page(page: str, name: str, folder: Path, only: str | None = None) -> PageResult:
+    """Run a page in a folder; with ``only`` the blocks that are not run for that reason, and none else."""
     for shared in SHARED:
         (folder / shared).symlink_to(ROOT / shared)
     result, names = PageResult(), dict[str, Any]()
     for block in blocks(page):
-        if block.not_run is not None:
+        if block.not_run != only and block.file is None:
             continue
         if block.file is not None:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +147,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         redirect_stderr(output),
         pytest.MonkeyPatch.context() as patch,
     ):
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines print
         patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
         try:

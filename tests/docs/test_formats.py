@@ -25,6 +25,7 @@ from fsdp_bench.spec.rank_report import (
     Telemetry,
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
+from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
 from fsdp_bench.sweep.config import run_table, sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
@@ -38,6 +39,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "The model": ModelShape,
     "The setup": TrainSetup,
     "How it was run": RunPlan,
+    "A rehearsed GPU": RehearsedGpu,
     "A rank's report": RankReport,
     "A rank's memory": MemoryReading,
     "A profiled step": CommunicationReading,

@@ -9,15 +9,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.docs.pages import PAGES, PICTURES, ROOT, run_page
+from tests.docs.pages import CUDA_BUILD, PAGES, PICTURES, ROOT, run_page
 
 
 def main(names: list[str]) -> None:
-    """Update pages."""
-    for name in names or PAGES:
+    """Update pages; with ``--rehearsals`` only what rehearses, which needs PyTorch's CUDA build."""
+    only = CUDA_BUILD if "--rehearsals" in names else None
+    for name in [name for name in names if name != "--rehearsals"] or PAGES:
         path = ROOT / name
         with tempfile.TemporaryDirectory() as folder:
-            result = run_page(path.read_text(), name, Path(folder))
+            result = run_page(path.read_text(), name, Path(folder), only)
             for picture in Path(folder).glob("*.png"):
                 if (PICTURES / picture.name).exists():
                     (PICTURES / picture.name).write_bytes(picture.read_bytes())

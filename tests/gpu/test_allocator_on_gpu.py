@@ -68,9 +68,10 @@ def replayed(
     actions: list[tuple[str, int, int, int]], card_bytes: int | None, expandable: bool
 ) -> list[tuple[int, int, int]]:
     """After each action: allocated, reserved, retries. The GPU is idle at each, so events happen at once."""
-    allocator = CachingAllocator(card_bytes, expandable_segments=expandable, host_runs_ahead=False)
+    allocator = CachingAllocator(card_bytes, expandable_segments=expandable)
     readings = []
     for action, tensor, num_bytes, stream in actions:
+        allocator.synchronize()
         if action == "allocate":
             assert allocator.allocate(tensor, num_bytes, stream)
         elif action == "record_stream":

@@ -18,7 +18,7 @@ from tests.conftest import run_command
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
 
 ALONE = "emulate = true\nattention = 'flash'"
-"""Neither NCCL nor cuDNN, which the hollow card has not (tests/hollow_card)."""
+"""Neither NCCL nor cuDNN: the stand-in for NVIDIA's libraries has none (tests/rehearse/test_gpu_tests.py)."""
 
 GRID = """
 world_size = 1
@@ -28,7 +28,7 @@ checkpointing = ["none", "selective", "full"]
 """
 
 
-@pytest.mark.skipif("libhollow_card" in os.environ.get("LD_PRELOAD", ""), reason="the hollow card has no NCCL")
+@pytest.mark.skipif("libstand_in" in os.environ.get("LD_PRELOAD", ""), reason="the stand-in has no NCCL")
 @pytest.mark.parametrize("launcher", ["fork", "torchrun"])
 def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
     launcher: str, write_sweep: Callable[..., Path], tmp_path: Path

@@ -68,6 +68,9 @@ class CachingAllocator:
     def host_wait(self, queue: int) -> None:
         execution.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
+    def synchronize(self) -> None:
+        execution.wait(self.heap, Kind.SYNCHRONIZE, 0, 0)
+
     def empty_cache(self) -> None:
         malloc.release_cached_blocks(self.heap)
 

@@ -194,7 +194,7 @@ def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
         def close(self) -> None:
             pass
 
-    record = runner.TrialRun(spec, "s", store, machine((busy,))).run(NoLauncher())  # type: ignore[arg-type]
+    record = runner.TrialRun(spec, "s", store).run(NoLauncher())  # type: ignore[arg-type]
     store.close()
     assert record.suspect == (
         "another process (4711) was on GPU 0 before the trial",

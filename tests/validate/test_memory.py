@@ -147,6 +147,7 @@ def test_only_trials_that_are_the_same_in_everything_else_are_held_against_each_
     assert not agreements([alone, record_of(reading({"forward": 100}), "cuda", name="NVIDIA L4")])
     assert not agreements([alone, record_of(reading({"forward": 100}), "cuda", Outcome.OOM_GPU)])
     assert not agreements([alone, alone])
+    assert not agreements([alone, record_of(reading({"forward": 100}), "rehearsed", emulated_on="cuda")])
 
 
 def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def list_searches(session: SearchSession) -> int:
     plan = session.plan
     cells = cells_of(plan, session.store.peek_all())
     for number, cell in enumerate(cells, 1):
-        emulated = " emulated" if plan.run.emulate else ""
-        print_lines(f"{number:<4d}  {cell.search.label}{emulated}  {search_status(cell, plan.lacks_gpu)}")
+        label = f"{cell.search.label} {plan.run.alone}".rstrip()
+        print_lines(f"{number:<4d}  {label}  {search_status(cell, plan.lacks_gpu)}")
     searched = [cell for cell in cells if cell.status != "skipped"]
     found = sum(cell.status == "found" for cell in searched)
     print_lines(

@@ -7,6 +7,7 @@ Read in this order:
     published_sizes.py  turns the published chart of largest models into rows for max_size.py
     frontier.py         turns a frontier sweep into rows for max_size.py: measured sizes beside predicted ones
     memory_timeline.py  draws predicted memory over one training step
+    rehearsal.py        draws allocated and reserved memory of a rehearsed script
     step.py             draws the streams of a predicted step: compute, collectives, exposed communication
     scaling.py          draws predicted tokens per second over the number of nodes
     trade_off.py        draws predicted memory against speed, one point for each setup

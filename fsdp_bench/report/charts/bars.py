@@ -121,8 +121,8 @@ def exceeded_limit(record: TrialRecord) -> int | None:
     """Return the bytes of device memory that a trial exceeded: the run's limit, else the GPU's; None if unknown."""
     if not record.outcome.is_oom or not _limits(record) & {"device", "budget"}:
         return None
-    if record.run.memory_limit_bytes is not None:
-        return record.run.memory_limit_bytes
+    if record.run.gpu_limit_bytes is not None:
+        return record.run.gpu_limit_bytes
     gpu = gpu_by_product_name(device_name(record) or "")
     return None if gpu is None else gpu.nvml_total_bytes or round(gpu.memory_gib * GIB)
 

@@ -1,4 +1,4 @@
-"""The charts of a frontier sweep: measured bars, each with a mark and an error for the predicted value.
+"""The charts of a frontier sweep: measured or rehearsed bars, each with a mark and an error for the predicted value.
 
 Only the fields in LEVELS vary within a chart. Cells that differ in other fields are in different charts. Cells that
 would make more than MOST_BARS bars in one chart are split by the fields in _SPLITS.
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from fsdp_bench.report.charts.figure import in_file_name
 from fsdp_bench.report.charts.max_size import (
-    MEASURED,
     MOST_BARS,
     NONE_FITS,
     UNKNOWN,
@@ -21,7 +20,7 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizeChart,
 )
 from fsdp_bench.report.charts.max_size import draw as draw_chart
-from fsdp_bench.report.charts.trial_facts import ORDER
+from fsdp_bench.report.charts.trial_facts import ORDER, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.prediction import common_line
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
@@ -102,12 +101,13 @@ def frontier_chart(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Max
         ),
     )
     first = cells[0]
+    title = QUANTITY_TEXTS[first.quantity.name].title
     return MaxSizeChart(
-        title=f"{QUANTITY_TEXTS[first.quantity.name].title} (measured, and predicted): {first.setup.world_size} ranks",
+        title=f"{title} ({record.source}, and predicted): {first.setup.world_size} ranks",
         subtitle=_subtitle(record, first),
         axes=QUANTITY_TEXTS[first.quantity.name].axes,
         levels=levels,
-        rows=(BarRow("", tuple(_bar(cell, levels) for cell in ordered)),),
+        rows=(BarRow("", tuple(_bar(record, cell, levels) for cell in ordered)),),
         conditions=tuple(_conditions(record, cells, levels)),
         notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
         number=format_count if first.quantity.name == "num_parameters" else str,
@@ -118,7 +118,7 @@ def _label(level: str, cell: FrontierCell) -> str:
     return str(getattr(cell.setup, level))
 
 
-def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
+def _bar(record: FrontierRecord, cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     measured, predicted = cell.measured, cell.predicted
     value = measured.fits if measured is not None and measured.fits else None
     runs = measured.runs if measured is not None and value is not None and measured.runs > value else None
@@ -126,7 +126,7 @@ def _bar(cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
         group=cell.setup.strategy.value,
         labels=tuple(_label(level, cell) for level in levels),
         value=value,
-        source=MEASURED,
+        source=record.source,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,
         with_retries=runs,
         note="" if value is not None else NONE_FITS if measured is not None else UNKNOWN,
@@ -144,14 +144,18 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
 
 
 def _place(record: FrontierRecord) -> str:
+    if record.run.rehearsed_on is not None:
+        return "rank 0 of the world in PyTorch's CUDA build on a stand-in for NVIDIA's libraries, kernels do nothing"
     return f"rank 0 of the world alone on one {record.device} (emulated)" if record.run.emulate else record.device
 
 
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
     """Return the conditions that a reader needs to repeat the chart."""
-    first, limit = cells[0], record.run.memory_limit_bytes
+    first, limit, rehearsed_on = cells[0], record.run.memory_limit_bytes, record.run.rehearsed_on
     quantity = first.quantity
-    lines = [f"measured: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"]
+    lines = [
+        f"{record.source}: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"
+    ]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.quantity.largest for cell in cells)
     if highest:
         lines.append(f"but {highest} are at the end of the search: nothing larger was tried")
@@ -162,11 +166,18 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     if record.device == "cpu":
         lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:
-        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
+        size = (
+            kept_free(rehearsed_on)
+            if rehearsed_on
+            else "all of the GPU"
+            if limit is None
+            else f"the GPU limited to {format_gib(limit)}"
+        )
         lines.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
     apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]
     if apart:
-        lines.append(f"prediction and measurement at the same step in {apart.count(0)} of {len(apart)} cells")
+        what = "rehearsal" if rehearsed_on else "measurement"
+        lines.append(f"prediction and {what} at the same step in {apart.count(0)} of {len(apart)} cells")
     return lines

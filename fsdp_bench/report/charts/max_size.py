@@ -1,8 +1,9 @@
-"""The chart of the largest value that fits: bars grouped by strategy, predicted, measured or published.
+"""The chart of the largest value that fits: bars grouped by strategy, predicted, measured, rehearsed or published.
 
 This module draws rows of bars, whatever their source. Every bar begins at zero, has its number above it and its setting
 below it. Hatches distinguish neighbouring bars in black and white. Predicted bars have pale colours, measured bars
-saturated ones. On a measured bar, a mark shows the predicted value, and the error stands above the bar.
+saturated ones, rehearsed bars lie between. On a measured or rehearsed bar, a mark shows the predicted value, and the
+error stands above the bar.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PREDICTED, MEASURED, PUBLISHED = "predicted", "measured", "published"
+PREDICTED, MEASURED, REHEARSED, PUBLISHED = "predicted", "measured", "rehearsed", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
 """Labels in place of a missing bar."""
 
@@ -46,6 +47,8 @@ STYLES = {
                 ("#E0E0E0", "--")),
     MEASURED: (("#0072B2", ""), ("#E69F00", "//"), ("#35AB85", ".."), ("#8C5A7D", ""), ("#F0E442", "\\\\"),
                ("#8CCBF0", "--")),
+    REHEARSED: (("#66A3C7", ""), ("#EFC266", "//"), ("#86CCB5", ".."), ("#BA9DB1", ""), ("#F5ED8E", "\\\\"),
+                ("#BADFF7", "--")),
     PUBLISHED: (("#4D4D4D", ""),),
 }  # fmt: skip
 
@@ -61,9 +64,9 @@ class MaxSizeBar:
     value: int | None
     """The value in parameters, layers, sequences, tokens or GPUs; None if there is no bar."""
     source: str = PREDICTED
-    """The source of the value: ``predicted``, ``measured`` or ``published``."""
+    """The source of the value: ``predicted``, ``measured``, ``rehearsed`` or ``published``."""
     predicted: int | None = None
-    """The predicted value of a measured bar, drawn as a mark with the error."""
+    """The predicted value of a measured or rehearsed bar, drawn as a mark with the error."""
     with_retries: int | None = None
     """The largest value that runs with allocation retries, drawn as a dashed outline."""
     note: str = ""
@@ -234,7 +237,7 @@ def _handles(chart: MaxSizeChart) -> list[Artist]:
     bars = [bar for row in chart.rows for bar in row.bars if bar.value is not None]
     sources = [source for source in STYLES if any(bar.source == source for bar in bars)]
     handles: list[Artist] = []
-    if MEASURED in sources:  # in other charts the title and the labels name the source
+    if {MEASURED, REHEARSED} & {*sources}:  # in other charts the title and the labels name the source
         for source in sources:
             color, hatch = STYLES[source][0]
             handles.append(Patch(facecolor=color, hatch=hatch, edgecolor=INK, label=source))

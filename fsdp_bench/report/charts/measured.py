@@ -1,4 +1,4 @@
-"""The charts of measured results: peak memory, throughput, communication; strategies side by side.
+"""The charts of measured or rehearsed trials: peak memory, throughput, communication; strategies side by side.
 
 ``bars`` makes the bar of one trial, ``slides`` groups the trials by chart, and this module draws them. Every chart
 prints the conditions under which its numbers hold.
@@ -69,6 +69,8 @@ class Chart:
     """The definition of the quantity for the conditions, by kind of hardware."""
     emulated: str = ""
     """A remark for emulated trials, whose collectives take no time."""
+    has_rehearsals: bool = False
+    """Whether rehearsed trials have it, which take no time."""
 
 
 _ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
@@ -81,6 +83,7 @@ CHARTS = (
         bars.memory_bar,
         ((GIB, "peak allocated per rank, GiB"), (MIB, "peak allocated per rank, MiB")),
         {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
+        has_rehearsals=True,
     ),
     Chart(
         "throughput",
@@ -121,6 +124,8 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
     paths = []
     for trials in group_by_chart(records, machine):
         for chart in CHARTS:
+            if trials.groups[0].slots[0].record.source == "rehearsed" and not chart.has_rehearsals:
+                continue
             if any(chart.bar(slot.record).top for group in trials.groups for slot in group.slots):
                 path = folder / f"{chart.name}{trials.suffix}.png"
                 save(measured_figure(chart, trials), path)
@@ -155,6 +160,10 @@ def measured_figure(chart: Chart, trials: ChartTrials) -> Figure:
     record = trials.groups[0].slots[0].record
     is_emulated = record.device == "emulated"
     meaning = chart.meaning.get(record.hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
+    if record.source == "rehearsed":
+        meaning = (
+            f"{_ALLOCATED}; rank 0 in PyTorch's CUDA build on a stand-in for NVIDIA's libraries: kernels do nothing"
+        )
     title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
     frame = new_frame(f"{title}: {trials.place}", trials.subtitle, (*trials.conditions, meaning), _noted(trials.notes))
     panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in trials.groups]

@@ -89,13 +89,13 @@ class ChartTrials:
 
 
 def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
-    """Group measured records by chart.
+    """Group measured and rehearsed records by chart; these never share one.
 
     Args:
         records: trials of one sweep on one machine; dry runs (device ``fake``) are left out.
         machine: one line that describes the machine.
     """
-    measured = [record for record in records if record.source == "measured" and record.device != "fake"]
+    measured = [record for record in records if record.device != "fake"]
     kinds = len({record.device for record in measured})
     made: list[ChartTrials] = []
     names: Counter[str] = Counter()
@@ -197,7 +197,8 @@ def _only(find: Callable[[TrialRecord], str | None], records: list[TrialRecord])
 
 def _plan(record: TrialRecord) -> Hashable:
     run = record.run
-    return run.warmup_steps, run.steps, run.communication_steps, run.memory_limit_bytes, run.threads_per_rank
+    limits = run.memory_limit_bytes, run.threads_per_rank, run.rehearsed_on
+    return run.warmup_steps, run.steps, run.communication_steps, *limits
 
 
 def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> ChartTrials:

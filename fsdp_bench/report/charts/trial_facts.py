@@ -10,6 +10,7 @@ from fsdp_bench.report.charts.bars import device_name, ended
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -116,10 +117,21 @@ def conditions(records: list[TrialRecord], machine: str) -> tuple[str, ...]:
     lines = [f"source: {first.source}", f"machine: {machine}", f"device: {device_of(records)}", f"torch {torch}"]
     fields = dict.fromkeys((*_ALWAYS, *facts(first)))
     lines += [text for field in fields if (text := _condition(field, records))]
-    lines.append(f"{run.steps} measured steps after {run.warmup_steps} warm-up, {run.communication_steps} profiled")
+    if run.rehearsed_on is not None:
+        lines.append(f"{run.warmup_steps + run.steps} steps; {kept_free(run.rehearsed_on)}")
+    else:
+        lines.append(f"{run.steps} measured steps after {run.warmup_steps} warm-up, {run.communication_steps} profiled")
     if run.memory_limit_bytes is not None:
         lines.append(f"limit of {format_gib(run.memory_limit_bytes)} per rank")
     return tuple(lines)
+
+
+def kept_free(gpu: RehearsedGpu) -> str:
+    """Return the memory of a rehearsed GPU, and how much of it is kept free, as text."""
+    return (
+        f"{format_gib(gpu.usable_bytes)} of GPU memory, {format_gib(gpu.kept_free_bytes)} of it kept free for the CUDA"
+        " context and NCCL"
+    )
 
 
 def device_of(records: list[TrialRecord]) -> str:
@@ -130,6 +142,8 @@ def device_of(records: list[TrialRecord]) -> str:
             return "CPU, one process as rank 0 of the world (emulated)"
         backends = (rank.environment.get("backend") for record in records for rank in record.ranks)
         return f"CPU, {next((backend for backend in backends if backend), 'gloo')}"
+    if records[0].device == "rehearsed":
+        return f"{records[0].run.rehearsed_on.product_name if records[0].run.rehearsed_on else name} (rehearsed)"
     return f"{name}, one GPU as rank 0 of the world (emulated)" if records[0].device == "emulated" else name
 
 

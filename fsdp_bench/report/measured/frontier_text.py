@@ -1,4 +1,4 @@
-"""A frontier sweep as a table: the predicted and the measured largest value of each cell."""
+"""A frontier sweep as a table: the predicted largest value of each cell, and the measured or rehearsed one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fsdp_bench.spec.units import format_gib
 if TYPE_CHECKING:
     from rich.console import Console
 
-HEADERS = ("cell", "predicted", "measured", "steps\napart", "trials", "out of memory in")
 MOST_REASONS = 8
 """Most reasons for skipped cells that are printed; frontier.json has all."""
 
@@ -21,7 +20,8 @@ MOST_REASONS = 8
 def print_frontier(record: FrontierRecord, console: Console) -> None:
     """Print a summary, one row per cell, and the reasons for skipped cells."""
     rows = [_row(cell) for cell in record.cells if cell.status != "skipped"]
-    table = table_columns(HEADERS, rows, HEADERS[1:5], ("out of memory in", "trials", "steps\napart"))
+    headers = ("cell", "predicted", record.source, "steps\napart", "trials", "out of memory in")
+    table = table_columns(headers, rows, headers[1:5], ("out of memory in", "trials", "steps\napart"))
     table_and_title = [_title(record), *table_lines(table, console.width)]
     terminal.note_lines(console, [summary(record), "", *table_and_title, *_reasons(record)])
 
@@ -30,11 +30,13 @@ def _title(record: FrontierRecord) -> str:
     limit = record.run.memory_limit_bytes
     if record.device == "cpu":
         memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
+    elif (gpu := record.run.rehearsed_on) is not None:
+        memory = f"{format_gib(record.run.gpu_limit_bytes or 0)} for torch, {format_gib(gpu.kept_free_bytes)} kept free"
     elif limit is None:
         memory = "the whole GPU"
     else:
         memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
-    return f"largest that fits (measured) on {record.machine}: {memory}"
+    return f"largest that fits ({record.source}) on {record.machine}: {memory}"
 
 
 def _row(cell: FrontierCell) -> list[str]:
@@ -78,7 +80,7 @@ def summary(record: FrontierRecord) -> str:
     ended = sum(at_an_end(cell) for cell in found)
     if compared:
         same, one = compared.count(0), sum(abs(steps) == 1 for steps in compared)
-        text += f"; predicted and measured are the same step in {same} of {len(compared)}, one apart in {one}"
+        text += f"; predicted and {record.source} are the same step in {same} of {len(compared)}, one apart in {one}"
         text += f", more in {len(compared) - same - one}"
     if ended:
         text += f"; {ended} at an end of the search, which say less"

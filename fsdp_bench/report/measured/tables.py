@@ -48,7 +48,7 @@ def _speed(record: TrialRecord) -> str:
 
 
 def _world(record: TrialRecord) -> str:
-    return f"{record.setup.world_size}{' emulated' * (record.device == 'emulated')}"
+    return f"{record.setup.world_size} {record.alone}".rstrip()
 
 
 _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
@@ -76,6 +76,9 @@ _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "comm.\nexposed": (lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), 4),
 }
 """Columns of measurements: the header, the function that returns a cell, and TableColumn.drop_priority."""
+
+_MEMORY = ("outcome", "peak\nallocated", "in phase", "reserved")
+"""Columns of trials that were all rehearsed, which has no times."""
 
 
 def print_table(records: list[TrialRecord], console: Console) -> None:
@@ -105,6 +108,7 @@ def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[Tabl
     findings = [
         TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", drop_priority)
         for header, (cell, drop_priority) in _FINDINGS.items()
+        if header in _MEMORY or any(record.source != "rehearsed" for record in ran)
     ]
     return [*settings, *findings]
 
@@ -126,7 +130,9 @@ def _title(ran: list[TrialRecord]) -> str:
     counts = Counter(record.outcome.value for record in ran)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     kind = "live tensor bytes" if any(r.hardware == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
-    return f"measured: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank, times are medians"
+    sources = dict.fromkeys(record.source for record in ran) or ("measured",)
+    times = ", times are medians" if "measured" in sources else ""
+    return f"{' and '.join(sources)}: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank{times}"
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
@@ -142,6 +148,11 @@ def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
         lines.append(
             "emulated: rank 0 of the world, alone; collectives end at once, so that its steps, tokens/s and MFU are the"
             " job's compute, without communication"
+        )
+    for gpu in dict.fromkeys(record.run.rehearsed_on for record in ran if record.run.rehearsed_on is not None):
+        lines.append(
+            f"rehearsed: rank 0 of the world in PyTorch's CUDA build on a stand-in for NVIDIA's libraries, as on"
+            f" {gpu.product_name} with {format_gib(gpu.available_bytes)} for torch; kernels do nothing: no times"
         )
     lines += [f"suspect {record.id}: {suspicion}" for record in ran for suspicion in record.suspect]
     lines += dict.fromkeys(_peak_flops(record) for record in ran if record.peak_flops_source)

@@ -8,7 +8,7 @@ from statistics import median
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.emulation import Agreement
-from fsdp_bench.validate.memory import MemoryComparison, Spread, Summary, worst_first
+from fsdp_bench.validate.memory import Bytes, MemoryComparison, Spread, Summary, worst_first
 
 WORST_SHOWN = 10
 HEADERS = ("", "equal to the byte", "median |error|", "largest")
@@ -33,6 +33,11 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     if unequal:
         lines += ["", f"the {len(unequal)} worst cells:"]
     lines += [f"  {cell_line(comparison)}" for comparison in unequal]
+    reserved = [(one.reserved, one.label) for one in comparisons if one.reserved is not None and one.reserved.relative]
+    if reserved:
+        lines += ["", "reserved memory differs in:"]
+        reserved.sort(key=lambda pair: -abs(pair[0].relative))
+    lines += [f"  {difference(pair)}: {label}" for pair, label in reserved[:WORST_SHOWN]]
     lines += [f"  wrong: {line}" for line in wrong_fits(comparisons)[:WORST_SHOWN]]
     failed = [comparison for comparison in comparisons if comparison.error is not None]
     lines += [f"  no reference: {comparison.error}: {comparison.label}" for comparison in failed[:WORST_SHOWN]]
@@ -48,12 +53,15 @@ def terms(summary: Summary) -> list[tuple[str, Spread]]:
 
 def cell_line(comparison: MemoryComparison) -> str:
     """Return the worst phase of a cell: its error, the predicted and the reference size, and the cell's label."""
-    phase, error = comparison.worst
-    reading = comparison.phases[phase]
+    phase, _error = comparison.worst
+    return f"{difference(comparison.phases[phase], f' in {phase}')}: {comparison.label}"
+
+
+def difference(pair: Bytes, where: str = "") -> str:
+    """Return the relative error, both sizes and their difference in bytes."""
     return (
-        f"{error:+.4%} in {phase}: predicted {format_gib(reading.predicted_bytes)}, "
-        f"reference {format_gib(reading.reference_bytes)}"
-        f" ({reading.predicted_bytes - reading.reference_bytes:+d} bytes): {comparison.label}"
+        f"{pair.relative:+.4%}{where}: predicted {format_gib(pair.predicted_bytes)}, "
+        f"reference {format_gib(pair.reference_bytes)} ({pair.predicted_bytes - pair.reference_bytes:+d} bytes)"
     )
 
 

@@ -24,7 +24,7 @@ def rates_text(found: ResultsValidation) -> str:
 def validation_page(found: ResultsValidation) -> str:
     """Return the page, in Markdown."""
     blocks = [
-        ["# Predicted against measured"],
+        [f"# Predicted against {found.summary.against.split(' in ')[0]}"],
         _conditions(found.records),
         ["## Memory", "", *_memory(found)],
         ["## Step time", "", *_time(found)],

@@ -1,7 +1,7 @@
 """Workspaces of attention's kernels on CUDA: what they allocate beside their results, in bytes.
 
 Read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13), and from its memory history on the stand-in for
-a GPU (tests/hollow_card).
+NVIDIA's libraries (fsdp_bench/rehearse).
 """
 
 from __future__ import annotations

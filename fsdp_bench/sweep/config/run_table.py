@@ -1,7 +1,11 @@
 """The [run] table of a sweep file: how each trial is run and measured. All keys of it are optional.
 
     name                         the folder of the results; by default the file's name
-    device                       "cuda", "cpu", or "auto" (the default): GPUs if there are any
+    device                       "cuda", "cpu", or "auto" (the default): GPUs if there are any; "rehearsed": rank 0 of
+                                 the world in torch's CUDA build, on a stand-in for NVIDIA's libraries; memory, no times
+    gpu                          the GPU of the catalogue that is rehearsed: "H100-SXM"
+    headroom                     memory of it that is kept free for the CUDA context and NCCL: "2GiB", by default as
+                                 fsdp-bench rehearse --gpu does
     launcher                     how ranks are started: "fork", "torchrun" or "resident" (LAUNCHERS, below)
     memory_limit                 memory that one rank may allocate, as text: "24GiB"
     memory_limit_bytes           the same in bytes; memory_limit overrides it
@@ -15,8 +19,8 @@
     attention                    "flash": the kernel of 16-bit attention on GPUs; by default PyTorch's own choice
     emulate                      true: run only rank 0 of the world, with collectives that end at once
 
-``name``, ``device``, ``launcher`` and ``memory_limit`` are read here. The others are fields of RunPlan in
-spec/record.py, where their defaults and ranges are.
+``name``, ``device``, ``gpu``, ``headroom``, ``launcher`` and ``memory_limit`` are read here. The others are fields of
+RunPlan in spec/record.py, where their defaults and ranges are.
 """
 
 from __future__ import annotations
@@ -27,16 +31,20 @@ from typing import Any
 
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.record import Device, RunPlan
+from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.reading import check_keys, convert, one_of
 from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 
-RUN_KEYS = ("name", "device", "launcher", "memory_limit", *RunPlan.__struct_fields__)
+_PLAN_KEYS = tuple(field for field in RunPlan.__struct_fields__ if field != "rehearsed_on")
+RUN_KEYS = ("name", "device", "gpu", "headroom", "launcher", "memory_limit", *_PLAN_KEYS)
 """All keys that [run] may have."""
 
 LAUNCHERS = ("fork", "torchrun", "resident")
 """``fork`` (the default): each rank is forked from a process that has imported torch. ``torchrun``: each trial starts
-with torchrun. ``resident`` (the default with emulate): one process runs one trial of one rank after another."""
+with torchrun. ``resident`` (the default where rank 0 runs alone): one process runs one trial of one rank after
+another."""
 
 RESERVED_NAMES = ("trials",)
 """Names that a sweep's folder must not have: every file in a folder with such a name is read as a trial's record."""
@@ -75,7 +83,7 @@ def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machi
     """
     check_keys("[run] ", written, RUN_KEYS)
     name, device = _name(written, stem), _device(written, machine)
-    plan = _run_plan(written, has_frontier, device)
+    plan = _run_plan(written, has_frontier, device, _rehearsed_on(written))
     launcher = one_of("[run] launcher", written.get("launcher", "resident" if plan.emulate else "fork"), LAUNCHERS)
     return RunTable(name, device, launcher, plan)
 
@@ -84,6 +92,27 @@ def emulated(written: dict[str, Any], world_size: int, stem: str) -> dict[str, A
     """Return a [run] table that runs only rank 0 of ``world_size`` ranks, without the keys that need other ranks."""
     run = {key: value for key, value in written.items() if key not in (*_STEPS_WITH_PEERS, "backend")}
     return {**run, "emulate": True, "name": f"{run.get('name', stem)}-world-{world_size}"}
+
+
+def rehearsed(written: dict[str, Any], gpu: str, stem: str) -> dict[str, Any]:
+    """Return a [run] table that rehearses rank 0 of every world on a GPU, without the keys that need other ranks."""
+    run = {key: value for key, value in written.items() if key not in (*_STEPS_WITH_PEERS, "backend")}
+    return {**run, "device": "rehearsed", "gpu": gpu, "name": f"{run.get('name', stem)}-{gpu}".replace(" ", "-")}
+
+
+def _rehearsed_on(run: dict[str, Any]) -> RehearsedGpu | None:
+    """Return the GPU that is rehearsed on. None if trials are not rehearsed."""
+    if run.get("device") == "rehearsed":
+        if not isinstance(run.get("gpu"), str):
+            raise SpecError('[run] gpu: device = "rehearsed" needs the name of a GPU: gpu = "H100-SXM"')
+        try:
+            return rehearsed_gpu(run["gpu"], run.get("headroom"))
+        except SpecError as error:
+            raise SpecError(f"[run] {error}") from None
+    for key in ("gpu", "headroom"):
+        if key in run:
+            raise SpecError(f'[run] {key}: is for device = "rehearsed"; other trials run on the GPU that is there')
+    return None
 
 
 def _name(run: dict[str, Any], stem: str) -> str:
@@ -98,16 +127,18 @@ def _name(run: dict[str, Any], stem: str) -> str:
 
 
 def _device(run: dict[str, Any], machine: Machine) -> Device:
-    wanted = one_of("[run] device", run.get("device", "auto"), ("auto", "cpu", "cuda"))
-    return "cuda" if wanted == "cuda" or (wanted == "auto" and machine.gpus) else "cpu"
+    wanted = one_of("[run] device", run.get("device", "auto"), ("auto", "cpu", "cuda", "rehearsed"))
+    return "cuda" if wanted in ("cuda", "rehearsed") or (wanted == "auto" and machine.gpus) else "cpu"
 
 
-def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device) -> RunPlan:
+def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device, rehearsed_on: RehearsedGpu | None) -> RunPlan:
     fields: dict[str, Any] = {"steps_without_communication": 0 if has_frontier else STEPS_WITHOUT_COMMUNICATION}
     shares_gpus = run.get("backend") == "gloo" and device == "cuda"
-    if run.get("emulate") is True or shares_gpus:
+    if run.get("emulate") is True or rehearsed_on is not None or shares_gpus:
         fields = dict.fromkeys(_STEPS_WITH_PEERS, 0)
-    fields |= {key: value for key, value in run.items() if key in RunPlan.__struct_fields__}
+    if rehearsed_on is not None:
+        fields |= {"emulate": True, "attention": "flash", "rehearsed_on": rehearsed_on}  # there is no cuDNN
+    fields |= {key: value for key, value in run.items() if key in _PLAN_KEYS}
     if shares_gpus and any(fields[key] for key in _STEPS_WITH_PEERS):
         raise SpecError("[run] backend: over gloo a GPU's messages go through the host; communication is not measured")
     if device == "cpu":

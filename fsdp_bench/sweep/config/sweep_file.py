@@ -26,9 +26,10 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.config.reading import check_keys
-from fsdp_bench.sweep.config.run_table import emulated, read_run_table
+from fsdp_bench.sweep.config.run_table import emulated, read_run_table, rehearsed
 from fsdp_bench.sweep.config.shapes import read_models
 from fsdp_bench.sweep.machine import GpuDevice, Machine
+from fsdp_bench.sweep.run.rehearsed import machine_with
 
 NO_GPU = "this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES)"
 
@@ -43,7 +44,7 @@ class SweepFile:
     text: str
     document: dict[str, Any]
     machine: Machine
-    """The machine. With --gpu-memory, its GPUs have that memory."""
+    """The machine. With --gpu-memory, its GPUs have that memory. If trials are rehearsed, it has the GPU of these."""
     name: str
     launcher: str
     device: Device
@@ -84,7 +85,11 @@ def require_gpu(file: SweepFile) -> SweepFile:
 
 
 def read_file(
-    path: Path, machine: Machine, gpu_memory_bytes: int | None = None, emulate_world: int | None = None
+    path: Path,
+    machine: Machine,
+    gpu_memory_bytes: int | None = None,
+    emulate_world: int | None = None,
+    rehearse_gpu: str | None = None,
 ) -> SweepFile:
     """Read a sweep file and resolve [run] for a machine. ``require_gpu`` refuses a file that cannot run there.
 
@@ -93,6 +98,7 @@ def read_file(
         machine: the machine that runs the trials.
         gpu_memory_bytes: memory of each GPU (--gpu-memory). It overrides memory_limit of [run].
         emulate_world: emulate every trial as rank 0 of this many ranks, instead of the file's world sizes.
+        rehearse_gpu: rehearse every trial on this GPU of the catalogue (--rehearse).
 
     Raises:
         SweepFileError: one line: the file, the place in it, what is allowed.
@@ -108,6 +114,8 @@ def read_file(
     with naming(path):
         if emulate_world is not None:
             document = _emulating(document, emulate_world, path.stem)
+        if rehearse_gpu is not None:
+            document = {**document, "run": rehearsed(table(document, "run"), rehearse_gpu, path.stem)}
         return _resolve(path, text, document, machine, gpu_memory_bytes)
 
 
@@ -126,8 +134,10 @@ def _resolve(
 ) -> SweepFile:
     check_keys("", document, _TOP_KEYS)
     run = read_run_table(table(document, "run"), path.stem, "frontier" in document, machine)
-    lacks_gpu = run.device == "cuda" and not machine.gpus
     name, plan = run.name, run.plan
+    if plan.rehearsed_on is not None:
+        machine = machine_with(machine, plan.rehearsed_on)
+    lacks_gpu = run.device == "cuda" and not machine.gpus
     if gpu_memory_bytes is not None:
         machine = _limited(machine, run.device, gpu_memory_bytes)
         name = f"{name}-on-{format_gib(gpu_memory_bytes).replace(' ', '').replace('.0', '')}"

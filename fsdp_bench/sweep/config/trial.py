@@ -35,7 +35,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The model and the setup in one short line."""
-        return label_of(self.spec.model, self.spec.setup, is_emulated=self.spec.run.emulate)
+        return label_of(self.spec.model, self.spec.setup, alone=self.spec.run.alone)
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,12 +55,12 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> list[str]:
         """The labels of the trials, with all fields in which the trials differ."""
         specs = [trial.spec for trial in self.trials]
-        return distinct_labels([(spec.model, spec.setup, spec.run.emulate) for spec in specs])
+        return distinct_labels([(spec.model, spec.setup, spec.run.alone) for spec in specs])
 
 
-def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False) -> str:
-    """Return the model and the setup in one short line."""
-    world = f"world {setup.world_size}" + (" emulated" if is_emulated else "")
+def label_of(shape: ModelShape, setup: TrainSetup, *, alone: str = "") -> str:
+    """Return the model and the setup in one short line. ``alone`` is how rank 0 runs alone, if it does."""
+    world = f"world {setup.world_size} {alone}".rstrip()
     strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
     parts = [shape.name, world, strategy, setup.api.value]
     parts += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
@@ -69,19 +69,19 @@ def label_of(shape: ModelShape, setup: TrainSetup, *, is_emulated: bool = False)
     return " ".join(parts)
 
 
-def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, bool]]) -> list[str]:
+def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, str]]) -> list[str]:
     """Return the labels of trials, with all fields in which these trials differ.
 
     Args:
-        cells: the model of each trial, its setup, and whether it is emulated.
+        cells: the model of each trial, its setup, and how rank 0 runs alone (RunPlan.alone).
     """
     setups = [setup for _, setup, _ in cells]
     fields = [field for field in _UNLABELLED if len({getattr(setup, field) for setup in setups}) > 1]
     named = {shape.name: shape for shape, _, _ in cells}
     is_ambiguous = any(named[shape.name] != shape for shape, _, _ in cells)
     labels = []
-    for shape, setup, is_emulated in cells:
-        parts = [label_of(shape, setup, is_emulated=is_emulated), *_field_texts(setup, fields)]
+    for shape, setup, alone in cells:
+        parts = [label_of(shape, setup, alone=alone), *_field_texts(setup, fields)]
         labels.append(" ".join([*parts, f"({shape.describe()})"] if is_ambiguous else parts))
     return labels
 

@@ -25,7 +25,7 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     they are set, so that trials recorded by earlier versions keep their IDs.
     """
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
-    for field in ("steps_without_communication", "emulate", "backend", "attention"):
+    for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:
             del run_fields[field]
     decisive = {

@@ -175,7 +175,7 @@ def gpu_of(file: SweepFile) -> Gpu | None:
     """Return the machine's GPU from the catalogue, with its memory limit. None if it is not in the catalogue."""
     gpus = file.machine.gpus if file.device == "cuda" else ()
     gpu = gpu_by_product_name(gpus[0].name) if gpus else None
-    limit = file.run.memory_limit_bytes
+    limit = file.run.gpu_limit_bytes
     if gpu is None or limit is None:
         return gpu
     return msgspec.structs.replace(gpu, usable_memory_bytes=min(limit, gpu.usable_memory_bytes or limit))

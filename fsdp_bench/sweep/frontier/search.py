@@ -74,8 +74,8 @@ def frontier_record(plan: FrontierPlan, cells: Sequence[SearchedCell], machine: 
     return FrontierRecord(
         schema_version=FRONTIER_SCHEMA_VERSION,
         sweep=plan.name,
-        source="measured",
-        device=plan.device,
+        source="rehearsed" if plan.run.rehearsed_on else "measured",
+        device=plan.run.alone if plan.run.alone == "rehearsed" else plan.device,
         machine=machine,
         run=plan.run,
         gpu_is_limited=plan.gpu_is_limited,

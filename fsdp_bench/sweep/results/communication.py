@@ -65,4 +65,4 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
 
 def trial_labels(records: list[TrialRecord]) -> list[str]:
     """Return a label for each trial that distinguishes it from the others."""
-    return distinct_labels([(record.model, record.setup, record.device == "emulated") for record in records])
+    return distinct_labels([(record.model, record.setup, record.alone) for record in records])

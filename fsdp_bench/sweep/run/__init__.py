@@ -7,6 +7,7 @@ Read in this order:
     outcome.py      decides a trial's outcome from its ranks' reports, exit codes and signals
     launchers.py    starts ranks with torchrun; the interface of all launchers
     fork_server.py  starts ranks by forking a process that has imported torch
+    rehearsed.py    the GPU that rehearsed trials run on, and the environment that puts the stand-in before NVIDIA's
     processes.py    finds and kills processes that a trial left running
     logs.py         the ranks' log files, limited in size
 

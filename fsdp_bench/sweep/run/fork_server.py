@@ -8,7 +8,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -30,10 +30,12 @@ class ForkServer:
     process, as long as each trial can be undone (train/processes/resident.py).
     """
 
-    def __init__(self, log: Path, mark: str, resident: bool = False) -> None:
+    def __init__(self, log: Path, mark: str, resident: bool = False, environment: Mapping[str, str] = {}) -> None:
+        """``environment`` is what the ranks' environment has beside this process's."""
         self._log = log
         self._mark = mark
         self._resident = resident
+        self._environment = environment
         self._shared: int | None = None
         self._unsafe: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +51,7 @@ class ForkServer:
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
         if self._unsafe is not None:
-            return Torchrun(self._mark).start(trial, scratch, world_size, may_share)
+            return Torchrun(self._mark, self._environment).start(trial, scratch, world_size, may_share)
         assert self._process is not None
         assert self._process.stdin is not None
         shares = self._resident and may_share and world_size == 1
@@ -73,7 +75,8 @@ class ForkServer:
     def _spawn(self) -> None:
         self._buffer = b""
         with open(self._log, "ab") as log:
-            self._process = start_process(["fsdp_bench.train.processes.server"], self._mark, subprocess.PIPE, log)
+            command = ["fsdp_bench.train.processes.server"]
+            self._process = start_process(command, self._mark, subprocess.PIPE, log, self._environment)
         try:
             unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
         except LauncherError as error:  # no trial has anything to do with it

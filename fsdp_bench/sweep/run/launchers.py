@@ -9,6 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -67,13 +68,14 @@ class Launcher(Protocol):
         """End all processes of the launcher."""
 
 
-def worker_environment(mark: str | None = None) -> dict[str, str]:
+def worker_environment(mark: str | None = None, beside: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the environment of ranks: they listen on the loopback interface only, and start no threads on import.
 
     Args:
         mark: the mark of the sweep (processes.py), if the process belongs to one.
+        beside: further variables, over those of this process.
     """
-    environment = dict(os.environ)
+    environment = {**os.environ, **beside}
     if mark is not None:
         environment[MARK] = mark
     environment["PYTHONSAFEPATH"] = "1"  # python -m would import whatever lies in the current folder
@@ -93,8 +95,9 @@ class Torchrun:
 
     num_waiting = 0
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, environment: Mapping[str, str] = {}) -> None:
         self._mark = mark
+        self._environment = environment
 
     def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
@@ -108,7 +111,7 @@ class Torchrun:
             str(scratch),
         ]
         with open(scratch / "rank-0.log", "ab") as log:
-            return TorchrunTrial(start_process(command, self._mark, subprocess.DEVNULL, log))
+            return TorchrunTrial(start_process(command, self._mark, subprocess.DEVNULL, log, self._environment))
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
@@ -119,7 +122,9 @@ class Torchrun:
         end_marked(self._mark)
 
 
-def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_process(
+    command: list[str], mark: str, pipes: int, log: IO[bytes], environment: Mapping[str, str] = {}
+) -> subprocess.Popen[bytes]:
     """Start a Python module in a session of its own, so that Ctrl-C at the terminal reaches only its parent.
 
     Args:
@@ -127,6 +132,7 @@ def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> 
         mark: the mark of the sweep (processes.py).
         pipes: subprocess.PIPE for its input and output; subprocess.DEVNULL for no input, and output to the log.
         log: the file for what it prints.
+        environment: variables over those of this process.
 
     Raises:
         MachineError: if no process can be started.
@@ -138,7 +144,7 @@ def start_process(command: list[str], mark: str, pipes: int, log: IO[bytes]) -> 
             stdin=pipes,
             stdout=subprocess.PIPE if pipes == subprocess.PIPE else log,
             stderr=log,
-            env=worker_environment(mark),
+            env=worker_environment(mark, environment),
             start_new_session=True,
             preexec_fn=dying_with_this_process(),
         )

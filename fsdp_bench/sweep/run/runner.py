@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -17,7 +17,7 @@ from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
-from fsdp_bench.sweep.machine import Machine, oom_kills, probe_machine
+from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.sweep.run.launchers import Launcher, LauncherError, RankExit, Torchrun
@@ -39,14 +39,16 @@ Observer = Callable[[Trial, TrialRecord | None], None]
 """Called twice for each trial: with None when it starts, and with its record when it has ended."""
 
 
-def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState, observe: Observer) -> None:
+def run_sweep(
+    plan: SweepPlan, store: Store, environment: Mapping[str, str], state: SweepState, observe: Observer
+) -> None:
     """Run every pending trial and store its record as soon as it has ended.
 
     Raises:
         ResultsError: if results cannot be written. Stored records stay.
         KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
     """
-    with TrialRunner(plan.name, plan.launcher, store, machine) as runner:
+    with TrialRunner(plan.name, plan.launcher, store, environment) as runner:
         for trial in state.pending:
             observe(trial, None)
             state.records[trial.spec.id] = runner.run(trial)
@@ -56,16 +58,18 @@ def run_sweep(plan: SweepPlan, store: Store, machine: Machine, state: SweepState
 class TrialRunner:
     """Runs one trial after another with one launcher, and closes it at the end."""
 
-    def __init__(self, sweep: str, launcher: str, store: Store, machine: Machine) -> None:
+    def __init__(self, sweep: str, launcher: str, store: Store, environment: Mapping[str, str] = {}) -> None:
+        """``environment`` is what the ranks' environment has beside this process's."""
         self._sweep = sweep
         self._store = store
-        self._machine = machine
         self._log = store.folder / ".server.log"
         is_resident = launcher == "resident"
         mark = mark_of(store.folder)
         end_marked(mark)  # whatever a killed manager left: it had the lock that this one has now
         self._launcher: Launcher = (
-            Torchrun(mark) if launcher == "torchrun" else ForkServer(self._log, mark, is_resident)
+            Torchrun(mark, environment)
+            if launcher == "torchrun"
+            else ForkServer(self._log, mark, is_resident, environment)
         )
 
     def __enter__(self) -> Self:
@@ -85,7 +89,7 @@ class TrialRunner:
         if trial.skip_reason is not None:
             record = _skipped(trial, self._sweep)
         else:
-            record = TrialRun(trial.spec, self._sweep, self._store, self._machine).run(self._launcher)
+            record = TrialRun(trial.spec, self._sweep, self._store).run(self._launcher)
         if record.outcome is Outcome.CRASHED:
             self._store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
         self._store.write_record(record)
@@ -106,8 +110,8 @@ def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) ->
         schema_version=SCHEMA_VERSION,
         id=spec.id,
         sweep=sweep,
-        source="measured",
-        device="emulated" if spec.run.emulate else spec.device,
+        source="rehearsed" if spec.run.rehearsed_on else "measured",
+        device=spec.run.alone or spec.device,
         emulated_on=spec.device if spec.run.emulate else None,
         model=spec.model,
         num_parameters=spec.model.num_parameters,
@@ -122,10 +126,9 @@ def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) ->
 class TrialRun:
     """One trial, from its scratch folder to its record."""
 
-    def __init__(self, spec: TrialSpec, sweep: str, store: Store, machine: Machine) -> None:
+    def __init__(self, spec: TrialSpec, sweep: str, store: Store) -> None:
         self._spec = spec
         self._sweep = sweep
-        self._machine = machine
         self._store = store
         self._scratch = store.make_scratch(spec.id)
         self._exits: dict[int, RankExit] = {}
@@ -227,9 +230,10 @@ class TrialRun:
         try:
             with open(self._scratch / f"rank-{rank}.json", "rb") as file:
                 data = file.read(MOST_REPORT_BYTES + 1)
-            return from_json(data, RankReport) if len(data) <= MOST_REPORT_BYTES else None
+            report = from_json(data, RankReport) if len(data) <= MOST_REPORT_BYTES else None
         except (OSError, msgspec.DecodeError):
             return None
+        return report if report is None or self._spec.run.rehearsed_on is None else report.without_times()
 
     def _stderr_tail(self, rank: int | None) -> str | None:
         """Return the last lines of the log of the rank that caused the outcome. torchrun's ranks share one log."""
@@ -245,7 +249,7 @@ class TrialRun:
         At these times only this sweep's waiting processes may be there. They are counted, not compared by ID, because
         in a container NVML may show process IDs of the host.
         """
-        if self._spec.device != "cuda":
+        if self._spec.device != "cuda" or self._spec.run.rehearsed_on is not None:
             return
         for device in probe_machine().gpus[: self._spec.num_processes]:
             if len(device.processes) > num_waiting:
@@ -258,7 +262,7 @@ class TrialRun:
 
     def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
         """Return the GPU's dense peak for the compute dtype and its source, if the catalogue has them."""
-        if self._spec.device != "cuda" or not reports:
+        if self._spec.device != "cuda" or self._spec.run.rehearsed_on is not None or not reports:
             return {}
         gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute
         peak = gpu.peak_flops_per_second(dtype) if gpu else None

@@ -1,12 +1,13 @@
 """Other people's measurements (catalog/published.csv) and the predictions for them.
 
 Read in this order:
-    cases.py     reads the rows
-    setups.py    a row as a model, a setup and hardware, or the reason why it cannot be one
-    hardware.py  GPUs and networks under the names that publications use
-    peaks.py     compares peaks of memory
-    terms.py     tensors that other frameworks keep alive and our models do not
-    fits.py      compares outcomes: fits, or out of memory
-    speed.py     compares throughput
-    sizes.py     compares the one published chart of largest models
+    cases.py      reads the rows
+    setups.py     a row as a model, a setup and hardware, or the reason why it cannot be one
+    hardware.py   GPUs and networks under the names that publications use
+    peaks.py      compares peaks of memory
+    terms.py      tensors that other frameworks keep alive and our models do not
+    fits.py       compares outcomes: fits, or out of memory
+    speed.py      compares throughput
+    rehearsed.py  compares peaks of memory with rehearsals of the very code that was run
+    sizes.py      compares the one published chart of largest models
 """

@@ -22,6 +22,7 @@ from fsdp_bench.spec.rank_report import CommunicationReading, Failure, MemoryRea
 from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.results.load import machine_description, sweep_folders
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import run_command
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
 
@@ -196,6 +197,43 @@ def test_rank_0_alone_is_named_and_its_steps_are_said_to_be_without_communicatio
     printed = capsys.readouterr().out
     assert "2 emulated" in printed
     assert "without communication" in printed
+
+
+def rehearsed() -> TrialRecord:
+    """A record without times, of a GPU that is not there."""
+    made = record()
+    run = RunPlan(communication_steps=0, emulate=True, rehearsed_on=rehearsed_gpu("H100-SXM"))
+    ranks = tuple(rank.without_times() for rank in made.ranks)
+    return replace(made, source="rehearsed", device="rehearsed", emulated_on="cuda", run=run, ranks=ranks)
+
+
+def test_rehearsed_trials_have_a_chart_of_memory_alone_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = draw_all([rehearsed()], tmp_path, "NVIDIA H100 80GB HBM3 (rehearsed)")
+    assert path.name == "peak-memory.png"
+    (trials,) = group_by_chart([rehearsed()], "m")
+    assert "(rehearsed)" in trials.place
+    assert "source: rehearsed" in trials.conditions
+    assert any("2.0 GiB of it kept free for the CUDA context and NCCL" in text for text in trials.conditions)
+    print_table([rehearsed()], Console(width=200))
+    printed = capsys.readouterr().out
+    assert "rehearsed: 1 trials" in printed
+    assert "2 rehearsed" in printed
+    assert "tokens/s" not in printed
+    assert "times are" not in printed
+
+
+def test_rehearsed_measured_and_emulated_trials_share_no_chart() -> None:
+    measured = record(device="cuda")
+    emulated = replace(measured, device="emulated", emulated_on="cuda")
+    charts = group_by_chart([measured, emulated, rehearsed()], "m")
+    assert [[slot.record.device for group in chart.groups for slot in group.slots] for chart in charts] == [
+        ["cuda"],
+        ["emulated"],
+        ["rehearsed"],
+    ]
+    assert len({chart.suffix for chart in charts}) == 3
 
 
 def test_an_option_that_is_not_the_default_is_a_condition() -> None:

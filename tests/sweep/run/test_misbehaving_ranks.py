@@ -18,7 +18,6 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run import logs, time_limit
 from fsdp_bench.sweep.run.launchers import RankExit, Torchrun, TorchrunTrial, worker_environment
@@ -61,7 +60,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def run(store: Store, code: str, seconds: float = 30.0) -> TrialRecord:
     plan = RunPlan(timeout_seconds=seconds, communication_steps=0)
     spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=plan, device="cpu")
-    return TrialRun(spec, "s", store, probe_machine()).run(Program(mark_of(store.folder), code))
+    return TrialRun(spec, "s", store).run(Program(mark_of(store.folder), code))
 
 
 def writing(report: str, then: str = "") -> str:
@@ -123,7 +122,7 @@ def test_odd_files_of_a_rank_are_its_outcome(store: Store, report: str, then: st
 
 def test_a_scratch_folder_that_cannot_be_written_ends_the_sweep_and_records_nothing(store: Store) -> None:
     spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=RunPlan(), device="cpu")
-    trial = TrialRun(spec, "s", store, probe_machine())
+    trial = TrialRun(spec, "s", store)
     store.remove_scratch(store.scratch)  # as a disk without inodes does, writing fails
     with pytest.raises(ResultsError, match="results cannot be written"):
         trial.run(Program("none", ""))
@@ -198,7 +197,7 @@ def test_a_rank_that_ends_early_ends_the_trial_and_is_its_cause(store: Store) ->
     spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(world_size=2), run=plan, device="cpu")
     launcher = TwoRanks(mark_of(store.folder), "import time; time.sleep(100)")
     begin = time.monotonic()
-    record = TrialRun(spec, "s", store, probe_machine()).run(launcher)
+    record = TrialRun(spec, "s", store).run(launcher)
     assert time.monotonic() - begin < 30
     assert record.outcome is Outcome.CRASHED
     assert record.reason == "rank 0 ended with exit code 0 in start and left no report"

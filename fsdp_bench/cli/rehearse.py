@@ -1,0 +1,111 @@
+"""``fsdp-bench rehearse``: a real training command as one rank, on a stand-in for NVIDIA's libraries."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.catalog.loader import load_user_catalog
+from fsdp_bench.cli.common.charts import check_chart, save_figure
+from fsdp_bench.cli.common.options import Count, headroom_option
+from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
+from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
+from fsdp_bench.report.text.rehearsal import report_text, several
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.rehearsal import RehearsalOutcome
+
+_COLOURS = {True: "green", False: "red", None: "yellow"}
+
+
+@click.command("rehearse", context_settings={"allow_interspersed_args": False})
+@click.option("--server", metavar="NAME", help="A server of the catalogue (fsdp-bench servers).")
+@click.option("--gpu", metavar="NAME", help="Only a GPU; links and host memory are then unknown.")
+@click.option("--nodes", type=Count(), metavar="N", help="Servers; 1 by default.")
+@click.option("--gpus-per-node", type=Count(), metavar="N", help="GPUs used on each; by default all of the server's.")
+@click.option(
+    "--world-size",
+    type=Count(),
+    metavar="N",
+    help="GPUs in total. Default: all of the server's, or as torchrun says; 1 for plain python.",
+)
+@click.option("--catalog", type=click.Path(path_type=Path), metavar="FILE", help="A TOML file with further hardware.")
+@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
+@headroom_option
+@click.option("--steps", default="4", metavar="N|all", help="End the script after so many optimizer steps. Default: 4.")
+@click.option("--rank", type=int, default=None, metavar="N", help="The rank to run. Default: 0.")
+@click.option("--ranks", metavar="0,7|all", help="Run several ranks in turn and name the worst.")
+@click.option("--max-gpu-memory", metavar="70GiB", help="Exit with 3 if a GPU needs more: for CI.")
+@click.option("--random-weights", is_flag=True, help="from_pretrained makes models from their configuration alone.")
+@click.option(
+    "--balanced-routing",
+    is_flag=True,
+    help="Mixture of experts: each expert gets equally many tokens. Without it, unknown.",
+)
+@click.option(
+    "--unsupported",
+    type=click.Choice(["stop", "warn"]),
+    default="stop",
+    help="If the script calls an unsupported CUDA function: stop (default), or warn and go on, without cuDNN.",
+)
+@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw memory over time.")
+@click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
+def command(**given: Any) -> int:
+    """Run one rank of a real, unmodified training command without a GPU, and say whether it fits.
+
+    PyTorch's CUDA build runs on a stand-in for NVIDIA's libraries: memory is counted, kernels do nothing. COMMAND is
+    what you would start on the cluster: python, torchrun or accelerate launch, and its arguments.
+
+    \b
+    fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
+    fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
+
+    Checkpoints are not written. Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
+    2: bad input. 1: the script failed.
+    """
+    chart, as_json = given.pop("chart"), given.pop("as_json")
+    if chart is not None:
+        check_chart(chart)
+    found = _run(_read(given))
+    worst = worst_of(found)
+    if as_json:
+        documents = [rehearsal_document(one) for one in found]
+        sys.stdout.write(to_json({"ranks": documents} if len(found) > 1 else documents[0]).decode())
+    else:
+        answer, *lines = (several(found) if len(found) > 1 else report_text(worst)).split("\n")
+        print_answer(answer, _COLOURS[worst.fits])
+        print_lines("\n".join(lines))
+    if chart is not None:
+        from fsdp_bench.report.charts.rehearsal import draw
+
+        save_figure(draw(worst), chart)
+    if any(one.report.outcome is RehearsalOutcome.FAILED for one in found):
+        return ExitCode.CRASHED
+    return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
+
+
+def _read(given: dict[str, Any]) -> CommandToRehearse:
+    """Check everything that can be checked before the script starts."""
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    given["stops_at_unsupported"] = given.pop("unsupported") == "stop"
+    given["catalog"] = load_user_catalog(given["catalog"])
+    return command_to_rehearse(given.pop("words"), ranks=ranks if ranks is not None else rank or 0, **given)
+
+
+def _run(asked: CommandToRehearse) -> list[Rehearsal]:
+    """Run each rank, after a line that says so."""
+    found = []
+    answers = asked.answers()
+    for rank in asked.ranks:
+        print_line(f"rehearsing rank {rank}: what the script prints follows", error=True)
+        found.append(next(answers))
+    return found

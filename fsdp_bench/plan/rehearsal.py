@@ -1,0 +1,174 @@
+"""Whether a rehearsed script fits a GPU, and the JSON form of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.rates.communicators import Communicators, communicators_of
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.rehearsal import RehearsalOutcome, RehearsalReport, Span
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+
+
+def headroom_of_script(hardware: Cluster | Gpu, world_size: int, stated_bytes: int | None) -> Headroom:
+    """Return the GPU memory that is kept free for the CUDA context and NCCL, before anything of the script is known."""
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    return headroom_of(gpu, _of_world(hardware, world_size), stated_bytes)
+
+
+def _of_world(hardware: Cluster | Gpu, world_size: int) -> Communicators:
+    """Return the communicator of all ranks, for all-gathers and reduce-scatters."""
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    return communicators_of(TrainSetup(world_size=world_size), cluster)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One rehearsal and the GPU that its stand-in has passed for."""
+
+    report: RehearsalReport
+    hardware: Cluster | Gpu
+    kept_free: Headroom
+    max_gpu_bytes: int | None = None
+    """A limit of the user's own (--max-gpu-memory), for reserved memory and what is kept free together."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+
+    @property
+    def usable_bytes(self) -> int:
+        """The GPU memory that a process can use."""
+        assert self.gpu.usable_memory_bytes is not None
+        return self.gpu.usable_memory_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        """GPU memory that torch's allocator can reserve: all but what is kept free."""
+        return self.usable_bytes - self.kept_free.num_bytes
+
+    @property
+    def exceeds_limit(self) -> bool:
+        """Whether it needs more than the user's own limit."""
+        needed = self.report.peak_reserved_bytes + self.kept_free.num_bytes
+        return self.max_gpu_bytes is not None and needed > self.max_gpu_bytes
+
+    @property
+    def lacks_second_step(self) -> bool:
+        """Whether the script was ended before a step with the optimizer's states, which are made in the first."""
+        return self.report.outcome is RehearsalOutcome.STOPPED and self.report.num_steps == 1
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the script fits. None if that is not known: it failed, or never made an optimizer step."""
+        if self.report.outcome is RehearsalOutcome.OUT_OF_MEMORY or self.exceeds_limit:
+            return Verdict.DOES_NOT_FIT
+        report = self.report
+        if report.outcome is RehearsalOutcome.FAILED or not report.num_steps or report.sizes_from_values:
+            return None
+        if (report.unsupported and report.stops_at_unsupported) or self.lacks_second_step:
+            return None
+        return Verdict.RUNS_WITH_RETRIES if self.report.num_alloc_retries else Verdict.FITS
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits without allocation retries. None if that is not known."""
+        return None if self.verdict is None else self.verdict is Verdict.FITS
+
+    @cached_property
+    def first_step(self) -> Span | None:
+        """The span of the first step with its peak; the step includes loading."""
+        return _highest([span for step, spans in self.report.steps() if step == 1 for span in spans])
+
+    @cached_property
+    def steady_state(self) -> Span | None:
+        """The span with the peak of the steps after the first. None if there was only one."""
+        return _highest([span for step, spans in self.report.steps() if step > 1 for span in spans])
+
+    @property
+    def communicators(self) -> Communicators | None:
+        """NCCL's communicators of this rank. None where the script's process groups are others than FSDP's own."""
+        report = self.report
+        sizes = sorted(size for size in report.process_groups.values() if size > 1)
+        world, cluster = report.world_size, self.hardware if isinstance(self.hardware, Cluster) else None
+        if not sizes:
+            return Communicators(())
+        if set(sizes) == {world}:
+            return communicators_of(TrainSetup(world_size=world), cluster)
+        gathering = {group for group, name, _count in report.collectives if "allgather" in name}
+        shards = {report.process_groups[group] for group in gathering} - {1, world}
+        others = [size for size in sizes if size != world]
+        if len(others) == 2 and others[0] * others[1] == world and len(shards) == 1:
+            setup = TrainSetup(world_size=world, shard_size=shards.pop(), strategy=ShardingStrategy.HYBRID_SHARD)
+            return communicators_of(setup, cluster)
+        return None
+
+
+def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:
+    """Return the rank that decides: one that failed, does not fit, or needs most."""
+    failed = (RehearsalOutcome.FAILED,)
+    return max(found, key=lambda one: (one.report.outcome in failed, one.fits is False, one.report.peak_reserved_bytes))
+
+
+def _highest(spans: list[Span]) -> Span | None:
+    return max(spans, key=lambda span: span.allocated_bytes, default=None)
+
+
+def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
+    """Return the JSON form, with the keys of ``predict --json`` where they mean the same. Unknown values are null."""
+    report, peak = found.report, found.report.peak
+    out_of_memory = report.outcome is RehearsalOutcome.OUT_OF_MEMORY
+    gpu, communicators = found.gpu, found.communicators
+    phases: dict[str, int] = {}
+    for span in report.spans:
+        phases[span.phase] = max(span.allocated_bytes, phases.get(span.phase, 0))
+    nccl = communicators.num_bytes if communicators is not None else None
+    return {
+        "source": "rehearsed",
+        "torch": report.torch,
+        "cuda": report.cuda,
+        "command": report.sentence,
+        "world_size": report.world_size,
+        "rank": report.rank,
+        "outcome": report.outcome.value,
+        "num_steps": report.num_steps,
+        "server": {
+            "name": found.hardware.server.name if isinstance(found.hardware, Cluster) else None,
+            "gpu": gpu.name,
+            "gpu_memory_bytes": found.usable_bytes,
+        },
+        "memory": {
+            "peak_allocated_bytes": peak.allocated_bytes if peak else None,
+            "peak_reserved_bytes": report.peak_reserved_bytes if peak else None,
+            "peak_phase": peak.phase if peak else None,
+            "peak_step": peak.step if peak else None,
+            "phases": phases,
+            "first_step": to_builtins(found.first_step),
+            "steady_state": to_builtins(found.steady_state),
+            "num_alloc_retries": report.num_alloc_retries,
+            "communicators_bytes": [nccl.low, nccl.high] if nccl is not None else None,
+            "lines_at_peak": to_builtins(report.lines_at_peak),
+        },
+        "host": {
+            "peak_bytes": report.peak_host_bytes,
+            "peak_bytes_of_real_run": report.peak_host_bytes + report.peak_unwritten_host_bytes,
+        },
+        "reads": to_builtins(report.reads),
+        "num_known_reads": report.num_known_reads,
+        "unsupported": report.unsupported,
+        "notes": list(report.notes),
+        "allocator_settings": report.allocator_settings,
+        "failure": to_builtins(report.failure),
+        "fits": found.fits,
+        "verdict": found.verdict,
+        "headroom_bytes": None if out_of_memory else found.usable_bytes - report.peak_reserved_bytes,
+        "required_headroom_bytes": found.kept_free.num_bytes,
+        "spans": to_builtins(report.spans),
+    }

@@ -1,0 +1,180 @@
+"""rehearse_command(): one rank of a real training command, or several in turn, and whether it fits."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.lookup import find_placement
+from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script
+from fsdp_bench.rehearse.build import StandInGpu
+from fsdp_bench.rehearse.command import Command, Launcher, read_command
+from fsdp_bench.rehearse.run import RankToRun, rehearse
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.units import parse_bytes
+
+DEFAULT_STEPS = 4
+"""Optimizer steps: the first, the second, in which the optimizer has its states, and two like it."""
+
+
+@dataclass(frozen=True)
+class CommandToRehearse:
+    """A command, its hardware, and the ranks to run; everything is checked."""
+
+    command: Command
+    hardware: Cluster | Gpu
+    world_size: int | None
+    """None: as the command itself says."""
+    gpus_per_node: int
+    ranks: tuple[int, ...]
+    steps: int | None
+    """None: to the script's end."""
+    headroom_bytes: int | None
+    max_gpu_bytes: int | None
+    snapshot: Path | None
+    random_weights: bool
+    balanced_routing: bool
+    stops_at_unsupported: bool
+
+    def answers(self) -> Iterator[Rehearsal]:
+        """Run the ranks in turn; yield what is found of each.
+
+        Raises:
+            MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
+            SpecError: if its launcher refuses its arguments.
+            RehearsalError: if its process ends without a report.
+        """
+        kept = headroom_of_script(self.hardware, self.world_size or USUAL_GPUS_PER_NODE, self.headroom_bytes)
+        gpu = self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+        stand_in = _stand_in(gpu, kept.num_bytes, self.gpus_per_node)
+        for rank in self.ranks:
+            one = RankToRun(
+                rank=rank,
+                world_size=self.world_size,
+                gpus_per_node=self.gpus_per_node,
+                steps=self.steps,
+                snapshot=self.snapshot,
+                random_weights=self.random_weights,
+                balanced_routing=self.balanced_routing,
+                stops_at_unsupported=self.stops_at_unsupported,
+            )
+            yield Rehearsal(rehearse(self.command, stand_in, one), self.hardware, kept, self.max_gpu_bytes)
+
+
+def _stand_in(gpu: Gpu, context_bytes: int, count: int) -> StandInGpu:
+    assert gpu.usable_memory_bytes is not None, "sized() has it"
+    if gpu.compute_capability is None or gpu.num_multiprocessors is None:
+        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
+    return StandInGpu(
+        name=next(iter(gpu.product_names), gpu.name),
+        total_bytes=gpu.usable_memory_bytes,
+        context_bytes=context_bytes,
+        compute_capability=gpu.compute_capability,
+        num_multiprocessors=gpu.num_multiprocessors,
+        count=count,
+    )
+
+
+def command_to_rehearse(
+    command: str | Sequence[str],
+    server: str | Server | None = None,
+    gpu: str | Gpu | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    world_size: int | None = None,
+    gpu_memory: str | int | None = None,
+    headroom: str | int | None = None,
+    steps: int | str = DEFAULT_STEPS,
+    ranks: str | int | Sequence[int] = 0,
+    max_gpu_memory: str | int | None = None,
+    snapshot: Path | None = None,
+    random_weights: bool = False,
+    balanced_routing: bool = False,
+    stops_at_unsupported: bool = True,
+    catalog: Catalog = BUILT_IN,
+) -> CommandToRehearse:
+    """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
+
+    Raises:
+        SpecError: for values that are not allowed, naming them and what is allowed.
+    """
+    if snapshot is not None and not snapshot.resolve().parent.is_dir():
+        raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    understood = read_command(words, os.environ, Path.cwd())
+    place = find_placement(gpu, server, nodes, gpus_per_node, world_size, catalog)
+    hardware = sized(place.hardware, gpu_memory, None)
+    is_counted = any(given is not None for given in (server, nodes, gpus_per_node, world_size))
+    world = place.world_size if is_counted else None
+    alone = understood.launcher is Launcher.NONE
+    each = place.gpus_per_node if is_counted else 1 if alone else USUAL_GPUS_PER_NODE
+    if world is not None and server is None and gpus_per_node is None:
+        each = min(USUAL_GPUS_PER_NODE, world)
+    _stand_in(hardware.gpu if isinstance(hardware, Cluster) else hardware, 0, each)
+    return CommandToRehearse(
+        command=understood,
+        hardware=hardware,
+        world_size=world,
+        gpus_per_node=each,
+        ranks=_ranks(ranks, world),
+        steps=_steps(steps),
+        headroom_bytes=stated_headroom(headroom, hardware),
+        max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
+        snapshot=snapshot,
+        random_weights=random_weights,
+        balanced_routing=balanced_routing,
+        stops_at_unsupported=stops_at_unsupported,
+    )
+
+
+def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehearsal]:
+    """Run one rank of a training command without a GPU: ``rehearse_command("torchrun train.py", gpu="H100-SXM")``.
+
+    PyTorch's CUDA build of the command's Python runs on a stand-in for NVIDIA's libraries, in a process of its own.
+
+    Args:
+        command: what would be started on the cluster: python, torchrun or accelerate launch, and its arguments.
+        asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
+            ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (4, or "all"), ``ranks`` (0, a
+            list, or "all"), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
+            ``stops_at_unsupported``.
+
+    Returns:
+        A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits.
+
+    Raises:
+        SpecError: for values that are not allowed.
+        MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
+        RehearsalError: if the command's process ends without a report.
+    """
+    return list(command_to_rehearse(command, **asked).answers())  # type: ignore[arg-type]
+
+
+def _steps(steps: int | str) -> int | None:
+    text = str(steps).strip().lower()
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise SpecError(f"steps: {shown(steps)} is not allowed; a whole number, 1 or more, or all")
+    return int(text)
+
+
+def _ranks(ranks: str | int | Sequence[int], world_size: int | None) -> tuple[int, ...]:
+    """Return the ranks to run, each once."""
+    if isinstance(ranks, str) and ranks.strip().lower() == "all":
+        if world_size is None:
+            raise SpecError("ranks: all needs --world-size or --server")
+        return tuple(range(world_size))
+    words = [ranks] if isinstance(ranks, int) else ranks.split(",") if isinstance(ranks, str) else ranks
+    for word in words:
+        if not str(word).strip().isdecimal() or (world_size is not None and int(word) >= world_size):
+            allowed = f"0 to {world_size - 1}, by the world size" if world_size else "whole numbers from 0"
+            raise SpecError(f"ranks: {shown(word)} is not allowed; {allowed}")
+    return tuple(dict.fromkeys(map(int, words)))

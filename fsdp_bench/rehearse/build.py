@@ -1,0 +1,206 @@
+"""The stand-in for NVIDIA's libraries: compiled for a torch, kept, and put before the real ones by the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdp_bench.rehearse.elf import symbols_of
+from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.spec.errors import MachineError, printable, shortened
+
+SOURCES = Path(__file__).parent / "stand_in"
+LIBRARY = "libstand_in.so"
+OTHER_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+"""Who asks for the driver or for NVML by name gets the same library. Triton links against ``libcuda.so``."""
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-w")
+STATUS_BY_PREFIX = {"cuda": 801, "__cuda": 801, "cublas": 15, "cudnn": 3000}
+"""What functions return that no source file defines: cudaErrorNotSupported, and the other libraries' own numbers."""
+NEEDS_NO_GPU = re.compile(
+    r"cublas(Lt)?(Get(Version(_v2)?|Property|CudartVersion|Status(Name|String))|Logger\w+|Xerbla)"
+    r"|cudnnGet(Version|CudartVersion|(Last)?ErrorString|Property)"
+)
+"""Functions of cuBLAS and cuDNN that NVIDIA's own libraries answer as well without a GPU."""
+HIGHEST_CAPABILITY = 12.0
+"""stand_in/settings.c knows the compute capabilities up to this one."""
+
+
+@dataclass(frozen=True)
+class StandInGpu:
+    """The GPUs of a node, as the stand-in passes for them."""
+
+    name: str
+    """As torch.cuda.get_device_name prints it."""
+    total_bytes: int
+    context_bytes: int
+    """Device memory that the CUDA context takes beside the allocator."""
+    compute_capability: float
+    """9.0 for an H100."""
+    num_multiprocessors: int
+    count: int = 1
+    """How many of them the node has."""
+
+
+def build_stand_in(torch: Torch) -> Path:
+    """Return the folder of the stand-in's libraries for a torch, compiled if it is not there yet.
+
+    It is kept under ``$XDG_CACHE_HOME/fsdp-bench/stand-in``, by version of torch and content of the sources. Several
+    processes may do this at once. Raises MachineError without a C compiler, or if the compiler or the disk fails.
+    """
+    version = _version(torch)
+    kept = cache_folder() / "stand-in"
+    folder = kept / version
+    if folder.is_dir():
+        return folder
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept, prefix="building-") as temporary:
+            built = Path(temporary) / version
+            built.mkdir()
+            compile_stand_in(built, torch.cuda_version, _asked_of_libraries(torch), version)
+            try:
+                built.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was faster
+                    raise
+    except OSError as error:
+        raise MachineError(
+            f"cannot keep the stand-in for NVIDIA's libraries (XDG_CACHE_HOME says where): {error}"
+        ) from error
+    return folder
+
+
+def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], version: str) -> None:
+    """Compile the stand-in into a folder; ``names`` are functions that are recorded and fail unless a source has them.
+
+    Raises MachineError if there is no C compiler, or with the compiler's first error.
+    """
+    lacking = folder / "lacking.c"
+    stubs = "".join(f"{_macro(name)}({name}, {_status(name)})\n" for name in sorted(names))
+    lacking.write_text(f'#include "stand_in.h"\n{stubs}')
+    sources = [str(source) for source in (*sorted(SOURCES.glob("*.c")), lacking)]
+    defines = [f"-DCUDA_VERSION={cuda_version}", f'-DSTAND_IN_VERSION="{version}"', f"-I{SOURCES}"]
+    command = [*_compiler(), *FLAGS, *defines, *sources, "-o", str(folder / LIBRARY), "-ldl", "-lpthread"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        said = (
+            [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or ["no message"]
+        )
+        raise MachineError(
+            f"{command[0]} cannot compile the stand-in for NVIDIA's libraries: {shortened(said[0], 300)}"
+        )
+    for name in OTHER_NAMES:
+        (folder / name).symlink_to(LIBRARY)
+
+
+def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables with which a command runs on the stand-in, to be set over those of ``environment``.
+
+    Raises MachineError for a compute capability that the stand-in does not know.
+    """
+    capability = round(gpu.compute_capability * 10)
+    if not 70 <= capability <= HIGHEST_CAPABILITY * 10:
+        raise MachineError(f"{gpu.name}: rehearse knows compute capabilities 7.0 to 12.0, not {gpu.compute_capability}")
+    return {
+        "LD_PRELOAD": _joined(_preloaded(folder), environment.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _joined(str(folder), environment.get("LD_LIBRARY_PATH")),
+        "STAND_IN_NAME": gpu.name,
+        "STAND_IN_DEVICES": str(gpu.count),
+        "STAND_IN_BYTES": str(gpu.total_bytes),
+        "STAND_IN_CONTEXT_BYTES": str(gpu.context_bytes),
+        "STAND_IN_CAPABILITY": str(capability),
+        "STAND_IN_MULTIPROCESSORS": str(gpu.num_multiprocessors),
+        # There is no cuDNN here. Where PyTorch would prefer cuDNN's attention (H100 and newer), it takes flash
+        # attention, which saves tensors of the same sizes for the backward pass.
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+        # Triton looks for libcuda.so here first; otherwise it would ask ldconfig, and find a real driver's.
+        "TRITON_LIBCUDA_PATH": str(folder),
+        # Inductor measures variants of kernels, which allocates a buffer of the size of L2, and keeps which was
+        # fastest. Without what it kept, every run allocates the same, as a first run does. Here all variants take the
+        # same time: that must not reach runs on a real GPU of the same name.
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),
+    }
+
+
+def cache_folder() -> Path:
+    """Return the folder in which fsdp-bench keeps what can be made again."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "fsdp-bench"
+
+
+def _version(torch: Torch) -> str:
+    """Return a name for a torch and the sources."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return re.sub(r"[^\w.+-]", "_", f"torch-{torch.version}-cuda-{torch.cuda}-{digest.hexdigest()[:12]}")
+
+
+def _asked_of_libraries(torch: Torch) -> set[str]:
+    """Return what torch's libraries refer to of libcudart, cuBLAS and cuDNN, and all of libcudart."""
+    names = set[str]()
+    for library in sorted((torch.folder / "lib").glob("lib*.so")):
+        names |= symbols_of(library).undefined
+    for library in _cuda_runtimes(torch):
+        names |= symbols_of(library).defined
+    pattern = re.compile(r"(__)?cuda[A-Z]\w*|cu(blas|dnn)[A-Z]\w*")
+    return {name for name in names if pattern.fullmatch(name) and not NEEDS_NO_GPU.fullmatch(name)}
+
+
+def _cuda_runtimes(torch: Torch) -> list[Path]:
+    """Return NVIDIA's libcudart beside torch: in wheels of NVIDIA, in torch's own, in conda's environment."""
+    site = torch.folder.parent
+    found = (
+        *site.glob("nvidia/*/lib/libcudart.so*"),
+        *torch.folder.glob("lib/libcudart*"),
+        *site.glob("../../libcudart.so*"),
+    )
+    return sorted(set(found))
+
+
+def _macro(name: str) -> str:
+    """Return the macro of stand_in.h that defines a function. Most of cuBLAS computes, which may be left undone."""
+    computes = name.startswith("cublas") and not re.search("Create|Get|Alloc|Init", name)
+    return "UNSUPPORTED_WORK" if computes else "UNSUPPORTED"
+
+
+def _status(name: str) -> int:
+    """Return what a function of that name returns that is not supported."""
+    return next(status for prefix, status in STATUS_BY_PREFIX.items() if name.startswith(prefix))
+
+
+def _compiler() -> list[str]:
+    """Return the command of the machine's C compiler: $CC, or the first of the usual ones."""
+    given = os.environ.get("CC", "").split()
+    if given:
+        if shutil.which(given[0]):
+            return given
+        raise MachineError(
+            f"CC is {printable(given[0])}, which cannot be run; rehearse compiles a small C library once"
+        )
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise MachineError(
+        "there is no C compiler; rehearse compiles a small C library once: install gcc or clang, or set CC"
+    )
+
+
+def _preloaded(folder: Path) -> str:
+    """Return what LD_PRELOAD is to say. It cannot name a path with a space: then LD_LIBRARY_PATH finds the library."""
+    if ":" in str(folder) or ";" in str(folder):
+        raise MachineError(f"the path {printable(str(folder))} contains ':' or ';', which LD_LIBRARY_PATH cannot name")
+    return LIBRARY if re.search(r"\s", str(folder)) else str(folder / LIBRARY)
+
+
+def _joined(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first

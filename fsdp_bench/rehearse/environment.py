@@ -1,0 +1,45 @@
+"""Prints the environment variables with which other processes of this interpreter run on the stand-in, as JSON.
+
+``python -m fsdp_bench.rehearse.environment GPU``, where GPU is a RehearsedGpu in JSON. Rehearsed sweeps call it: sweep
+may not import this package. The answer is an object; with the one key ``error`` if this machine cannot rehearse.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
+from fsdp_bench.rehearse.find_torch import find_torch
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import FsdpBenchError
+from fsdp_bench.spec.rehearsal import RehearsedGpu
+
+
+def environment_of(gpu: RehearsedGpu, python: str = sys.executable) -> dict[str, str]:
+    """Return the variables for a GPU. The stand-in is compiled if it is not there yet.
+
+    Raises:
+        MachineError: if the interpreter has no CUDA build of torch, or there is no C compiler.
+    """
+    stand_in = StandInGpu(
+        name=gpu.product_name,
+        total_bytes=gpu.usable_bytes,
+        context_bytes=gpu.kept_free_bytes,
+        compute_capability=gpu.compute_capability,
+        num_multiprocessors=gpu.num_multiprocessors,
+    )
+    return stand_in_environment(build_stand_in(find_torch(python)), stand_in)
+
+
+def main() -> None:
+    """Print the variables, or the error."""
+    try:
+        answer = environment_of(from_json(sys.argv[1].encode(), RehearsedGpu))
+    except FsdpBenchError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

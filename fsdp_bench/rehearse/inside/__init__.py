@@ -1,0 +1,11 @@
+"""Runs in the user's interpreter: Python 3.10 or newer with torch, and none of fsdp-bench's dependencies.
+
+Nothing here imports fsdp_bench. The files import each other as siblings.
+
+Read in this order:
+    main.py               runs the script as one rank, and reports what it did
+    launch.py             what a launcher would start, and the environment it would give to a rank
+    accelerate_launch.py  the same for accelerate launch, read by accelerate's own parser
+    observe/              what the script does: steps, peaks, lines that hold memory, values that it reads
+    replace/              what would need other ranks, a GPU's values, host memory or a disk
+"""

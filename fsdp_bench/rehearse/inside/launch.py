@@ -1,0 +1,231 @@
+"""What a launcher would start, and the environment it would give to one rank of it.
+
+The launchers' own parsers read the arguments, as installed with the user's torch and accelerate. Their processes and
+rendezvous are replaced by one rank of the world that is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?")
+ANY_NUMBER_PER_NODE = ("gpu", "auto", "cpu", "xpu")
+"""What torchrun's --nproc-per-node takes beside a number; it then counts the machine's devices."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The rank to run, and its world."""
+
+    rank: int
+    world_size: int
+    gpus_per_node: int
+
+    @property
+    def node(self) -> int:
+        """The node that this rank is on."""
+        return self.rank // self.gpus_per_node
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among those of its node."""
+        return self.rank % self.gpus_per_node
+
+    @property
+    def local_world_size(self) -> int:
+        """The ranks of this rank's node; the last node of a world may have fewer."""
+        return min(self.gpus_per_node, self.world_size - self.node * self.gpus_per_node)
+
+    def __str__(self) -> str:
+        if self.world_size <= self.gpus_per_node:
+            return f"rank {self.rank} of {self.world_size} on one node"
+        return f"rank {self.rank} of {self.world_size}, {self.gpus_per_node} a node"
+
+
+@dataclass
+class Launch:
+    """The program that a launcher would start in each process."""
+
+    kind: str
+    """``script``, ``module`` or ``code``: what ``target`` is."""
+    target: str
+    arguments: list[str]
+    sentence: str
+    """One line for the user: what was read, and the rank that replaces it."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What the launcher would set beside ``rank_environment``, and over it."""
+    gives_ranks: bool = False
+    """Whether the launcher sets RANK and its like: not python, nor accelerate launch for a single process."""
+    num_processes: int | None = None
+    """The world size that the launcher's arguments or its config file say; None where they leave it open."""
+    processes_per_node: int | None = None
+
+
+def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str, str]:
+    """Return the variables by which torchrun tells a process its rank; NODE_RANK beside them, as Lightning reads it.
+
+    The names are those of ``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server).
+    """
+    one = Rank(rank, world_size, gpus_per_node)
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": one.local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": one.local_world_size,
+        "GROUP_RANK": one.node,
+        "GROUP_WORLD_SIZE": -(-world_size // gpus_per_node),
+        "NODE_RANK": one.node,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
+    return {
+        **{name: str(number) for name, number in numbers.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # torchrun's own store is not there to be joined
+    }
+
+
+def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int) -> Launch:
+    """Return what a launcher followed by these words would start as this rank.
+
+    Args:
+        launcher: A value of ``fsdp_bench.rehearse.command.Launcher``.
+        words: What follows the launcher.
+        rank: The rank that replaces all of the launcher's processes.
+        world_size: The ranks of the world that is asked for, whatever the launcher's arguments say.
+        gpus_per_node: The GPUs of a node of that world.
+
+    Raises:
+        ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
+    """
+    one = Rank(rank, world_size, gpus_per_node)
+    if launcher == "torchrun":
+        return _torchrun(words, one)
+    if launcher == "torch.distributed.launch":
+        return _torch_distributed_launch(words, one)
+    if launcher == "accelerate":
+        from .accelerate_launch import understand_accelerate
+
+        return understand_accelerate(words, one)
+    if launcher != "none":
+        raise ValueError(f"launcher: {launcher!r} is not known; one of none, torchrun, accelerate")
+    kind, target, arguments = python_program(words, "python")
+    said = shlex.join(["python", *words[: len(words) - len(arguments)]])
+    return Launch(kind, target, arguments, f"{said}: run as {one}")
+
+
+def _torchrun(words: Sequence[str], one: Rank) -> Launch:
+    from torch.distributed.run import get_args_parser
+
+    return _launched_by_torch(parsed(get_args_parser(), words, "torchrun"), words, one, "torchrun")
+
+
+def _torch_distributed_launch(words: Sequence[str], one: Rank) -> Launch:
+    """As torchrun, but the script is told its local rank by an argument (torch/distributed/launch.py)."""
+    from torch.distributed.run import get_args_parser
+
+    name = "python -m torch.distributed.launch"
+    parser = get_args_parser()
+    parser.add_argument("--use-env", "--use_env", default=False, action="store_true")
+    args = parsed(parser, words, name)
+    launch = _launched_by_torch(args, words, one, name)
+    if not args.use_env:
+        launch.arguments.insert(0, f"--local-rank={one.local_rank}")
+    return launch
+
+
+def _launched_by_torch(args: argparse.Namespace, words: Sequence[str], one: Rank, name: str) -> Launch:
+    kind, target, arguments = started_program(args, name)
+    # torchrun puts each process's local rank where its arguments say ${local_rank} (elastic/utils/api.py, macros).
+    arguments = [word.replace("${local_rank}", str(one.local_rank)) for word in arguments]
+    environment = torchrun_environment(args, one)
+    if getattr(args, "virtual_local_rank", False):
+        environment.update(LOCAL_RANK="0", CUDA_VISIBLE_DEVICES=str(one.local_rank))
+    num_processes, per_node = _world_of(args, name)
+    sentence = replaced(name, words, args, one)
+    return Launch(kind, target, arguments, sentence, environment, True, num_processes, per_node)
+
+
+def _world_of(args: argparse.Namespace, name: str) -> tuple[int | None, int | None]:
+    """Return the processes, and those of one node, where torchrun's arguments say them."""
+    nodes = set(args.nnodes.split(":"))  # MIN:MAX; as many as there are
+    if not all(number.isdecimal() for number in nodes):
+        raise ValueError(f"{name}: --nnodes {args.nnodes} is not a number, nor MIN:MAX")
+    if args.nproc_per_node in ANY_NUMBER_PER_NODE:
+        return None, None
+    if not args.nproc_per_node.isdecimal():
+        allowed = ", ".join(ANY_NUMBER_PER_NODE)
+        raise ValueError(f"{name}: --nproc-per-node {args.nproc_per_node} is not a number, nor one of {allowed}")
+    per_node = int(args.nproc_per_node)
+    return (int(nodes.pop()) * per_node if len(nodes) == 1 else None), per_node
+
+
+def torchrun_environment(args: argparse.Namespace, one: Rank) -> dict[str, str]:
+    """Return what torchrun sets for each process beside its rank (``run.config_from_args``, ``_start_workers``)."""
+    environment = {
+        "ROLE_NAME": getattr(args, "role", "default"),
+        "TORCHELASTIC_MAX_RESTARTS": str(getattr(args, "max_restarts", 0)),
+        "TORCHELASTIC_RUN_ID": getattr(args, "rdzv_id", "none"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if one.local_world_size > 1:
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def replaced(name: str, words: Sequence[str], args: argparse.Namespace, one: Rank, note: str = "") -> str:
+    """Return the line that names the launcher, its arguments and its script, without the script's own arguments."""
+    said = shlex.join(words[: len(words) - len(args.training_script_args)])
+    return f"{name} {said}{note}: replaced by {one}"
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str], name: str) -> argparse.Namespace:
+    """Return what a launcher's parser reads. It raises ValueError where it would print its usage and exit."""
+
+    def refuse(message: str) -> None:
+        raise ValueError(f"{name}: {message}")
+
+    parser.error = refuse
+    return parser.parse_args(list(words))
+
+
+def started_program(args: argparse.Namespace, name: str) -> tuple[str, str, list[str]]:
+    """Return kind, target and arguments of what a launcher starts; torchrun and accelerate name them alike."""
+    target, arguments = args.training_script, list(args.training_script_args)
+    if args.module and args.no_python:
+        raise ValueError(f"{name}: --module and --no-python exclude each other")
+    if args.module:
+        return "module", target, arguments
+    if args.no_python:
+        return _without_python(target, arguments, name)
+    return python_program([target, *arguments], name)
+
+
+def _without_python(target: str, arguments: list[str], name: str) -> tuple[str, str, list[str]]:
+    """Read the command of --no-python, which is to be Python all the same."""
+    if not PYTHON.fullmatch(os.path.basename(target)):
+        raise ValueError(f"{name}: --no-python {target} cannot be rehearsed; only python SCRIPT, python -m and -c can")
+    while arguments[:1] == ["-u"]:
+        arguments = arguments[1:]
+    return python_program(arguments, name)
+
+
+def python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str]]:
+    """Return kind, target and arguments of ``-m MODULE``, ``-c CODE`` or a script that exists."""
+    if words and words[0] in ("-m", "-c"):
+        if len(words) < 2:
+            raise ValueError(f"{name}: {words[0]} needs a value after it")
+        return ("module" if words[0] == "-m" else "code"), words[1], list(words[2:])
+    if not words or words[0].startswith("-"):
+        raise ValueError(f"{name}: expected a script, -m MODULE or -c CODE, not {shlex.join(words[:1]) or 'nothing'}")
+    if not os.path.exists(words[0]):
+        raise ValueError(f"{name}: the script {words[0]} is not in {os.getcwd()}")
+    return "script", words[0], list(words[1:])

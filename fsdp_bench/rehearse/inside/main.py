@@ -1,0 +1,244 @@
+"""Runs the user's script as one rank: ``python main.py PLAN``, in the user's own Python, beside the stand-in.
+
+PLAN is a JSON file that fsdp_bench/rehearse/run.py writes. This package imports nothing of fsdp_bench: the user's
+Python may not have it. What the script does is reported in another JSON file, whatever happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":  # make the folder of this file a package, under a name of its own
+    import importlib.util
+
+    _HERE = Path(__file__).parent
+    sys.path[:] = [path for path in sys.path if not path or Path(path) != _HERE]  # the script must not find these files
+    _spec = importlib.util.spec_from_file_location(
+        "fsdp_bench_rehearsal", _HERE / "__init__.py", submodule_search_locations=[str(_HERE)]
+    )
+    assert _spec is not None
+    _package: ModuleType = importlib.util.module_from_spec(_spec)
+    sys.modules["fsdp_bench_rehearsal"] = _package
+    __package__ = "fsdp_bench_rehearsal"
+
+if TYPE_CHECKING:
+    from .observe.steps import Steps
+
+
+_END_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+
+
+class _Rehearsal:
+    """One run of the script, and what is observed of it."""
+
+    def __init__(self, plan: dict[str, Any], launch: Any, rank: int, world_size: int, gpus_per_node: int) -> None:
+        import torch
+
+        from .observe.memory import PeakCounters
+        from .observe.reads import Reads
+        from .observe.steps import Steps
+        from .replace.host_memory import HostMemory
+
+        self.plan, self.launch = plan, launch
+        self.rank, self.world_size, self.gpus_per_node = rank, world_size, gpus_per_node
+        self.torch = torch
+        self.counters = PeakCounters()
+        self.steps: Steps = Steps(plan["steps"], self.counters)
+        self.reads = Reads()
+        self.host = HostMemory()
+
+    def prepare(self) -> None:
+        """Install everything that observes or replaces."""
+        from .observe import history
+        from .replace import checkpoints, integers, process_group, spawn
+        from .replace.weights import use_random_weights
+
+        self.counters.install()
+        self.steps.install()
+        self.reads.install()
+        self.host.install()
+        checkpoints.skip_large_files()
+        if not self.plan["stops_at_unsupported"]:
+            self.torch.backends.cudnn.enabled = False
+        integers.compute_small_integers()
+        integers.balances_routing = self.plan["balanced_routing"]
+        process_group.join_alone(self.rank, self.world_size)
+        spawn.run_one_process(self.rank % self.gpus_per_node)
+        if self.plan["random_weights"]:
+            use_random_weights()
+        history.record()
+
+    def _notes(self) -> list[str]:
+        """Say what was assumed or replaced because the command line says so."""
+        from .replace.checkpoints import skipped
+
+        notes = {
+            "balanced_routing": "Of a mixture of experts, each expert gets equally many tokens (--balanced-routing).",
+            "random_weights": "from_pretrained made models from their configuration alone (--random-weights).",
+        }
+        found = [text for option, text in notes.items() if self.plan[option]]
+        if not self.plan["stops_at_unsupported"]:
+            found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
+        if (self.launch.num_processes or 1) not in (1, self.world_size):
+            found.append(f"The command says {self.launch.num_processes} ranks; rehearsed was one of {self.world_size}.")
+        found += [f"{name} was skipped {times} times: no checkpoint was written." for name, times in skipped.items()]
+        return found
+
+    def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
+        """Write the report, under a temporary name first."""
+        from .observe import history, reads
+        from .replace.collectives import calls, sizes
+
+        torch, seen = self.torch, history.History()
+        document = {
+            "outcome": outcome,
+            "failure": failure,
+            "sentence": self.launch.sentence,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "gpus_per_node": self.gpus_per_node,
+            "num_steps": self.steps.num_steps,
+            "spans": self.steps.document(),
+            "lines_at_peak": seen.lines_at_peak() if seen.is_whole else None,
+            "curve": seen.curve() if seen.is_whole else None,
+            "step_ends_us": [[span.step, span.phase, span.ended_us] for span in self.steps.spans],
+            "reads": self.reads.document(),
+            "num_known_reads": self.reads.num_known,
+            "unsupported": reads.unsupported(),
+            "stops_at_unsupported": self.plan["stops_at_unsupported"],
+            "process_groups": sizes,
+            "collectives": [[group, name, count] for (group, name), count in calls.items()],
+            "peak_host_bytes": self.host.peak_resident_bytes,
+            "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
+            "notes": self._notes(),
+            "torch": str(torch.__version__),
+            "cuda": str(torch.version.cuda),
+            "device_name": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
+            "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF")),
+        }
+        path = Path(self.plan["report"])
+        path.with_suffix(".tmp").write_text(json.dumps(document))
+        path.with_suffix(".tmp").replace(path)
+        if self.plan["snapshot"] and torch.cuda.is_initialized():
+            history.dump(self.plan["snapshot"])
+
+
+def _run(launch: Any) -> None:
+    """Run the script as Python itself would."""
+    import runpy
+
+    if launch.kind == "code":
+        sys.argv = ["-c", *launch.arguments]
+        sys.path.insert(0, "")
+        exec(compile(launch.target, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    elif launch.kind == "module":
+        sys.argv = [launch.target, *launch.arguments]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(launch.target, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [launch.target, *launch.arguments]
+        sys.path.insert(0, str(Path(launch.target).resolve().parent))
+        runpy.run_path(launch.target, run_name="__main__")
+
+
+def _outcome(rehearsal: _Rehearsal, launch: Any) -> tuple[str, dict[str, Any] | None]:
+    """Run the script to its end, its last step or its failure; say which."""
+    from .observe.steps import EnoughSteps
+
+    try:
+        _run(launch)
+    except EnoughSteps:
+        return "stopped", None
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return "ended", None
+        return "failed", _failure(end)
+    except BaseException as error:
+        failure = _failure(error)
+        sys.stderr.write(failure["traceback"])
+        is_memory = isinstance(error, rehearsal.torch.cuda.OutOfMemoryError)
+        return "out_of_memory" if is_memory else "failed", failure
+    return "ended", None
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """Return an exception as JSON takes it; its traceback begins in the user's script, as Python prints it."""
+    from .observe.user_lines import as_document, cause
+
+    start = error.__traceback__
+    while start is not None and _starts_scripts(start.tb_frame.f_code.co_filename):
+        start = start.tb_next
+    stack = traceback.extract_tb(start)
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(stack)]
+    inner, own = cause(frames)
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "line": as_document(inner),
+        "user_line": as_document(own),
+        "traceback": "".join(traceback.format_exception(type(error), error, start)),
+    }
+
+
+def _starts_scripts(file: str) -> bool:
+    """Whether a frame is of what runs the script, and not of the script."""
+    return file == __file__ or "runpy" in file
+
+
+def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
+    """Return what the launcher would start, the rank, the world size and the GPUs of a node.
+
+    A plan without a world size has the one that the launcher's arguments say, or one GPU.
+
+    Raises:
+        ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
+    """
+    from .launch import understand
+
+    rank, world_size, gpus_per_node = plan["rank"], plan["world_size"], plan["gpus_per_node"]
+    if world_size is None:
+        asked = understand(plan["launcher"], plan["words"], 0, 1, 1)
+        world_size = asked.num_processes or 1
+        gpus_per_node = min(asked.processes_per_node or gpus_per_node, world_size)
+    if rank >= world_size:
+        raise ValueError(f"rank: {rank} is not allowed; 0 to {world_size - 1}, by the world size")
+    return understand(plan["launcher"], plan["words"], rank, world_size, gpus_per_node), rank, world_size, gpus_per_node
+
+
+def main() -> None:
+    """Read the plan, run, report, end the process."""
+    from .launch import rank_environment
+
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
+    try:
+        launch, *world = _understood(plan)
+    except ValueError as error:
+        Path(plan["report"]).write_text(json.dumps({"refused": str(error)}))
+        os._exit(2)
+    if launch.gives_ranks or plan["world_size"] is not None:
+        os.environ.update(rank_environment(*world))
+    os.environ.update(launch.environment)
+    with warnings.catch_warnings():
+        rehearsal = _Rehearsal(plan, launch, *world)
+        rehearsal.prepare()
+    outcome, failure = _outcome(rehearsal, launch)
+    rehearsal.steps.end()
+    rehearsal.report(outcome, failure)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the script left running, such as loaders' processes, would only be waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""PyTorch's own memory history: which lines hold what is allocated at the peak, and the curve over time.
+
+torch.cuda.memory._record_memory_history keeps every allocation and free with its Python stack. Autograd's thread has no
+Python stack: what backward allocates is attributed to the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .user_lines import Frame, as_document, cause
+
+MOST_ENTRIES = 2_000_000
+"""Allocations and frees that are kept: an hour of steps. The oldest are dropped beyond."""
+
+MOST_POINTS = 2_000
+"""Points of the curve that is drawn."""
+
+MOST_LINES = 20
+
+
+def record() -> None:
+    """Begin to record when CUDA is initialized, which is the script's own decision."""
+
+    def begin() -> None:
+        torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=MOST_ENTRIES)
+
+    torch.cuda._lazy_call(begin)
+
+
+class History:
+    """The recorded entries of this process's GPU."""
+
+    def __init__(self) -> None:
+        self._entries: Sequence[dict[str, Any]] = ()
+        if torch.cuda.is_initialized():
+            traces = torch.cuda.memory._snapshot()["device_traces"]
+            device = torch.cuda.current_device()
+            self._entries = traces[device] if device < len(traces) else ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was dropped, and the script has not switched the history off."""
+        return 0 < len(self._entries) < MOST_ENTRIES
+
+    def _changes(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield each allocation and free, with the bytes that are allocated after it."""
+        level = 0
+        for entry in self._entries:
+            if entry["action"] == "alloc":
+                level += entry["size"]
+            elif entry["action"] == "free_requested":
+                level -= entry["size"]
+            else:
+                continue
+            yield entry, level
+
+    def lines_at_peak(self) -> list[dict[str, Any]]:
+        """Return the lines that hold most at the first moment of the highest allocation, the largest first."""
+        peak, highest = -1, -1
+        for index, (_entry, level) in enumerate(self._changes()):
+            if level > highest:
+                peak, highest = index, level
+        alive: dict[int, dict[str, Any]] = {}
+        for index, (entry, _level) in enumerate(self._changes()):
+            if entry["action"] == "alloc":
+                alive[entry["addr"]] = entry
+            else:
+                alive.pop(entry["addr"], None)
+            if index == peak:
+                break
+        totals: dict[tuple[Frame | None, Frame | None], list[int]] = defaultdict(lambda: [0, 0])
+        for entry in alive.values():
+            total = totals[cause(_frames(entry))]
+            total[0] += entry["size"]
+            total[1] += 1
+        ordered = sorted(totals.items(), key=lambda item: -item[1][0])
+        return [
+            {"line": as_document(inner), "user_line": as_document(own), "num_bytes": num_bytes, "num_tensors": count}
+            for (inner, own), (num_bytes, count) in ordered[:MOST_LINES]
+        ]
+
+    def curve(self) -> list[tuple[int, int, int]]:
+        """Return time in microseconds, allocated and reserved bytes; of many points the highest of each stretch."""
+        points: list[tuple[int, int, int]] = []
+        allocated = reserved = 0
+        for entry in self._entries:
+            action, size = entry["action"], entry["size"]
+            allocated += {"alloc": size, "free_requested": -size}.get(action, 0)
+            reserved += {"segment_alloc": size, "segment_map": size, "segment_free": -size,
+                         "segment_unmap": -size}.get(action, 0)  # fmt: skip
+            points.append((entry.get("time_us", 0), allocated, reserved))
+        stretch = max(1, len(points) // MOST_POINTS)
+        return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
+
+
+def _frames(entry: dict[str, Any]) -> list[Frame]:
+    return [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
+
+
+def dump(path: str) -> None:
+    """Write a snapshot for pytorch.org/memory_viz."""
+    torch.cuda.memory._dump_snapshot(path)

@@ -1,0 +1,89 @@
+"""Peaks of PyTorch's caching allocator between two moments, without changing what the script reads.
+
+To read a peak between two moments, the counters must be reset in between. A script that prints
+torch.cuda.max_memory_allocated would see that. So its view is kept apart: the peak since its own last reset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_STATISTICS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
+_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+"""Functions of torch._C that read and reset the same counters; the second of each exists in newer versions."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Counters of this process's GPU: peaks since the last reading, and counts since the start."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    active_bytes: int
+    num_alloc_retries: int
+    num_ooms: int
+
+
+class PeakCounters:
+    """Reads and resets the allocator's peaks."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str, str], int] = {}
+        """Peaks since the script's own last reset, until the last reading: by device, counter and pool."""
+        self._raw = {name: getattr(torch._C, name) for name in (*_STATISTICS, *_RESETS) if hasattr(torch._C, name)}
+
+    def install(self) -> None:
+        """Let the script see its own peaks."""
+        for name in _STATISTICS:
+            if name in self._raw:
+                setattr(torch._C, name, self._script_view(self._raw[name]))
+        for name in _RESETS:
+            if name in self._raw:
+                setattr(torch._C, name, self._script_reset(self._raw[name]))
+
+    def take(self) -> Peak | None:
+        """Return the peaks since the last call, and begin anew. None before CUDA is initialized."""
+        if not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+        found = self._raw["_cuda_memoryStats"](device)
+        self._fold(device, found)
+        self._raw["_cuda_resetPeakMemoryStats"](device)
+        return Peak(
+            allocated_bytes=found["allocated_bytes"]["all"]["peak"],
+            reserved_bytes=found["reserved_bytes"]["all"]["peak"],
+            active_bytes=found["active_bytes"]["all"]["peak"],
+            num_alloc_retries=found["num_alloc_retries"],
+            num_ooms=found["num_ooms"],
+        )
+
+    def _fold(self, device: int, found: dict[str, Any]) -> None:
+        for counter, pools in found.items():
+            if isinstance(pools, dict):
+                for pool, values in pools.items():
+                    if isinstance(values, dict) and "peak" in values:
+                        key = device, counter, pool
+                        self._held[key] = max(self._held.get(key, 0), values["peak"])
+
+    def _script_view(self, raw: Any) -> Any:
+        def statistics(device: int) -> Any:
+            found = raw(device)
+            for counter, pools in found.items():
+                if isinstance(pools, dict):
+                    for pool, values in pools.items():
+                        held = self._held.get((device, counter, pool), 0)
+                        if isinstance(values, dict) and values.get("peak", held) < held:
+                            values["peak"] = held
+            return found
+
+        return statistics
+
+    def _script_reset(self, raw: Any) -> Any:
+        def reset(device: int) -> Any:
+            self._held = {key: peak for key, peak in self._held.items() if key[0] != device}
+            return raw(device)
+
+        return reset

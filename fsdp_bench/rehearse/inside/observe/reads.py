@@ -1,0 +1,71 @@
+"""What the script reads from the GPU. Kernels do nothing, so such values are not those of training.
+
+The stand-in calls back for every copy from device to host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from typing import Any
+
+from ..replace import integers
+from .user_lines import Frame, as_document, cause, current_frames
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_char_p)
+
+SIZES_FROM_VALUES = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
+"""Operators whose output is as large as values say."""
+
+
+class Reads:
+    """Copies of unknown values from the GPU to the host, counted by the line that asks for them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Frame | None, Frame | None, str]] = Counter()
+        self._num_bytes: Counter[tuple[Frame | None, Frame | None, str]] = Counter()
+        self._callback = _CALLBACK(self._read)
+        self.num_known = 0
+        """How often it read small integers, which are those of training (integers.py)."""
+
+    def install(self) -> None:
+        """Ask the stand-in to call back."""
+        register = getattr(ctypes.CDLL(None), "stand_in_on_read", None)
+        if register is not None:
+            register.argtypes = [_CALLBACK]
+            register.restype = None
+            register(self._callback)
+
+    def _read(self, num_bytes: int, operator: bytes | None) -> None:
+        if integers.reads_known_values:
+            self.num_known += 1
+            return
+        key = *cause(current_frames(1)), integers.running or (operator or b"copy").decode()
+        self._counts[key] += 1
+        self._num_bytes[key] += num_bytes
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the lines that read, the most frequent first."""
+        return [
+            {
+                "line": as_document(inner),
+                "user_line": as_document(own),
+                "operator": operator,
+                "decides_sizes": operator in SIZES_FROM_VALUES,
+                "count": count,
+                "num_bytes": self._num_bytes[inner, own, operator],
+            }
+            for (inner, own, operator), count in self._counts.most_common()
+        ]
+
+
+def unsupported() -> dict[str, int]:
+    """Return the functions that were called and that the stand-in has not, with how often."""
+    ask = getattr(ctypes.CDLL(None), "stand_in_unsupported", None)
+    if ask is None:
+        return {}
+    ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_size_t], ctypes.c_size_t
+    buffer = ctypes.create_string_buffer(ask(None, 0) + 1)
+    ask(buffer, len(buffer))
+    lines = buffer.value.decode().splitlines()
+    return {name: int(count) for name, _space, count in (line.partition(" ") for line in lines)}

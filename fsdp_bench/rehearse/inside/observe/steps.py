@@ -1,0 +1,137 @@
+"""Which step and phase the script is in, found with PyTorch's own hooks; ends the script after enough steps.
+
+A step ends with an optimizer's step. Phases:
+
+    load        until the first forward
+    forward     forward and loss, up to the backward pass
+    backward    torch.autograd.backward
+    optimizer   from the end of the backward pass (clipping) to the end of the optimizer's step
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .memory import Peak, PeakCounters
+
+
+class EnoughSteps(BaseException):
+    """Ends the script. No ``except Exception`` of the script or of a library catches it."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time between two moments of a step."""
+
+    step: int
+    """The number of the step, from 1."""
+    phase: str
+    peak: Peak
+    ended_us: int
+    """Microseconds since the epoch, as in PyTorch's memory history."""
+
+
+class Steps:
+    """Follows the script from span to span."""
+
+    def __init__(self, most: int | None, counters: PeakCounters) -> None:
+        self.spans: list[Span] = []
+        self.num_steps = 0
+        """Steps that have ended."""
+        self.num_forwards_seen = 0
+        self._most = most
+        self._counters = counters
+        self._taken: Counter[int] = Counter()
+        """How many steps each optimizer has made, by its id."""
+        self._kept: list[Any] = []
+        """The optimizers: an id is not used again."""
+        self._phase = "load"
+        self._in_backward = 0
+        self._stepped_in_backward = False
+        self._compute_backward: Callable[..., Any] = torch.autograd.backward
+
+    def install(self) -> None:
+        """Register the hooks."""
+        first = register_module_forward_pre_hook(lambda _module, _inputs: self._first_forward(first))
+        register_optimizer_step_pre_hook(self._before_optimizer)
+        register_optimizer_step_post_hook(self._after_optimizer)
+        torch.autograd.backward = self._backward
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs. After a backward pass: ``forward``, unless an optimizer's step follows."""
+        return self._phase
+
+    def end(self) -> None:
+        """End the last span, at the end of the script or where it failed."""
+        self._close(self._phase)
+
+    def _close(self, phase: str) -> None:
+        peak = self._counters.take()
+        if peak is not None:
+            self.spans.append(Span(self.num_steps + 1, phase, peak, time.time_ns() // 1000))
+
+    def _begin(self, phase: str) -> None:
+        self._phase = phase
+
+    def _first_forward(self, hook: Any) -> None:
+        hook.remove()
+        if self._phase == "load":
+            self._close("load")
+            self._begin("forward")
+
+    def _backward(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._in_backward:
+            return self._compute_backward(*arguments, **keywords)
+        self._close("forward")
+        self._begin("backward")
+        self._in_backward += 1
+        try:
+            found = self._compute_backward(*arguments, **keywords)
+        finally:
+            self._in_backward -= 1
+        self._close("backward")
+        self._begin("forward")
+        if self._stepped_in_backward:  # an optimizer in backward: one for each parameter, the last of them now
+            self._stepped_in_backward = False
+            self._end_step()
+        return found
+
+    def _before_optimizer(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        self._close("backward" if self._in_backward else "optimizer")
+        self._begin("optimizer")
+
+    def _after_optimizer(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        self._close("optimizer")
+        if self._in_backward:
+            self._begin("backward")
+            self._stepped_in_backward = True
+            return
+        self._begin("forward")
+        if id(optimizer) not in self._taken:
+            self._kept.append(optimizer)
+        self._taken[id(optimizer)] += 1
+        if self._taken[id(optimizer)] > self.num_steps:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self.num_steps += 1
+        if self._most is not None and self.num_steps >= self._most:
+            raise EnoughSteps
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the spans, those of the same step and phase as one."""
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for span in self.spans:
+            peak = asdict(span.peak)
+            known = found.setdefault((span.step, span.phase), peak)
+            found[span.step, span.phase] = {name: max(value, known[name]) for name, value in peak.items()}
+        return [{"step": step, "phase": phase, **peak} for (step, phase), peak in found.items()]

@@ -1,0 +1,63 @@
+"""Which line of Python something is attributed to: the innermost one outside of PyTorch and Python itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.path.join(path, "") for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} if path
+)
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
+_TORCH = tuple(os.path.join(path, name, "") for path in _LIBRARIES for name in ("torch", "torchgen", "triton"))
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+
+def is_torch_or_python(file: str) -> bool:
+    """Whether a file is PyTorch's, Python's or this package's, or was made by torch.compile: none names a cause."""
+    if file.startswith("<") or file.startswith(_HERE) or f"{os.sep}inductor{os.sep}" in file:
+        return True
+    if file.startswith(_TORCH):
+        return True
+    return file.startswith(_PYTHON) and not file.startswith(_LIBRARIES)
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return file.startswith(_LIBRARIES)
+
+
+def cause(frames: Iterable[Frame]) -> tuple[Frame | None, Frame | None]:
+    """Return the innermost line outside of torch and Python, and the innermost line of the user's own files.
+
+    Args:
+        frames: a stack, the innermost frame first.
+    """
+    innermost = None
+    for frame in frames:
+        if is_torch_or_python(frame[0]):
+            continue
+        innermost = innermost or frame
+        if not is_library(frame[0]):
+            return innermost, frame
+    return innermost, None
+
+
+def current_frames(skipped: int) -> list[Frame]:
+    """Return this thread's stack, the innermost frame first, without the first ``skipped``."""
+    found: list[Frame] = []
+    frame = sys._getframe(skipped + 1)
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def as_document(frame: Frame | None) -> dict[str, str | int] | None:
+    """Return a line as JSON takes it."""
+    return None if frame is None else {"file": frame[0], "line": frame[1], "function": frame[2]}

@@ -1,0 +1,57 @@
+"""Checkpoints that a rehearsal does not write: their weights would be meaningless, in the script's own folder.
+
+What leads to them runs as usual, such as gathering a whole state dictionary. Small files are written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+LARGE_BYTES = 1 << 20
+
+skipped: Counter[str] = Counter()
+"""How often each function would have written a checkpoint."""
+
+
+def skip_large_files() -> None:
+    """Let torch.save, safetensors and torch.distributed.checkpoint write no large tensors."""
+    torch.save = _skipping("torch.save", torch.save)
+    if importlib.util.find_spec("safetensors") is not None:
+        import safetensors.torch
+
+        safetensors.torch.save_file = _skipping("safetensors", safetensors.torch.save_file)
+    import torch.distributed.checkpoint as dcp
+
+    for name in ("save", "async_save", "save_state_dict"):
+        if hasattr(dcp, name):
+            setattr(dcp, name, _never("torch.distributed.checkpoint"))
+
+
+def _skipping(name: str, save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``save`` for everything but large tensors that go to a file."""
+
+    def instead(tensors: Any, file: Any, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)) and _num_bytes(tensors) >= LARGE_BYTES:
+            skipped[name] += 1
+            return None
+        return save(tensors, file, *arguments, **keywords)
+
+    return instead
+
+
+def _never(name: str) -> Callable[..., Any]:
+    def instead(*_arguments: Any, **_keywords: Any) -> None:
+        skipped[name] += 1
+
+    return instead
+
+
+def _num_bytes(value: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,182 @@
+"""Collectives of one rank that has no peers: each ends at once, and its output is as large as the real one.
+
+torch.distributed, DistributedDataParallel and torch.compile's functional collectives all call the operators of the
+``c10d`` namespace (torch/csrc/distributed/c10d/Ops.cpp), so the operators are replaced there. Small outputs hold what
+they would hold if every rank had sent what this one sends, so that objects can be exchanged. Large ones are not
+written: their values decide nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import ProcessGroup
+
+SMALL_BYTES = 1 << 20
+"""Up to here outputs are filled; stand_in/copies.c copies up to the same size."""
+
+calls: Counter[tuple[str, str]] = Counter()
+"""How often each operator was called, by the name of its process group."""
+
+sizes: dict[str, int] = {}
+"""The number of ranks of each process group that was used."""
+
+_library: torch.library.Library | None = None
+
+
+def replace_collectives() -> None:
+    """Replace the collectives of this process, for tensors of the CPU and of GPUs."""
+    global _library
+    _library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are overridden, which is the purpose
+        for name, kernel in _KERNELS.items():
+            for key in ("CPU", "CUDA"):
+                _library.impl(name, _counted(name, kernel), key)
+
+
+def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*arguments: Any) -> Any:
+        for argument in arguments:
+            if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+                group = ProcessGroup.unbox(argument)
+                calls[group.group_name, name.strip("_")] += 1
+                sizes[group.group_name] = group.size()
+                break
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            return kernel(*arguments)
+
+    return called
+
+
+def _finished(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return work that is done, whose future holds the tensors: DistributedDataParallel's reducer takes them there."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(list(tensors))
+    return _create_work_from_future(future).boxed()
+
+
+def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a small tensor, as often as it goes into the output."""
+    if 0 < output.nbytes <= SMALL_BYTES and 0 < source.numel() <= output.numel():
+        times = output.numel() // source.numel()
+        flat = source.reshape(-1)
+        output.view(-1)[: times * source.numel()].copy_(flat.repeat(times) if times > 1 else flat)
+
+
+def _rank_and_size(group: Any) -> tuple[int, int]:
+    found = ProcessGroup.unbox(group)
+    return found.rank(), found.size()
+
+
+def _in_place(tensors: Any, *_rest: Any) -> Any:
+    """All-reduce and broadcast: what the rank has is what all have."""
+    return tensors, _finished(tensors)
+
+
+def _only_work(tensors: Any, *_rest: Any) -> Any:
+    return _finished(tensors if isinstance(tensors, (list, tuple)) else [tensors])
+
+
+def _all_gather_base(output: Any, source: Any, *_rest: Any) -> Any:
+    _fill(output, source)
+    return output, _finished([output])
+
+
+def _all_gather(outputs: Any, sources: Any, *_rest: Any) -> Any:
+    for parts, source in zip(outputs, sources, strict=False):
+        for part in parts:
+            _fill(part, source)
+    return outputs, _finished([part for parts in outputs for part in parts])
+
+
+def _all_gather_coalesced(outputs: Any, sources: Any, *_rest: Any) -> Any:
+    """``output_lists`` has a list for each rank, with a tensor for each input."""
+    for parts in outputs:
+        for part, source in zip(parts, sources, strict=False):
+            _fill(part, source)
+    return _finished([part for parts in outputs for part in parts])
+
+
+def _all_gather_tensors(outputs: Any, sources: Any, *_rest: Any) -> Any:
+    for output, source in zip(outputs, sources, strict=True):
+        _fill(output, source)
+    return _finished(outputs)
+
+
+def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+    if output.nbytes <= SMALL_BYTES and output.numel():
+        rank, _size = _rank_and_size(group)
+        own = whole.reshape(-1)[rank * output.numel() : (rank + 1) * output.numel()]
+        if own.numel() == output.numel():
+            output.copy_(own.view_as(output))
+
+
+def _reduce_scatter_base(output: Any, whole: Any, group: Any, *_rest: Any) -> Any:
+    _keep_own_part(output, whole, group)
+    return output, _finished([output])
+
+
+def _reduce_scatter_tensors(outputs: Any, wholes: Any, group: Any, *_rest: Any) -> Any:
+    for output, whole in zip(outputs, wholes, strict=True):
+        _keep_own_part(output, whole, group)
+    return _finished(outputs)
+
+
+def _take_own(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
+    """Reduce-scatter and scatter of lists: the rank's own of each list, which only the root has in a scatter."""
+    rank, _size = _rank_and_size(group)
+    for output, parts in zip(outputs, lists, strict=False):
+        if len(parts) > rank:
+            _fill(output, parts[rank])
+    return outputs, _finished(outputs)
+
+
+def _all_to_all(outputs: Any, sources: Any, *_rest: Any) -> Any:
+    for output, source in zip(outputs, sources, strict=False):
+        _fill(output, source)
+    return outputs, _finished(outputs)
+
+
+def _all_to_all_base(output: Any, source: Any, *_rest: Any) -> Any:
+    _fill(output, source)
+    return _finished([output])
+
+
+def _gather(outputs: Any, sources: Any, *_rest: Any) -> Any:
+    _all_gather(outputs, sources)
+    return _finished([part for parts in outputs for part in parts])
+
+
+def _nothing(*_arguments: Any) -> None:
+    """A monitored barrier."""
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "allreduce_": _in_place,
+    "broadcast_": _in_place,
+    "allreduce_coalesced_": _only_work,
+    "reduce_": _only_work,
+    "barrier": _only_work,
+    "send": _only_work,
+    "recv_": _only_work,
+    "recv_any_source_": _only_work,
+    "monitored_barrier_": _nothing,
+    "_allgather_base_": _all_gather_base,
+    "allgather_": _all_gather,
+    "allgather_coalesced_": _all_gather_coalesced,
+    "allgather_into_tensor_coalesced_": _all_gather_tensors,
+    "_reduce_scatter_base_": _reduce_scatter_base,
+    "reduce_scatter_": _take_own,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_tensors,
+    "scatter_": _take_own,
+    "gather_": _gather,
+    "gather_into_tensor_": _all_gather_base,
+    "alltoall_": _all_to_all,
+    "alltoall_base_": _all_to_all_base,
+}

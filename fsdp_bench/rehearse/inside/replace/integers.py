@@ -1,0 +1,229 @@
+"""Small integer and boolean tensors of the GPU hold what they would hold in training, although kernels do nothing.
+
+Scripts decide by such values: whether a batch has padding, whether sequences are packed, which rows a mask selects.
+transformers, for example, asks the GPU whether the positions of a batch are packed sequences
+(masking_utils.find_packed_sequence_indices), and the answer decides which attention runs. So operators on small
+integers are computed by the CPU as well, on the same memory: the stand-in's device memory is memory of this process.
+PyTorch's own CUDA code runs before it, so that what it allocates is as it was. Integers that come from floating-point
+numbers, as an argmax does, are not known, nor is what follows from them.
+
+Needs torch.library.get_kernel (torch 2.9); without it, what the script reads is only counted (reads.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+SMALL_BYTES = 1 << 20
+"""The largest tensor that is computed; stand_in/copies.c copies up to the same size."""
+
+_COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
+_BITS = tuple(f"bitwise_{name}.Tensor" for name in ("and", "or", "xor"))
+_LOGIC = ("logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_not")
+_REDUCTIONS = ("all", "all.dim", "any", "any.dim", "sum", "sum.dim_IntList", "prod", "prod.dim_int", "max",
+               "min", "max.dim", "min.dim", "argmax", "argmin", "amax", "amin")  # fmt: skip
+_ARITHMETIC = ("add.Tensor", "sub.Tensor", "mul.Tensor", "remainder.Tensor", "floor_divide", "neg", "abs", "clamp",
+               "cumsum", "where.self", "maximum", "minimum", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
+               "pow.Scalar")  # fmt: skip
+_SELECTIONS = ("index.Tensor", "index_select", "gather", "cat", "tril", "triu", "sort", "sort.stable",
+               "flip", "roll", "isin.Tensor_Tensor", "searchsorted.Tensor")  # fmt: skip
+_IN_PLACE = ("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "masked_fill_.Scalar", "index_put_", "scatter_.src",
+             "scatter_.value", "scatter_add_", "index_add_", "cumsum_", "bitwise_and_.Tensor", "bitwise_or_.Tensor",
+             "logical_not_", "clamp_")  # fmt: skip
+_OVERWRITES = ("copy_", "fill_.Scalar", "fill_.Tensor", "zero_", "arange.start_out")
+"""Operators that do not read their first tensor."""
+_DECIDED_BY_VALUES = ("nonzero", "masked_select", "repeat_interleave.Tensor", "_unique2", "unique_consecutive", "equal",
+                      "bincount")  # fmt: skip
+"""PyTorch's CUDA code cannot run first: it takes the output's size, or the answer, from the GPU."""
+
+_MORE = ("histc", "topk", "kthvalue", "mode", "cummax", "bucketize.Tensor", "multinomial", "bernoulli",
+         "bernoulli_.float", "random_", "random_.from", "random_.to", "randperm.generator_out")  # fmt: skip
+"""Further operators that make integers, mostly of values that are not known."""
+_READS = {"_local_scalar_dense": "item", "copy_": "copy"}
+"""Operators that bring values to the host, as users know them."""
+
+running = ""
+"""The operator that runs and reads the GPU, as users know it; empty where none of these does."""
+balances_routing = False
+"""Whether a choice among experts (topk of two dimensions) takes all of them equally often: --balanced-routing."""
+
+reads_known_values = False
+"""Whether it reads values that are those of training."""
+
+_unknown: set[int] = set()
+"""Addresses of integer storages whose values are not those of training: what kernels made of floating-point numbers."""
+
+_library: torch.library.Library | None = None
+
+
+def compute_small_integers() -> None:
+    """Let operators on small integers of the GPU be computed as well."""
+    global _library
+    get_kernel = getattr(torch.library, "get_kernel", None)
+    if get_kernel is None:
+        return
+    _library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are overridden, which is the purpose
+        for replace, names in _REPLACEMENTS.items():
+            for name in names:
+                try:
+                    kernel = get_kernel(f"aten::{name}", "CUDA")
+                    packet, _point, overload = name.partition(".")
+                    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+                except (AttributeError, RuntimeError):  # another version of torch
+                    continue
+                _library.impl(name, replace(operator, kernel), "CUDA", with_keyset=True)
+
+
+def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
+    """Return PyTorch's own kernel, followed by the CPU's on the same memory."""
+    takes_tensor = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
+    name = operator._schema.name.removeprefix("aten::")
+    overwrites = str(operator).removeprefix("aten.").removesuffix(".default") in _OVERWRITES
+
+    def run(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+        global reads_known_values, running
+        if not all(
+            isinstance(one, torch.Tensor) for one, is_one in zip(arguments, takes_tensor, strict=False) if is_one
+        ):
+            arguments = _with_tensors(arguments, takes_tensor)
+        inputs = _tensors((arguments, keywords))
+        is_known = all(map(_is_known, inputs[1:] if overwrites else inputs))
+        if name in _READS:
+            running, reads_known_values = _READS[name], _is_known(inputs[-1])
+        found = kernel.call_boxed(keys, *arguments, **keywords)
+        running, reads_known_values = "", False
+        outputs = [tensor for tensor in _tensors(found) if tensor.device.type == "cuda" and not _has_fractions(tensor)]
+        if outputs and not is_known and _is_check_for_nan(name, arguments):
+            _on_host(outputs[0]).fill_((name == "eq") == (arguments[0] is arguments[1]))
+            _unknown.discard(_address(outputs[0]))
+        elif balances_routing and name == "topk" and outputs and outputs[0].dim() == 2:
+            _balance(outputs[0], num_experts=inputs[0].shape[-1])
+        elif outputs and is_known and all(map(_is_small, outputs)) and len(outputs) == len(_tensors(found)):
+            _compute(operator, arguments, keywords, found)
+            _unknown.difference_update(map(_address, outputs))
+        else:
+            _unknown.update(map(_address, outputs))
+        return found
+
+    return run
+
+
+def _with_tensors(arguments: Sequence[Any], takes_tensor: Sequence[bool]) -> tuple[Any, ...]:
+    """Return arguments with tensors for numbers: Python gets what C++ wraps as a tensor without a dtype of its own.
+
+    A tensor of the result's dtype is promoted to the same dtype.
+    """
+    first = next(one for one in arguments if isinstance(one, torch.Tensor))
+    return tuple(
+        torch.tensor(one, dtype=torch.result_type(first, one))
+        if is_one and isinstance(one, (bool, int, float))
+        else one
+        for one, is_one in zip(arguments, [*takes_tensor, *[False] * len(arguments)], strict=False)
+    )
+
+
+def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
+    """Return the CPU's kernel for known integers, and PyTorch's own for everything else."""
+    name = operator._schema.name.removeprefix("aten::").strip("_").rstrip("2")
+
+    def run(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+        global running
+        if all(map(_is_known, _tensors((arguments, keywords)))):
+            with torch._C._AutoDispatchBelowAutograd():
+                computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
+            return tree_map(lambda value: value.cuda() if isinstance(value, torch.Tensor) else value, computed)
+        running = name
+        found = kernel.call_boxed(keys, *arguments, **keywords)
+        running = ""
+        _unknown.update(_address(tensor) for tensor in _tensors(found) if not _has_fractions(tensor))
+        return found
+
+    return run
+
+
+_REPLACEMENTS = {
+    _after: (*_COMPARISONS, *_BITS, *_LOGIC, *_REDUCTIONS, *_ARITHMETIC, *_SELECTIONS, *_IN_PLACE, *_OVERWRITES,
+             "_local_scalar_dense", *_MORE),
+    _instead: _DECIDED_BY_VALUES,
+}  # fmt: skip
+
+
+def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> None:
+    """Compute an operator on the CPU; write its results to where PyTorch's kernel should have written them."""
+    written = {tensor.data_ptr() for tensor in _tensors(found)}
+    with torch._C._AutoDispatchBelowAutograd():
+        try:
+            computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
+        except RuntimeError:  # the CPU has histc for floating-point numbers alone
+            computed = operator(*tree_map(_as_float, arguments), **tree_map(_as_float, keywords))
+        for target, source in zip(_tensors(found), _tensors(computed), strict=True):
+            if source.data_ptr() not in written:  # an in-place operator has written there itself
+                _on_host(target).copy_(source)
+
+
+def _as_float(value: Any) -> Any:
+    return _on_host(value).float() if isinstance(value, torch.Tensor) else _on_host(value)
+
+
+def _is_check_for_nan(name: str, arguments: Sequence[Any]) -> bool:
+    """Whether a comparison asks for NaN (``x == x``) or infinity (``x.abs() != inf``), as torch.isfinite does.
+
+    It is answered as in training that goes well: nothing is.
+    """
+    if name not in ("eq", "ne") or not isinstance(arguments[0], torch.Tensor) or not _is_small(arguments[0]):
+        return False
+    first, second = arguments[:2]
+    return (first is second) or (isinstance(second, float) and math.isinf(second))
+
+
+def _balance(chosen: torch.Tensor, num_experts: int) -> None:
+    """Let the tokens choose the experts in turn. A multiple of the experts is assumed to be chosen equally often."""
+    _on_host(chosen).copy_((torch.arange(chosen.numel()) % num_experts).view(chosen.shape))
+    _unknown.discard(_address(chosen))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree_map(lambda one: found.append(one) if isinstance(one, torch.Tensor) else None, value)
+    return found
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() <= SMALL_BYTES
+
+
+def _is_known(tensor: torch.Tensor) -> bool:
+    """Whether an operator's input has the values of training: a small integer, or a tensor of the host."""
+    if tensor.device.type == "cpu":
+        return True
+    return not _has_fractions(tensor) and _is_small(tensor) and _address(tensor) not in _unknown
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _on_host(value: Any) -> Any:
+    """Return a tensor of the CPU on the same memory; other values as they are, devices as the CPU."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if not isinstance(value, torch.Tensor) or value.device.type != "cuda":
+        return value
+    count = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    if value.numel() == 0:
+        return torch.empty(value.shape, dtype=value.dtype)
+    memory = (ctypes.c_byte * (count * value.element_size())).from_address(value.data_ptr())
+    return torch.frombuffer(memory, dtype=value.dtype, count=count).as_strided(value.shape, value.stride())

@@ -1,0 +1,182 @@
+"""torch.distributed for one rank of a world whose other ranks do not run.
+
+The script's own ``init_process_group("nccl")`` runs. Only what it would connect to is replaced: the rendezvous, its
+key-value store, and the backends NCCL and Gloo, whose place torch's FakeProcessGroup takes. So torch.distributed
+reports the backend and the world that the script asked for. torch 2.15 has three backends for NCCL: ``nccl`` and
+``nccl2`` make a ProcessGroupNCCL2, ``nccl-lazy`` a ProcessGroupNCCLLazy, ``nccl-legacy`` a ProcessGroupNCCL.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
+from .collectives import replace_collectives
+
+_NCCL_BACKENDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+"""Classes of torch's backends for NCCL, of which a version of torch may have some."""
+
+
+class LonelyStore(c10d.Store):
+    """A key-value store in which the other ranks do what this one does, and never set a key of their own."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__()
+        self._rank, self._world_size = rank, world_size
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """Return a key that this rank set.
+
+        Raises:
+            RuntimeError: for a key of another rank. A real store would wait for it.
+        """
+        self._check([key])
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Count for all ranks: each of them adds the same."""
+        found = int(self._values.get(key, b"0")) + amount * self._world_size
+        self._values[key] = str(found).encode()
+        return found
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key if it has the expected value, or none."""
+        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if self._values.get(key, expected) == expected:
+            self.set(key, desired)
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether this rank set all of these."""
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return if this rank set all of these keys.
+
+        Raises:
+            RuntimeError: if another rank would have to set one.
+        """
+        self._check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        return len(self._values)
+
+    def _check(self, keys: list[str]) -> None:
+        missing = [key for key in keys if key not in self._values]
+        if missing:
+            raise RuntimeError(
+                f"rank {self._rank} waits for the key {missing[0]!r} of torch.distributed's store, which another rank"
+                f" would set; fsdp-bench rehearse runs one rank of {self._world_size}"
+            )
+
+
+class _Replacement(type):
+    """What torch calls instead of ProcessGroupNCCL or ProcessGroupGloo to make a backend; all else is as in these."""
+
+    real: Any
+    make: Callable[..., Any]
+
+    def __call__(cls, _store: Any, rank: int, size: int, *_options: Any, **_named: Any) -> Any:
+        return cls.make(rank, size)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (FakeProcessGroup, cls.real))
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "real"), name)
+
+
+def _fake_backend(rank: int, size: int) -> Any:
+    return getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)(rank, size)
+
+
+def _split(group: Any, _store: Any, ranks: list[int], _options: Any) -> Any:
+    """Return the backend of a part of the world: torch 2.15 splits NCCL's communicator for each new group.
+
+    FakeProcessGroup's own split takes its own options alone, and torch gives those of NCCL.
+    """
+    return _fake_backend(ranks.index(group.rank()), len(ranks))
+
+
+def _gloo_of_one(_rank: int, _size: int) -> Any:
+    """Return a real Gloo backend of one rank: DistributedDataParallel's logger reads its number of threads."""
+    real = c10d.ProcessGroupGloo.real
+    options = real._Options()
+    options._devices = [real.create_device(hostname="127.0.0.1")]
+    return real(dist.HashStore(), 0, 1, options)
+
+
+def join_alone(rank: int, world_size: int) -> None:
+    """Let this process be one rank of a world of which no other rank runs."""
+    replace_collectives()
+    _complete_fake_backend()
+    for name, make in (*((name, _fake_backend) for name in _NCCL_BACKENDS), ("ProcessGroupGloo", _gloo_of_one)):
+        if hasattr(c10d, name):
+            setattr(c10d, name, _Replacement(name, (), {"real": getattr(c10d, name), "make": staticmethod(make)}))
+    store = LonelyStore(rank, world_size)
+    dist.TCPStore = lambda *_arguments, **_keywords: LonelyStore(rank, world_size)
+    _keep_objects_of_other_ranks(rank)
+    c10d.rendezvous = _rendezvous(store, rank, world_size)
+    dist.rendezvous = c10d.rendezvous
+    _kept.append(store)
+
+
+def _complete_fake_backend() -> None:
+    """Give FakeProcessGroup what torch calls of NCCL's backend: timeouts, sequence numbers, communicators."""
+    FakeProcessGroup._set_sequence_number_for_group = lambda _group: None
+    FakeProcessGroup._get_sequence_number_for_group = lambda _group: 0
+    FakeProcessGroup._set_default_timeout = lambda _group, _timeout: None
+    FakeProcessGroup.split = _split
+    for backend in _NCCL_BACKENDS:
+        for name in dir(getattr(c10d, backend, object)):
+            if not hasattr(FakeProcessGroup, name):
+                setattr(FakeProcessGroup, name, lambda *_arguments, **_keywords: None)
+
+
+def _keep_objects_of_other_ranks(rank: int) -> None:
+    """Leave lists of objects as they are where another rank would send them."""
+    for name in ("broadcast_object_list", "scatter_object_list"):
+        original = getattr(c10d, name)
+        signature = inspect.signature(original)
+
+        def instead(
+            *arguments: Any, original: Any = original, signature: inspect.Signature = signature, **keywords: Any
+        ) -> Any:
+            given = signature.bind(*arguments, **keywords).arguments
+            source = given.get("src", given.get("group_src"))
+            return original(*arguments, **keywords) if (source or 0) == rank else None
+
+        setattr(c10d, name, functools.wraps(original)(instead))
+        setattr(dist, name, getattr(c10d, name))
+
+
+_kept: list[Any] = []
+"""Python objects that C++ refers to."""
+
+
+def _rendezvous(store: LonelyStore, rank: int, world_size: int) -> Callable[..., Any]:
+    """Return what finds the other ranks: instead of meeting them, it says which rank this is."""
+
+    def rendezvous(_url: str, asked_rank: int = -1, asked_size: int = -1, **_options: Any) -> Any:
+        found = (store, rank if asked_rank < 0 else asked_rank, world_size if asked_size < 1 else asked_size)
+        yield found
+        raise RuntimeError("fsdp-bench rehearse: the other ranks never change, so nothing can rejoin")
+
+    return rendezvous

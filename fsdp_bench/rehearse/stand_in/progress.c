@@ -1,0 +1,160 @@
+/* Streams and events without time: vector clocks, one counter a stream.
+ *
+ * An event has happened when the host waited for something that is ordered after it. STAND_IN_PROGRESS says what else
+ * is known. `behind`: nothing, streams are as far behind as they may be. `pace` (the default): the streams of a device
+ * are equally far, so that it is enough to have waited for something issued later. `idle`: every event has happened by
+ * the time that anybody asks, as on a GPU that is never behind.
+ */
+#include "stand_in.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_STREAMS 1024
+
+struct clock {
+    uint64_t at[MAX_STREAMS];
+};
+struct stream {
+    int index, priority, device, is_in_use;
+    struct capture *capture;
+    struct clock clock;
+};
+struct event {
+    struct stream *stream; /* NULL: never recorded */
+    struct capture *capture;
+    uint64_t time; /* of that stream */
+    struct clock *clock; /* where streams are behind: of all */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stream *streams[MAX_STREAMS]; /* the first ones are the default streams of the devices */
+static int num_streams = MAX_DEVICES;
+static struct clock done;
+
+static void join(struct clock *clock, const struct clock *other) {
+    for (int index = 0; index < num_streams; ++index)
+        if (clock->at[index] < other->at[index]) clock->at[index] = other->at[index];
+}
+
+/* The stream at an index; under the lock. */
+static struct stream *at(int index, int device) {
+    if (!streams[index] && (streams[index] = calloc(1, sizeof **streams))) {
+        streams[index]->index = index;
+        streams[index]->device = device;
+    }
+    if (!streams[index]) abort(); /* the host has no memory */
+    return streams[index];
+}
+
+static struct stream *default_stream(int device) {
+    pthread_mutex_lock(&lock);
+    struct stream *stream = at(device, device);
+    pthread_mutex_unlock(&lock);
+    return stream;
+}
+
+/* Whose clock counts; under the lock. */
+static struct stream *clocked(const struct stream *stream) {
+    return at(settings_progress() == PACE ? stream->device : stream->index, stream->device);
+}
+
+struct stream *stream_of(cudaStream_t handle) {
+    return (uintptr_t)handle < 16 ? default_stream(device_current()) : handle;
+}
+
+struct stream *stream_new(int priority) {
+    device_use(device_current());
+    pthread_mutex_lock(&lock);
+    int index = MAX_DEVICES;
+    while (index < num_streams && streams[index]->is_in_use) ++index;
+    struct stream *stream = index < MAX_STREAMS ? at(index, 0) : NULL;
+    if (index == num_streams) ++num_streams;
+    if (stream) stream->priority = priority, stream->device = device_current(), stream->is_in_use = 1;
+    pthread_mutex_unlock(&lock);
+    return stream;
+}
+
+void stream_delete(struct stream *stream) { stream->is_in_use = 0; }
+int stream_priority(const struct stream *stream) { return stream->priority; }
+int stream_device(const struct stream *stream) { return stream->device; }
+struct capture *stream_capture(const struct stream *stream) { return stream->capture; }
+void stream_set_capture(struct stream *stream, struct capture *capture) { stream->capture = capture; }
+
+int stream_is_idle(const struct stream *stream) {
+    pthread_mutex_lock(&lock);
+    stream = clocked(stream);
+    int is_idle = settings_progress() == IDLE || stream->clock.at[stream->index] <= done.at[stream->index];
+    pthread_mutex_unlock(&lock);
+    return is_idle;
+}
+
+void stream_wait(struct stream *stream, const struct event *event) {
+    pthread_mutex_lock(&lock);
+    if (event->stream && event->clock) join(&clocked(stream)->clock, event->clock);
+    pthread_mutex_unlock(&lock);
+}
+
+void host_waits_for_stream(const struct stream *stream) {
+    pthread_mutex_lock(&lock);
+    join(&done, &clocked(stream)->clock);
+    pthread_mutex_unlock(&lock);
+}
+
+void host_waits_for_device(int device) {
+    pthread_mutex_lock(&lock);
+    for (int index = 0; index < num_streams; ++index)
+        if (streams[index] && streams[index]->device == device) join(&done, &streams[index]->clock);
+    pthread_mutex_unlock(&lock);
+}
+
+void leave_capture(struct capture *capture) {
+    pthread_mutex_lock(&lock);
+    for (int index = 0; index < num_streams; ++index)
+        if (streams[index] && streams[index]->capture == capture) streams[index]->capture = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- events */
+
+struct event *event_new(void) { return calloc(1, sizeof(struct event)); }
+
+void event_delete(struct event *event) {
+    if (event) free(event->clock);
+    free(event);
+}
+
+struct capture *event_capture(const struct event *event) { return event->capture; }
+void event_set_capture(struct event *event, struct capture *capture) { event->capture = capture; }
+
+void event_record(struct event *event, struct stream *stream) {
+    pthread_mutex_lock(&lock);
+    stream = clocked(stream);
+    event->capture = NULL;
+    event->stream = stream;
+    event->time = ++stream->clock.at[stream->index];
+    if (settings_progress() == BEHIND) {
+        if (!event->clock) event->clock = calloc(1, sizeof *event->clock);
+        if (!event->clock) abort(); /* the host has no memory */
+        *event->clock = stream->clock;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+int event_has_happened(const struct event *event) {
+    pthread_mutex_lock(&lock);
+    int happened = !event->stream || settings_progress() == IDLE || event->time <= done.at[event->stream->index];
+    pthread_mutex_unlock(&lock);
+    return happened;
+}
+
+void host_waits_for_event(const struct event *event) {
+    pthread_mutex_lock(&lock);
+    if (event->clock) {
+        join(&done, event->clock);
+    } else if (event->stream && done.at[event->stream->index] < event->time) {
+        done.at[event->stream->index] = event->time;
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,199 @@
+"""A rehearsal as text: whether the script fits, where it peaks, and what is not to be trusted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import groupby
+
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.spec.rehearsal import HeldLine, Line, RehearsalOutcome, RehearsalReport, ScriptFailure, Span
+from fsdp_bench.spec.units import format_gib
+
+OTHER_GROUPS = f"{UNKNOWN}: only process groups of all ranks, and those of a hybrid strategy, are covered"
+
+MOST_LINES = 8
+"""The most lines of a script that are listed."""
+
+
+def verdict_line(found: Rehearsal) -> str:
+    """Return whether the script fits, with numbers, in one line."""
+    report, peak = found.report, found.report.peak
+    of = f"{format_gib(found.usable_bytes)} usable on {found.gpu.name} less {format_gib(found.kept_free.num_bytes)}"
+    of += " kept free"
+    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
+        at = f", in {peak.phase} of step {peak.step}" if peak else ""
+        return f"does not fit (rehearsed): out of memory{at}, at {_at(report.failure)}; {of}"
+    if report.unsupported and report.stops_at_unsupported:
+        at = f", at {_at(report.failure)}" if report.failure else ""
+        return f"unknown whether it fits: it called {', '.join(report.unsupported)}{at}, which the stand-in has not"
+    if report.outcome is RehearsalOutcome.FAILED:
+        assert report.failure is not None
+        return f"unknown whether it fits: the script failed with {report.failure.type} at {_at(report.failure)}"
+    if peak is None:
+        return "unknown whether it fits: the script never used the GPU"
+    if not report.num_steps:
+        return "unknown whether it fits: the script never made an optimizer step"
+    needs = f"peak {format_gib(peak.allocated_bytes)} allocated, in {peak.phase} of step {peak.step}"
+    needs += f", {format_gib(report.peak_reserved_bytes)} reserved"
+    if report.sizes_from_values:
+        line = report.sizes_from_values[0].user_line or report.sizes_from_values[0].line
+        at = place(line) if line else "an unknown line"
+        return (
+            f"unknown whether it fits: sizes follow from values of the GPU, which are unknown here, at {at}; this run:"
+            f" {needs}. A mixture of experts: --balanced-routing"
+        )
+    if found.lacks_second_step:
+        return f"unknown whether it fits: one step alone, before the optimizer has its states: {needs}; --steps 2"
+    if found.exceeds_limit:
+        return f"does not fit (rehearsed): {needs}; more than --max-gpu-memory allows"
+    if found.verdict is Verdict.RUNS_WITH_RETRIES:
+        return f"runs, with {report.num_alloc_retries} allocation retries (rehearsed): {needs}; {of}"
+    return f"fits (rehearsed): {needs}; {of}"
+
+
+def _at(failure: ScriptFailure | None) -> str:
+    """Return where the script failed: its own line, and the line of a library that it called."""
+    inner, own = (failure.line, failure.user_line) if failure is not None else (None, None)
+    if own is None:
+        return place(inner) if inner is not None else "an unknown line"
+    return f"{place(own)} ({place(inner)})" if inner is not None and inner != own else place(own)
+
+
+def place(line: Line) -> str:
+    """Return a line of Python as ``file:line``, below the current folder or the folder of packages."""
+    file = line.file
+    if "site-packages" in file:
+        file = file.rpartition(f"site-packages{os.sep}")[2]
+    elif os.path.isabs(file):
+        relative = os.path.relpath(file)
+        file = file if relative.startswith("..") else relative
+    return f"{file}:{line.line}"
+
+
+def report_text(found: Rehearsal) -> str:
+    """Return one rehearsal as text; the first line is the answer."""
+    report = found.report
+    lines = [verdict_line(found), "", report.sentence, *_conditions(found), ""]
+    lines += _steps_table(found)
+    if report.lines_at_peak:
+        lines += ["", *_held_table(report.lines_at_peak)]
+    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
+        lines += ["", *_what_would_help(found)]
+    if report.unsupported and report.stops_at_unsupported:
+        lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
+    lines += ["", *report.notes, *_reads(report)]
+    return "\n".join(lines)
+
+
+def _conditions(found: Rehearsal) -> list[str]:
+    report = found.report
+    ended = {
+        RehearsalOutcome.STOPPED: f"ended after {report.num_steps} optimizer steps",
+        RehearsalOutcome.ENDED: f"ran to its end, {report.num_steps} optimizer steps",
+        RehearsalOutcome.OUT_OF_MEMORY: f"ran out of memory after {report.num_steps} optimizer steps",
+        RehearsalOutcome.FAILED: f"failed after {report.num_steps} optimizer steps",
+    }[report.outcome]
+    real = report.peak_host_bytes + report.peak_unwritten_host_bytes
+    communicators = found.communicators
+    retries = report.num_alloc_retries or "no"
+    return [
+        fact("script", ended),
+        fact("torch", f"{report.torch}, on a stand-in for NVIDIA's libraries as {report.device_name or 'no GPU'}"),
+        fact("allocator", f"{report.allocator_settings or 'default settings'}; {retries} allocation retries"),
+        fact("kept free", f"{format_gib(found.kept_free.num_bytes)} {found.kept_free.source}"),
+        *(communicators_fact(communicators) if communicators is not None else [fact("NCCL", OTHER_GROUPS)]),
+        fact(
+            "host memory", f"{format_gib(real)} for this rank in a real run; {format_gib(report.peak_host_bytes)} here"
+        ),
+    ]
+
+
+PHASES = ("load", "forward", "backward", "optimizer")
+
+
+def _steps_table(found: Rehearsal) -> list[str]:
+    """Return the peak of each phase of each step; of a script that failed also of the step in which it did."""
+    report = found.report
+    is_cut = report.outcome in (RehearsalOutcome.OUT_OF_MEMORY, RehearsalOutcome.FAILED)
+    rows = []
+    for step, of_step in groupby(report.spans, key=lambda span: span.step):
+        if step > report.num_steps and not (is_cut or report.num_steps == 0):
+            continue
+        spans = list(of_step)
+        sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for phase in PHASES]
+        phases = [format_gib(max(size)) if size else "-" for size in sizes]
+        name = str(step) if step <= report.num_steps else f"{step}, not completed"
+        rows.append([name, *phases, format_gib(max(span.reserved_bytes for span in spans))])
+    if not rows:
+        return []
+    header = ["step", *PHASES, "reserved"]
+    return ["peak allocated by phase", *table_lines(table_columns(header, rows, set(header)))]
+
+
+def _held_table(held: Sequence[HeldLine]) -> list[str]:
+    """Return what lines hold most at the peak, tensors that backward made among them."""
+    rows = []
+    for one in held[:MOST_LINES]:
+        line = place(one.line) if one.line else "backward, by autograd"
+        own = place(one.user_line) if one.user_line and one.user_line != one.line else ""
+        rows.append([format_gib(one.num_bytes), str(one.num_tensors), line, own])
+    header = ["size", "tensors", "held at the peak by", "called from"]
+    return table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))
+
+
+def _what_would_help(found: Rehearsal) -> list[str]:
+    """Return what PyTorch said, and what would help."""
+    failure, report = found.report.failure, found.report
+    assert failure is not None
+    lines = [failure.message]
+    if "expandable_segments:True" not in (report.allocator_settings or ""):
+        lines.append("try: PYTORCH_ALLOC_CONF=expandable_segments:True, which wastes less of reserved memory")
+    lines.append("try: activation checkpointing, a smaller micro-batch, more GPUs (--world-size), or a larger --gpu")
+    return lines
+
+
+def _reads(report: RehearsalReport) -> list[str]:
+    """Return which lines read values from the GPU, and whether they are those of training."""
+    reads = report.reads
+    if not report.num_steps and not reads:
+        return []
+    if not reads and not report.num_known_reads:
+        return ["The script read no value from the GPU: every size is that of training."]
+    if not reads:
+        return [f"{report.num_known_reads} reads of small integers were exact: every size is that of training."]
+    lines = ["Read from the GPU, where kernels do nothing: meaningless here, and harmless if only printed:"]
+    for one in reads[:MOST_LINES]:
+        line = one.user_line or one.line
+        where = place(line) if line else "autograd"
+        inner = f" ({place(one.line)})" if one.line and one.line != line else ""
+        note = ": its size depends on the values, do not trust it" if one.decides_sizes else ""
+        lines.append(f"  {one.operator} at {where}{inner}, {one.count} times{note}")
+    if len(reads) > MOST_LINES:
+        lines.append(f"  and {len(reads) - MOST_LINES} more lines (--json)")
+    return lines + ([f"{report.num_known_reads} reads of small integers were exact."] if report.num_known_reads else [])
+
+
+def several(found: Sequence[Rehearsal]) -> str:
+    """Return the rehearsals of several ranks: the worst first, then a row for each."""
+    worst = worst_of(found)
+    rows = [
+        [
+            str(one.report.rank),
+            _gib(one.report.peak),
+            format_gib(one.report.peak_reserved_bytes),
+            one.verdict.text if one.verdict else UNKNOWN,
+        ]
+        for one in found
+    ]
+    header = ["rank", "allocated", "reserved", "fits"]
+    table = table_lines(table_columns(header, rows, set(header[:3])))
+    return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
+
+
+def _gib(peak: Span | None) -> str:
+    return format_gib(peak.allocated_bytes) if peak else UNKNOWN

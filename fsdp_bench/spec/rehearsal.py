@@ -1,0 +1,193 @@
+"""Input and output of a rehearsal: the GPU; the plan that the user's Python reads; what it reports of the script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import groupby
+
+import msgspec
+
+from fsdp_bench.spec.checked import Checked, Count, Positive
+
+
+class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPU that the stand-in for NVIDIA's libraries passes for in a rehearsed sweep."""
+
+    name: str
+    """The name in the catalogue."""
+    product_name: str
+    """As torch.cuda.get_device_name prints it."""
+    usable_bytes: Count
+    """Memory that a process can use; what is kept free is part of it."""
+    kept_free_bytes: int
+    """Memory that is kept free for the CUDA context and NCCL."""
+    compute_capability: Positive
+    num_multiprocessors: Count
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory that torch's allocator can reserve."""
+        return self.usable_bytes - self.kept_free_bytes
+
+
+class RehearsalPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, as which rank, and what to observe."""
+
+    launcher: str
+    words: tuple[str, ...]
+    """What follows the launcher, or Python and its own options."""
+    rank: int
+    world_size: int | None
+    """None: as the launcher's own arguments say."""
+    gpus_per_node: int
+    steps: int | None
+    """The script is ended after so many optimizer steps. None: it runs to its end."""
+    report: str
+    """The file for the report."""
+    snapshot: str | None = None
+    """A file for PyTorch's memory snapshot."""
+    random_weights: bool = False
+    """Whether from_pretrained makes models from their configuration alone."""
+    balanced_routing: bool = False
+    """Whether each expert of a mixture of experts gets equally many tokens."""
+    stops_at_unsupported: bool = True
+    """Whether a function that the stand-in has not fails."""
+
+
+class RehearsalOutcome(StrEnum):
+    """How the script ended."""
+
+    STOPPED = "stopped"
+    """It was ended after the steps that were asked for."""
+    ENDED = "ended"
+    """It came to its own end."""
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+    """It raised another exception, or exited with an error."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of Python."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of one step: peaks of PyTorch's caching allocator in it."""
+
+    step: int
+    """From 1; the first includes loading."""
+    phase: str
+    """``load``, ``forward``, ``backward`` or ``optimizer``."""
+    allocated_bytes: int
+    reserved_bytes: int
+    active_bytes: int
+    num_alloc_retries: int
+    """Allocation retries since the start."""
+    num_ooms: int
+
+
+class HeldLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one line holds at the peak."""
+
+    line: Line | None
+    """The innermost line outside of torch. None for autograd's thread, which has no Python stack."""
+    user_line: Line | None
+    """The innermost line of the user's own files."""
+    num_bytes: int
+    num_tensors: int
+
+
+class GpuRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that reads values from the GPU which are not those of training."""
+
+    line: Line | None
+    user_line: Line | None
+    operator: str
+    """``item``, ``nonzero`` and the like, or ``copy``."""
+    decides_sizes: bool
+    """Whether the operator's output is as large as the values say."""
+    count: int
+    num_bytes: int
+
+
+class ScriptFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The exception that ended the script."""
+
+    type: str
+    message: str
+    line: Line | None
+    user_line: Line | None
+    traceback: str
+
+
+class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the script did, as one rank."""
+
+    outcome: RehearsalOutcome
+    failure: ScriptFailure | None
+    sentence: str
+    """The command, and the rank that was run instead, in one line."""
+    rank: int
+    world_size: int
+    gpus_per_node: int
+    num_steps: int
+    spans: tuple[Span, ...]
+    lines_at_peak: tuple[HeldLine, ...] | None
+    """The largest first. None if the script records PyTorch's memory history itself, or switched it off."""
+    curve: tuple[tuple[int, int, int], ...] | None
+    """Time in microseconds, allocated bytes, reserved bytes."""
+    step_ends_us: tuple[tuple[int, str, int], ...]
+    """Step, phase and the time in microseconds at which a span ended."""
+    reads: tuple[GpuRead, ...]
+    """Reads of floating-point values, and of integers made from them."""
+    num_known_reads: int
+    """Reads of small integers, whose values are those of training."""
+    unsupported: dict[str, int]
+    """Functions that the stand-in has not, with how often they were called."""
+    stops_at_unsupported: bool
+    """Whether such a call fails."""
+    process_groups: dict[str, int]
+    """The number of ranks of each process group that has carried collectives."""
+    collectives: tuple[tuple[str, str, int], ...]
+    """Process group, operator, and how often it was called."""
+    peak_host_bytes: int
+    """The most memory that the rehearsal itself took."""
+    peak_unwritten_host_bytes: int
+    """Bytes of host tensors that a real run would have written, beside them."""
+    notes: tuple[str, ...]
+    """What was assumed or replaced because the command line says so, one sentence each."""
+    torch: str
+    cuda: str
+    device_name: str | None
+    """None if the script never used the GPU."""
+    allocator_settings: str | None
+
+    @property
+    def peak(self) -> Span | None:
+        """The first span with the highest allocated memory. None if the script never used the GPU."""
+        return max(self.spans, key=lambda span: span.allocated_bytes, default=None)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest reserved memory."""
+        return max((span.reserved_bytes for span in self.spans), default=0)
+
+    @property
+    def num_alloc_retries(self) -> int:
+        """Allocation retries."""
+        return max((span.num_alloc_retries for span in self.spans), default=0)
+
+    @property
+    def sizes_from_values(self) -> tuple[GpuRead, ...]:
+        """The reads on which sizes depend, so that the peaks are those of this run alone."""
+        return tuple(read for read in self.reads if read.decides_sizes)
+
+    def steps(self) -> Iterator[tuple[int, list[Span]]]:
+        """Yield each step that made an optimizer step, with its spans."""
+        for step, spans in groupby(self.spans, key=lambda span: span.step):
+            if step <= self.num_steps:
+                yield step, list(spans)

@@ -1,0 +1,53 @@
+"""Rehearses trials without a sweep file: rank 0 of each in torch's CUDA build, on a stand-in for NVIDIA's libraries."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.record import TrialSpec
+from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.sweep.run.fork_server import ForkServer
+from fsdp_bench.sweep.run.rehearsed import stand_in_environment
+from fsdp_bench.sweep.run.time_limit import TimeLimit
+
+POLL_SECONDS = 0.5
+
+
+def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankReport]:
+    """Yield what rank 0 of each trial reports, in order; ``crashed`` if it leaves no report. One process runs them all.
+
+    Raises:
+        MachineError: if this machine cannot rehearse.
+    """
+    environment = stand_in_environment(gpu)
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as folder:
+        server = ForkServer(Path(folder) / "server.log", folder, resident=True, environment=environment)
+        try:
+            for number, spec in enumerate(specs):
+                scratch = Path(folder) / str(number)
+                scratch.mkdir()
+                yield _rehearse(spec, scratch, server)
+        finally:
+            server.close()
+
+
+def _rehearse(spec: TrialSpec, scratch: Path, server: ForkServer) -> RankReport:
+    (scratch / "trial.json").write_bytes(to_json(spec))
+    launched = server.start(scratch / "trial.json", scratch, spec.num_processes, may_share=True)
+    limit = TimeLimit(spec.run.timeout_seconds)
+    try:
+        while not launched.finished and not limit.has_run_out():
+            launched.wait(POLL_SECONDS)
+    finally:
+        if not launched.finished:
+            launched.kill()
+    try:
+        return from_json((scratch / "rank-0.json").read_bytes(), RankReport).without_times()
+    except (OSError, msgspec.DecodeError):
+        return RankReport(rank=0, outcome=Outcome.CRASHED)

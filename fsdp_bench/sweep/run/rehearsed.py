@@ -1,0 +1,77 @@
+"""Where rehearsed trials run: on a GPU of the catalogue that is not there.
+
+The stand-in for NVIDIA's libraries is reached as a subprocess: ``python -m fsdp_bench.rehearse.environment`` compiles
+it, and prints the environment variables that put it before NVIDIA's libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.rehearsal import headroom_of_script
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.sweep.machine import GpuDevice, Machine
+
+
+def rehearsed_gpu(name: str, headroom: str | int | None = None) -> RehearsedGpu:
+    """Return a GPU of the catalogue to rehearse on.
+
+    Args:
+        name: the GPU's name.
+        headroom: memory to keep free for the CUDA context and NCCL, as text or in bytes; by default as
+            ``fsdp-bench rehearse --gpu`` does.
+
+    Raises:
+        SpecError: for a name that is not in the catalogue, a GPU that is not NVIDIA's, and a headroom that is no size.
+    """
+    gpu = sized(loader.gpu(name), None, None)
+    assert isinstance(gpu, Gpu)
+    kept = headroom_of_script(gpu, USUAL_GPUS_PER_NODE, stated_headroom(headroom, gpu))
+    if gpu.compute_capability is None or gpu.num_multiprocessors is None or not gpu.product_names:
+        raise SpecError(
+            f"gpu: {gpu.name} cannot be rehearsed; only NVIDIA's GPUs with a known number of multiprocessors"
+        )
+    assert gpu.usable_memory_bytes is not None
+    return RehearsedGpu(
+        name=gpu.name,
+        product_name=gpu.product_names[0],
+        usable_bytes=gpu.usable_memory_bytes,
+        kept_free_bytes=kept.num_bytes,
+        compute_capability=gpu.compute_capability,
+        num_multiprocessors=gpu.num_multiprocessors,
+    )
+
+
+def machine_with(machine: Machine, gpu: RehearsedGpu) -> Machine:
+    """Return the machine as rehearsed trials see it: with that GPU and no other."""
+    device = GpuDevice(index=0, name=gpu.product_name, memory_bytes=gpu.usable_bytes)
+    return msgspec.structs.replace(machine, gpus=(device,), gpu_links=(), driver_version=None, rehearses=True)
+
+
+def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
+    """Return the environment variables with which processes run on the stand-in. Takes seconds the first time.
+
+    Raises:
+        MachineError: in one line, if torch is not a CUDA build, or there is no C compiler.
+    """
+    command = [sys.executable, "-m", "fsdp_bench.rehearse.environment", to_json(gpu).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        answer: dict[str, str] = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise MachineError(f"the stand-in for NVIDIA's libraries cannot be made: {last}") from None
+    if "error" in answer:
+        raise MachineError(answer["error"])
+    return answer

@@ -1,0 +1,153 @@
+"""Steps are found with PyTorch's own hooks, and the script ends after as many as were asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.rehearse.inside.rehearsing import run_inside
+
+LOOP = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(10):
+    try:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("made", step)
+    except Exception:
+        print("caught")
+"""
+
+
+def test_a_script_ends_after_its_steps_whatever_it_catches(tmp_path: Path) -> None:
+    ran = run_inside(tmp_path, LOOP, steps=3)
+    assert (ran.report["outcome"], ran.report["num_steps"], ran.code) == ("stopped", 3, 0)
+    assert ran.output.count("made") == 2  # the third step ends it
+    assert "caught" not in ran.output
+
+
+def test_without_a_number_of_steps_it_runs_to_its_end(tmp_path: Path) -> None:
+    ran = run_inside(tmp_path, LOOP, steps=None)
+    assert (ran.report["outcome"], ran.report["num_steps"]) == ("ended", 10)
+
+
+def test_optimizers_in_backward_make_one_step_together(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+        of = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+        for p in of:
+            p.register_post_accumulate_grad_hook(lambda p: [of[p].step(), of[p].zero_grad()] and None)
+        for step in range(5):
+            model(torch.ones(1, 4)).sum().backward()
+            print("made", step)
+        """,
+        steps=4,
+    )
+    assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 4)
+    assert ran.output.count("made") == 3
+
+
+def test_two_optimizers_in_turn_count_as_one_step_each_time(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        first, second = (torch.nn.Linear(4, 4) for _ in range(2))
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
+        for step in range(5):
+            for model, optimizer in zip((first, second), optimizers):
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+        """,
+        steps=None,
+    )
+    assert ran.report["num_steps"] == 5
+
+
+def test_micro_batches_are_one_step(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for micro_batch in range(12):
+            model(torch.ones(1, 4)).sum().backward()
+            if micro_batch % 4 == 3:
+                optimizer.step()
+        """,
+        steps=None,
+    )
+    assert ran.report["num_steps"] == 3
+
+
+def test_a_script_that_makes_no_step_says_so(tmp_path: Path) -> None:
+    ran = run_inside(tmp_path, "import torch; print(torch.ones(2).sum())")
+    assert (ran.report["outcome"], ran.report["num_steps"]) == ("ended", 0)
+
+
+def test_a_failure_names_the_users_line_and_shows_the_users_traceback(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        def build():
+            return torch.nn.Linear(4, 4)(torch.ones(1, 3))
+        build()
+        """,
+    )
+    failure = ran.report["failure"]
+    assert ran.report["outcome"] == "failed"
+    assert failure["type"] == "RuntimeError"
+    assert (Path(failure["user_line"]["file"]).name, failure["user_line"]["line"]) == ("script.py", 4)
+    assert failure["traceback"].splitlines()[1].strip().startswith('File "script.py", line 5')
+    assert failure["traceback"] in ran.output
+
+
+def test_an_exit_code_of_the_script_is_a_failure(tmp_path: Path) -> None:
+    assert run_inside(tmp_path, "import sys, torch; sys.exit(3)").report["outcome"] == "failed"
+    assert run_inside(tmp_path, "import sys, torch; sys.exit(0)").report["outcome"] == "ended"
+
+
+def test_the_script_is_main_and_has_its_arguments(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        "import sys, os; print(__name__, sys.argv, os.environ['WORLD_SIZE'], os.environ['RANK'])",
+        *("--lr", "3"),
+        rank=5,
+        world_size=16,
+    )
+    assert "__main__ ['script.py', '--lr', '3'] 16 5" in ran.output
+
+
+def test_the_scripts_own_modules_are_found_and_ours_are_not(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text("mine = True")
+    ran = run_inside(tmp_path, "import steps; print(steps.mine)\nimport collectives")
+    assert "True" in ran.output
+    assert "No module named 'collectives'" in ran.report["failure"]["message"]
+
+
+def test_a_rank_beyond_the_world_is_refused(tmp_path: Path) -> None:
+    ran = run_inside(tmp_path, "", rank=8, world_size=8)
+    assert ran.code == 2
+    assert ran.report["refused"] == "rank: 8 is not allowed; 0 to 7, by the world size"
+
+
+def test_processes_that_a_script_spawns_are_one(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch.multiprocessing as mp
+        def train(local_rank, world_size):
+            print("trains", local_rank, world_size)
+        if __name__ == "__main__":
+            mp.spawn(train, args=(8,), nprocs=8)
+        """,
+        rank=3,
+    )
+    assert [line for line in ran.output.splitlines() if "trains" in line] == ["trains 3 8"]

@@ -1,0 +1,56 @@
+"""Interpreters with a CUDA build of torch, for tests marked ``rehearsal``.
+
+FSDP_BENCH_TEST_CUDA_PYTHONS lists them, separated by ":"; without it, the running interpreter is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
+from fsdp_bench.rehearse.find_torch import Torch, find_torch
+from fsdp_bench.spec.errors import MachineError
+
+GPU = StandInGpu("NVIDIA H100 80GB HBM3", 80 << 30, 500 << 20, 9.0, 132)
+
+
+def _torches() -> list[Torch]:
+    found = []
+    for python in os.environ.get("FSDP_BENCH_TEST_CUDA_PYTHONS", sys.executable).split(":"):
+        try:
+            found.append(find_torch(python))
+        except MachineError:
+            continue
+    return found
+
+
+TORCHES = _torches()
+
+every_torch = [
+    pytest.mark.rehearsal,
+    pytest.mark.skipif(not TORCHES, reason="no CUDA build of torch"),
+    pytest.mark.parametrize("torch", TORCHES, ids=lambda torch: torch.version),
+]
+
+
+def run_on_stand_in(torch: Torch, script: str, gpu: StandInGpu = GPU, **variables: str) -> str:
+    """Run a script in torch's interpreter on the stand-in; return what it prints. It must succeed.
+
+    It ends as ``fsdp-bench rehearse`` ends a script: while Python finalizes, a thread of torch 2.15's autograd may ask
+    for the GIL, which aborts the process.
+    """
+    script += "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+    environment = {**os.environ, **stand_in_environment(build_stand_in(torch), gpu), **variables}
+    ran = subprocess.run([torch.python, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def nvidia_headers() -> list[Path]:
+    """Return folders of pip's packages that hold CUDA's headers."""
+    return sorted({path.parent for torch in TORCHES for path in torch.folder.parent.glob("nvidia/*/include/cuda.h")})

@@ -1,0 +1,117 @@
+"""Scripts that fail, make no step, or ask for what the world has not; and what they read from the GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+from tests.rehearse.on_stand_in import Rehearsed, on_stand_in, rehearse
+
+pytestmark = on_stand_in
+
+
+def _run(folder: Path, script: str, *options: str) -> Rehearsed:
+    (folder / "script.py").write_text(dedent(script))
+    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
+
+
+def test_a_script_that_fails_by_itself_ends_with_1_and_its_line(tmp_path: Path) -> None:
+    found = _run(tmp_path, 'import torch\nraise KeyError("no such thing")\n')
+    assert found.code == 1
+    assert (found.document["failure"]["type"], found.document["failure"]["user_line"]["line"]) == ("KeyError", 2)
+    assert found.document["fits"] is None
+
+
+def test_a_script_without_an_optimizer_step_is_unknown(tmp_path: Path) -> None:
+    found = _run(tmp_path, "import torch\ntorch.zeros(1000, device='cuda')\n")
+    assert (found.code, found.document["fits"], found.document["num_steps"]) == (0, None, 0)
+
+
+def test_a_node_has_the_gpus_of_the_world_and_no_more(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        print("has", torch.cuda.device_count(), torch.cuda.get_device_name(7), torch.cuda.get_device_capability())
+        torch.cuda.set_device(8)
+        """,
+    )
+    assert "has 8 NVIDIA H100 80GB HBM3 (9, 0)" in found.output
+    assert "invalid device ordinal" in found.document["failure"]["message"]
+
+
+def test_ranks_of_a_node_use_their_own_gpu(tmp_path: Path) -> None:
+    script = """
+        import os, torch
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = torch.nn.Linear(1024, 1024, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            model(torch.ones(1, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    first, last = _run(tmp_path, script), _run(tmp_path, script, "--rank", "7")
+    assert first.code == last.code == 0
+    assert first.document["memory"]["peak_allocated_bytes"] == last.document["memory"]["peak_allocated_bytes"] > 0
+
+
+def test_a_gpu_runs_what_was_compiled_for_its_generation(tmp_path: Path) -> None:
+    """PyTorch is not compiled for 8.9: CUB has to find the kernels for 8.6, as on a real L4."""
+    (tmp_path / "script.py").write_text("import torch; torch.nn.Embedding(9, 64).cuda()(torch.arange(9).cuda()).sort()")
+    found = rehearse("--gpu", "L4", "--", "script.py", folder=tmp_path)
+    assert found.code == 0, found.output
+
+
+def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        positions = torch.arange(10, device="cuda")[None]
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        assert ((steps != 1).cumsum(-1)[:, -1] == 0).all().item()
+        mask = torch.ones(2, 5, device="cuda", dtype=torch.bool)
+        mask[0, 3:] = False
+        assert mask.sum(1).tolist() == [3, 5] and mask.nonzero().shape == (8, 2) and not mask.all()
+        x = torch.tensor([3, 1, 2]).cuda()
+        assert x.sort()[0].tolist() == [1, 2, 3] and (x * 2 + 1).tolist() == [7, 3, 5] and x.max().item() == 3
+        assert x.repeat_interleave(x).tolist() == [3, 3, 3, 1, 2, 2] and torch.where(x > 1, x, 0).tolist() == [3, 0, 2]
+        assert torch.full((3,), 7, device="cuda").tolist() == [7] * 3 and torch.equal(x.int(), x.clone().int())
+        """,
+    )
+    assert found.code == 0, found.output
+    assert found.document["reads"] == []
+    assert found.document["num_known_reads"] > 8
+
+
+def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        x = torch.randn(100, device="cuda")
+        x.sum().item()
+        rows = x[x > 0]
+        best = x.topk(3)[1].tolist()
+        """,
+    )
+    named = {(one["operator"], one["user_line"]["line"], one["decides_sizes"]) for one in found.document["reads"]}
+    assert named == {("item", 4, False), ("nonzero", 5, True), ("copy", 6, False)}
+
+
+def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:
+    """Operators are run by this package too, where a number takes the place of a tensor."""
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            whole, scalar = torch.ones(3, device="cuda", dtype=dtype), torch.ones((), device="cuda", dtype=dtype)
+            for x in (whole, scalar):
+                assert {(x + 1).dtype, (x * 2.5).dtype, (x - 1.5).dtype, (2 - x).dtype, (x * True).dtype} == {dtype}
+        counts = torch.arange(3, device="cuda")
+        assert (counts * 2).dtype == torch.int64 and (counts * 2.5).dtype == torch.float32
+        assert (counts.sum() * 2).dtype == torch.int64 and (counts > 1.5).tolist() == [False, False, True]
+        """,
+    )
+    assert found.code == 0, found.output

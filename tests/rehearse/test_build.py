@@ -1,0 +1,109 @@
+"""Compiling the stand-in, keeping it, and the environment that puts it before NVIDIA's libraries."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse import build
+from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, compile_stand_in, stand_in_environment
+from fsdp_bench.rehearse.elf import symbols_of
+from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.spec.errors import MachineError
+
+GPU = StandInGpu("NVIDIA A100-SXM4-80GB", 80 << 30, 500 << 20, 8.0, 108, 8)
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C compiler")
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
+    """A torch without libraries, and a cache folder that is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    return Torch("python", "2.13.0+cu130", "13.0", tmp_path / "torch", "linux-x86_64")
+
+
+@needs_compiler
+@pytest.mark.parametrize("cuda_version", [12040, 12080, 13000])
+def test_functions_without_a_source_are_weak_stubs_beside_those_with_one(tmp_path: Path, cuda_version: int) -> None:
+    compile_stand_in(tmp_path, cuda_version, {"cudaMalloc", "cudaNewestFunction", "cublasNewestFunction"}, "test")
+    symbols = symbols_of(tmp_path / build.LIBRARY)
+    assert {"cudaNewestFunction", "cublasNewestFunction", "ncclGetUniqueId", "cuStreamWriteValue32_v2"} <= symbols.weak
+    assert {"cudaMalloc", "cublasGemmEx", "cuMemCreate", "nvmlInit_v2", "stand_in_on_read"} <= symbols.defined
+    assert "cudaMalloc" not in symbols.weak
+    assert all((tmp_path / name).resolve().name == build.LIBRARY for name in build.OTHER_NAMES)
+
+
+@needs_compiler
+def test_nothing_but_nvidias_names_is_visible(tmp_path: Path) -> None:
+    compile_stand_in(tmp_path, 13000, set(), "test")
+    families = ("cu", "__cuda", "nv", "nccl", "stand_in_")
+    strange = {name for name in symbols_of(tmp_path / build.LIBRARY).defined if not name.startswith(families)}
+    assert strange <= {"_init", "_fini", "_edata", "_end", "__bss_start"}
+
+
+@needs_compiler
+def test_several_processes_build_one_folder_and_the_next_finds_it(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        folders = set(pool.map(build_stand_in, [torch] * 3))
+    (folder,) = folders
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    monkeypatch.setenv("PATH", "")
+    assert build_stand_in(torch) == folder
+
+
+def test_without_a_compiler_one_line_says_what_to_install(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(MachineError, match=r"no C compiler; .*install gcc or clang"):
+        build_stand_in(torch)
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(MachineError, match="CC is no-such-compiler"):
+        build_stand_in(torch)
+
+
+def test_a_compiler_that_fails_is_one_line(torch: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'a.c:1: error: out of luck' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(MachineError, match=r"cannot compile .*out of luck"):
+        build_stand_in(torch)
+    assert list((build.cache_folder() / "stand-in").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    torch: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match="XDG_CACHE_HOME says where"):
+        build_stand_in(torch)
+
+
+def test_the_environment_names_the_gpu_and_keeps_what_is_preloaded(tmp_path: Path) -> None:
+    given = {"LD_PRELOAD": "libjemalloc.so", "LD_LIBRARY_PATH": "/opt/lib"}
+    variables = stand_in_environment(tmp_path, GPU, given)
+    assert variables["LD_PRELOAD"] == f"{tmp_path / build.LIBRARY}:libjemalloc.so"
+    assert variables["LD_LIBRARY_PATH"] == f"{tmp_path}:/opt/lib"
+    assert variables["STAND_IN_DEVICES"] == "8"
+    assert variables["STAND_IN_CAPABILITY"] == "80"
+    assert variables["STAND_IN_BYTES"] == str(80 << 30)
+
+
+def test_paths_that_ld_preload_cannot_name(tmp_path: Path) -> None:
+    variables = stand_in_environment(tmp_path / "a folder", GPU, {})
+    assert variables["LD_PRELOAD"] == build.LIBRARY  # found by LD_LIBRARY_PATH, which may contain spaces
+    with pytest.raises(MachineError, match="contains ':'"):
+        stand_in_environment(tmp_path / "a:b", GPU, {})
+
+
+def test_an_unknown_compute_capability_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"7\.0 to 12\.0, not 6\.1"):
+        stand_in_environment(tmp_path, StandInGpu("NVIDIA GeForce GTX 1080", 8 << 30, 0, 6.1, 20), {})

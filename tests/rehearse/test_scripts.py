@@ -1,0 +1,171 @@
+"""Real training scripts, unmodified, as one rank: Trainer, Accelerate, PEFT, torch.compile, one that is too large."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rehearse.on_stand_in import SCRIPTS, on_stand_in, rehearse
+
+pytestmark = on_stand_in
+pytest.importorskip("accelerate")
+
+GPU = ("--gpu", "H100-SXM", "--steps", "3")
+KINDS = {
+    "trainer": ("torchrun", ["trainer_fsdp.py"]),
+    "lora": ("torchrun", ["trainer_fsdp.py", "lora"]),
+    "accelerate": ("accelerate", ["launch", "--config_file", str(SCRIPTS / "fsdp2.yaml"), "accelerate_loop.py"]),
+    "fsdp2": ("torchrun", ["fsdp2_loop.py"]),
+    "compiled": ("torchrun", ["compiled_blocks.py"]),
+}
+
+
+def _words(kind: str) -> tuple[str, list[str]]:
+    command, words = KINDS[kind]
+    return command, [str(SCRIPTS / word) if word.endswith(".py") else word for word in words]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_runs_unmodified_in_worlds_of_all_sizes(kind: str, tmp_path: Path) -> None:
+    command, words = _words(kind)
+    peaks = []
+    for world_size in (2, 8, 64, 4096):
+        found = rehearse(*GPU, "--world-size", str(world_size), "--", *words, command=command, folder=tmp_path)
+        assert found.code == 0, found.output
+        assert found.document["fits"] is True
+        assert (found.document["outcome"], found.document["num_steps"]) == ("stopped", 3)
+        assert found.document["world_size"] == world_size
+        peaks.append(found.peak_bytes)
+    assert peaks[0] > peaks[1] > peaks[2]  # of 4096 ranks some hold padding alone, which is gathered, too
+
+
+@pytest.mark.parametrize("kind", ["trainer", "compiled"])
+def test_the_same_script_twice_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    command, words = _words(kind)
+    first, second = (
+        rehearse(*GPU, "--world-size", "8", "--", *words, command=command, folder=tmp_path).document for _ in range(2)
+    )
+    assert first["spans"] == second["spans"]
+    assert first["memory"] == second["memory"]
+
+
+def test_compiled_blocks_keep_less_than_eager_ones(tmp_path: Path) -> None:
+    """Inductor's partitioner recomputes what is cheap; the kernels are compiled for the GPU that is named."""
+    command, words = _words("compiled")
+    eager, compiled = (
+        rehearse(*GPU, "--world-size", "8", "--", *words, command=command, folder=tmp_path, COMPILE=choice)
+        for choice in "01"
+    )
+    assert compiled.peak_bytes < 0.95 * eager.peak_bytes
+
+
+def test_what_does_not_fit_ends_with_the_line_that_asked_for_too_much(tmp_path: Path) -> None:
+    command, words = _words("trainer")
+    small = ("--gpu-memory", "6GiB", "--headroom", "1GiB")
+    found = rehearse(*GPU, *small, "--world-size", "16", "--", *words, command=command, folder=tmp_path)
+    assert found.code == 3
+    failure = found.document["failure"]
+    assert found.document["outcome"] == "out_of_memory"
+    assert failure["message"].startswith("CUDA out of memory. Tried to allocate")
+    assert failure["user_line"]["file"].endswith("trainer_fsdp.py")
+    assert f"{os.sep}torch{os.sep}" not in failure["line"]["file"]
+    assert "trainer_fsdp.py" in failure["traceback"]
+
+
+def test_a_limit_for_ci_decides_the_exit_code(tmp_path: Path) -> None:
+    command, words = _words("fsdp2")
+    given = (*GPU, "--world-size", "64")
+    assert rehearse(*given, "--max-gpu-memory", "30GiB", "--", *words, command=command, folder=tmp_path).code == 0
+    assert rehearse(*given, "--max-gpu-memory", "10GiB", "--", *words, command=command, folder=tmp_path).code == 3
+
+
+def test_the_script_reads_the_peak_that_is_reported(tmp_path: Path) -> None:
+    """Peaks are read between phases, which resets PyTorch's counters; the script must not notice."""
+    command, words = _words("fsdp2")
+    found = rehearse(*GPU, "--world-size", "64", "--", *words, command=command, folder=tmp_path)
+    own = [int(line.split()[2]) for line in found.output.splitlines() if line.startswith("step ")]
+    of_steps = {span["step"]: 0 for span in found.document["spans"]}
+    for span in found.document["spans"]:
+        of_steps[span["step"]] = max(of_steps[span["step"]], span["allocated_bytes"])
+    assert own == [of_steps[1], max(of_steps[1], of_steps[2])]  # the third step ends the script before it prints
+
+
+def test_several_ranks_are_rehearsed_in_turn(tmp_path: Path) -> None:
+    command, words = _words("fsdp2")
+    given = ("--gpu", "H100-SXM", "--steps", "1", "--world-size", "8", "--ranks", "0,7")
+    found = rehearse(*given, "--", *words, command=command, folder=tmp_path)
+    assert [one["rank"] for one in found.document["ranks"]] == [0, 7]
+
+
+def test_from_pretrained_reads_a_checkpoint_or_makes_the_model_from_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "save.py").write_text(SAVE)
+    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "train.py").write_text(TRAIN_PRETRAINED)
+    given = ("--gpu", "H100-SXM", "--steps", "1")
+    read = rehearse(*given, "--", "train.py", "checkpoint", folder=tmp_path)
+    made = rehearse(*given, "--random-weights", "--", "train.py", "configuration", folder=tmp_path)
+    neither = rehearse(*given, "--", "train.py", "configuration", folder=tmp_path)
+    assert (read.code, made.code, neither.code) == (0, 0, 1), read.output + made.output
+    assert read.peak_bytes == made.peak_bytes
+    assert "--random-weights" in made.document["notes"][0]
+
+
+SAVE = """
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import LlamaConfig
+config = LlamaConfig(hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8,
+                     num_key_value_heads=4, vocab_size=1000)
+AutoModelForCausalLM.from_config(config).save_pretrained("checkpoint")
+config.save_pretrained("configuration")
+"""
+TRAIN_PRETRAINED = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+tokens = torch.randint(0, 1000, (1, 512)).cuda()
+model(input_ids=tokens, labels=tokens).loss.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_an_8b_model_takes_less_than_ten_gigabytes_of_host_memory(tmp_path: Path) -> None:
+    """The model is made in host memory by from_config, in fp32: 32 GB in a real run."""
+    script = tmp_path / "llama_8b.py"
+    script.write_text(LLAMA_8B)
+    given = ("--server", "p5.48xlarge", "--steps", "2")
+    found = rehearse(*given, "--", str(script), command="torchrun", folder=tmp_path)
+    assert found.code == 0, found.output
+    assert found.document["host"]["peak_bytes"] < 10e9
+    assert found.document["host"]["peak_bytes_of_real_run"] > 32e9
+
+
+LLAMA_8B = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                     num_key_value_heads=8, vocab_size=128256)
+model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+model.gradient_checkpointing_enable()
+mixed = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}), mixed_precision=mixed,
+                                 device_id=0)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    tokens = torch.randint(0, 1000, (1, 4096), device="cuda")
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

@@ -1,0 +1,295 @@
+"""The stand-in's functions, called as PyTorch calls them, without PyTorch: by ctypes, in a process each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, StandInGpu, compile_stand_in, stand_in_environment
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
+
+GIB = 1 << 30
+GPU = StandInGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, GIB // 2, 8.0, 108, 4)
+
+PRELUDE = """
+import ctypes, os
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p, create_string_buffer
+lib = ctypes.CDLL(os.environ["LIBRARY"])
+for name in ("stand_in_used_bytes", "stand_in_peak_bytes", "stand_in_unsupported"):
+    getattr(lib, name).restype = c_size_t
+lib.cudaGetErrorString.restype = lib.stand_in_version.restype = c_char_p
+GIB = 1 << 30
+
+def malloc(size):
+    address = c_void_p()
+    return lib.cudaMalloc(byref(address), c_size_t(size)), address
+
+def created(function, *arguments):
+    handle = c_void_p()
+    assert function(byref(handle), *arguments) == 0
+    return handle
+
+def unsupported():
+    size = lib.stand_in_unsupported(None, c_size_t(0))
+    text = create_string_buffer(size)
+    lib.stand_in_unsupported(text, c_size_t(size))
+    return text.value.decode()
+"""
+
+
+@pytest.fixture(scope="module", params=[12040, 13000])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    built = tmp_path_factory.mktemp("stand-in")
+    compile_stand_in(built, request.param, {"cudaNewestFunction", "cublasNewestFunction"}, f"cuda-{request.param}")
+    return built
+
+
+def ran(folder: Path, script: str, gpu: StandInGpu = GPU, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the stand-in loaded as ``lib``; its assertions are the test's."""
+    settings = {**stand_in_environment(folder, gpu), "LD_PRELOAD": "", "LIBRARY": str(folder / LIBRARY)}
+    environment = {**os.environ, **settings, **variables}
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_memory_is_counted_per_device_and_ends(folder: Path) -> None:
+    ran(
+        folder,
+        """
+assert lib.cudaSetDevice(2) == 0
+error, address = malloc(10 * GIB + 1)
+assert error == 0
+assert lib.stand_in_used_bytes(2) == 10 * GIB + (2 << 20) + GIB // 2  # whole pages of 2 MiB, and the context
+assert lib.stand_in_used_bytes(1) == 0  # no context yet
+assert malloc(70 * GIB)[0] == 2
+assert lib.cudaGetErrorString(2) == b"out of memory"
+assert lib.cudaGetLastError() == 2 and lib.cudaGetLastError() == 0
+assert lib.cudaFree(address) == 0
+assert lib.stand_in_used_bytes(2) == GIB // 2
+assert lib.stand_in_peak_bytes(2) == 10 * GIB + (2 << 20) + GIB // 2
+free, total = c_size_t(), c_size_t()
+lib.cudaMemGetInfo(byref(free), byref(total))
+assert (free.value, total.value) == (79 * GIB + GIB // 2, 80 * GIB)
+assert lib.cudaFree(c_void_p(4096)) == 1
+""",
+    )
+
+
+def test_devices_that_are_not_there(folder: Path) -> None:
+    script = """
+count, device = c_int(), c_int()
+assert lib.cudaGetDeviceCount(byref(count)) == 0 and count.value == {count}
+assert lib.cudaSetDevice({count}) == 101
+assert lib.cudaGetErrorString(101) == b"invalid device ordinal"
+assert lib.nvmlInit_v2() == 0 and lib.nvmlDeviceGetCount_v2(byref(count)) == 0 and count.value == 4
+"""
+    ran(folder, script.format(count=4))
+    ran(folder, script.format(count=2), CUDA_VISIBLE_DEVICES="3,1")
+    none = "count = c_int()\nassert lib.cudaGetDeviceCount(byref(count)) == 100 and malloc(1)[0] == 100"
+    ran(folder, none, CUDA_VISIBLE_DEVICES="")
+
+
+def test_the_current_device_is_the_threads_own(folder: Path) -> None:
+    ran(
+        folder,
+        """
+import threading
+def current():
+    device = c_int()
+    lib.cudaGetDevice(byref(device))
+    return device.value
+lib.cudaSetDevice(3)
+seen = []
+thread = threading.Thread(target=lambda: seen.append(current()))
+thread.start(); thread.join()
+assert (current(), seen) == (3, [0])
+""",
+    )
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory of a multiprocessor and
+# of a block that opts in, in KiB; threads and blocks of a multiprocessor.
+SPECIFICATIONS = {
+    7.0: (96, 96, 2048, 32),
+    7.5: (64, 64, 1024, 16),
+    8.0: (164, 163, 2048, 32),
+    8.6: (100, 99, 1536, 16),
+    8.9: (100, 99, 1536, 24),
+    9.0: (228, 227, 2048, 32),
+    10.0: (228, 227, 2048, 32),
+    12.0: (100, 99, 1536, 24),
+}
+
+
+@pytest.mark.parametrize("capability", SPECIFICATIONS)
+def test_attributes_are_those_of_the_compute_capability(folder: Path, capability: float) -> None:
+    shared, opt_in, threads, blocks = SPECIFICATIONS[capability]
+    expected = {75: int(capability), 76: round(capability * 10) % 10, 81: shared << 10, 97: opt_in << 10}
+    expected |= {39: threads, 106: blocks, 16: 108, 10: 32, 1: 1024, 102: 1}
+    gpu = StandInGpu("one", GIB, 0, capability, 108)
+    ran(
+        folder,
+        f"""
+for attribute, value in {expected}.items():
+    for function in (lib.cudaDeviceGetAttribute, lib.cuDeviceGetAttribute):
+        answer = c_int()
+        assert function(byref(answer), attribute, 0) == 0
+        assert answer.value == value, (attribute, answer.value)
+""",
+        gpu,
+    )
+
+
+EVENT_AFTER_WAITING_FOR_ANOTHER_STREAM = """
+first, second = created(lib.cudaStreamCreate), created(lib.cudaStreamCreate)
+event, later = created(lib.cudaEventCreate), created(lib.cudaEventCreate)
+lib.cudaEventRecord(event, first)
+assert lib.cudaEventQuery(event) == {before}
+lib.cudaEventRecord(later, second)
+lib.cudaStreamSynchronize(second)
+assert lib.cudaEventQuery(event) == {after}
+lib.cudaEventSynchronize(event)
+assert lib.cudaEventQuery(event) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("progress", "before", "after"), [("behind", 600, 600), ("pace", 600, 0), ("idle", 0, 0), ("", 600, 0)]
+)
+def test_how_far_the_gpu_is(folder: Path, progress: str, before: int, after: int) -> None:
+    script = EVENT_AFTER_WAITING_FOR_ANOTHER_STREAM.format(before=before, after=after)
+    ran(folder, script, STAND_IN_PROGRESS=progress)
+
+
+def test_capture_spreads_to_streams_that_wait(folder: Path) -> None:
+    ran(
+        folder,
+        """
+def capturing(stream):
+    status = c_int()
+    lib.cudaStreamIsCapturing(stream, byref(status))
+    return status.value
+first, second, event = created(lib.cudaStreamCreate), created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
+assert lib.cudaStreamBeginCapture(None, 0) == 900  # the default stream
+assert lib.cudaStreamBeginCapture(first, 0) == 0
+assert (capturing(first), capturing(second)) == (1, 0)
+lib.cudaEventRecord(event, first)
+assert lib.cudaStreamWaitEvent(second, event, 0) == 0
+assert capturing(second) == 1
+error, memory = malloc(1024)
+assert error == 0
+for stream in (first, second):
+    assert lib.cudaMemsetAsync(memory, 0, c_size_t(1024), stream) == 0
+assert lib.cudaStreamSynchronize(second) == 900 and lib.cudaDeviceSynchronize() == 900
+assert lib.cudaEventQuery(event) == 907
+graph = c_void_p()
+assert lib.cudaStreamEndCapture(second, byref(graph)) == 903
+assert lib.cudaStreamEndCapture(first, byref(graph)) == 0
+assert (capturing(first), capturing(second)) == (0, 0)
+count = c_size_t()
+assert lib.cudaGraphGetNodes(graph, None, byref(count)) == 0 and count.value == 2
+executable = created(lib.cudaGraphInstantiate, graph, c_ulonglong(0))
+assert lib.cudaGraphLaunch(executable, first) == 0 and lib.cudaDeviceSynchronize() == 0
+""",
+    )
+
+
+def test_reads_of_the_host_are_told(folder: Path) -> None:
+    ran(
+        folder,
+        """
+reads = []
+callback = ctypes.CFUNCTYPE(None, c_size_t, c_char_p)(lambda size, operator: reads.append((size, operator)))
+lib.stand_in_on_read(callback)
+device, host, pinned = malloc(1 << 22)[1], create_string_buffer(b"\\1" * (1 << 22)), c_void_p()
+assert lib.cudaHostAlloc(byref(pinned), c_size_t(1 << 22), 0) == 0
+lib.cudaMemcpyAsync(device, host, c_size_t(100), 1, None)
+lib.cudaMemcpyAsync(device, device, c_size_t(100), 3, None)
+assert reads == []
+lib.cudaMemcpyAsync(host, device, c_size_t(8), 2, None)
+lib.cudaMemcpyAsync(pinned, device, c_size_t(100), 2, None)
+lib.cudaMemcpy(host, device, c_size_t(1 << 22), 2)
+assert reads == [(8, b"copy"), (100, b"copy"), (1 << 22, b"copy")]
+assert host.raw == bytes((1 << 22) + 1)  # what no kernel wrote is zeros
+assert ctypes.string_at(pinned, 100) == b"\\1" * 100  # small copies are real
+""",
+    )
+
+
+def test_what_is_lacking_is_recorded_and_fails(folder: Path) -> None:
+    script = """
+assert unsupported() == ""
+assert lib.cudaNewestFunction() == 801 and lib.cublasNewestFunction() == 15
+handle = c_void_p()
+assert lib.cudnnCreate(byref(handle)) == 3000 and lib.cudnnCreate(byref(handle)) == 3000
+assert lib.ncclGetUniqueId(byref(handle)) == 5
+assert lib.cuMulticastCreate() == 801
+function, status = c_void_p(), c_int()
+assert lib.cuGetProcAddress_v2(b"cuOfNextYear", byref(function), 13000, c_ulonglong(0), byref(status)) == 0
+assert ctypes.CFUNCTYPE(c_int)(function.value)() == 801
+expected = {"cudaNewestFunction": 1, "cublasNewestFunction": 1, "cudnnCreate": 2, "ncclGetUniqueId": 1}
+expected |= {"cuMulticastCreate": 1, "cuOfNextYear": 1}
+assert unsupported() == "".join(f"{name} {count}\\n" for name, count in expected.items())
+"""
+    said = ran(folder, script).stderr.splitlines()
+    assert len(said) == 6
+    assert said[2] == (
+        "fsdp-bench rehearse: cudnnCreate was called, which this stand-in for NVIDIA's libraries lacks; it fails"
+    )
+
+
+def test_warnings_let_only_work_without_results_pass(folder: Path) -> None:
+    script = """
+handle = c_void_p()
+assert lib.cublasNewestFunction() == 0 and lib.cudaNewestFunction() == 801
+assert lib.ncclGetUniqueId(byref(handle)) == 5 and lib.cudnnCreate(byref(handle)) == 0 and handle.value
+assert unsupported() == "cublasNewestFunction 1\\ncudaNewestFunction 1\\nncclGetUniqueId 1\\ncudnnCreate 1\\n"
+"""
+    assert "it does nothing" in ran(folder, script, STAND_IN_UNSUPPORTED="warn").stderr
+
+
+def test_driver_functions_are_found_in_their_newest_version(folder: Path) -> None:
+    ran(
+        folder,
+        """
+for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate", "cuInit": "cuInit"}.items():
+    for find in (lib.cuGetProcAddress_v2, lib.cudaGetDriverEntryPointByVersion):
+        function, status = c_void_p(), c_int(7)
+        if find is lib.cuGetProcAddress_v2:
+            find(name.encode(), byref(function), 13000, c_ulonglong(0), byref(status))
+        else:
+            find(name.encode(), byref(function), c_uint(13000), c_ulonglong(0), byref(status))
+        assert function.value == ctypes.cast(getattr(lib, defined), c_void_p).value and status.value == 0, name
+""",
+    )
+
+
+def test_virtual_memory_takes_pages_not_addresses(folder: Path) -> None:
+    ran(
+        folder,
+        """
+class Properties(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
+address, pages = c_void_p(), c_void_p()
+assert lib.cuMemAddressReserve(byref(address), c_size_t(200 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
+assert lib.stand_in_used_bytes(1) == 0
+properties = Properties(1, 0, 1, 1)
+assert lib.cuMemCreate(byref(pages), c_size_t(20 * GIB), byref(properties), c_ulonglong(0)) == 0
+assert lib.cuMemMap(address, c_size_t(20 * GIB), c_size_t(0), pages, c_ulonglong(0)) == 0
+assert lib.stand_in_used_bytes(1) == 20 * GIB + GIB // 2
+assert lib.cuMemCreate(byref(c_void_p()), c_size_t(60 * GIB), byref(properties), c_ulonglong(0)) == 2
+assert lib.cuMemUnmap(address, c_size_t(20 * GIB)) == 0 and lib.cuMemRelease(pages) == 0
+assert lib.stand_in_used_bytes(1) == GIB // 2
+""",
+    )
+
+
+def test_the_version_names_the_build(folder: Path) -> None:
+    ran(folder, "assert lib.stand_in_version().startswith(b'cuda-1')")

@@ -1,0 +1,206 @@
+"""PyTorch's CUDA build on the stand-in: what it asks for, and what runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse.build import LIBRARY, NEEDS_NO_GPU, build_stand_in
+from fsdp_bench.rehearse.elf import symbols_of
+from fsdp_bench.rehearse.find_torch import Torch
+from tests.rehearse.interpreters import GPU, every_torch, run_on_stand_in
+
+pytestmark = [*every_torch, pytest.mark.timeout(240)]
+
+TRAINING = Path(__file__).parent / "training.py"
+
+RECORDED_STUBS = re.compile(
+    # batched factorizations, and levels 1 and 2 that only magma and cuSOLVER's callers use
+    r"cublas[SDCZ](gels|geqrf|getr[fs])Batched|cublas(I[sdcz]am(ax|in)|[SDCZ]\w*(nrm2|asum|rot\w*|tr[sm]v|her\w*|hem\w)"
+    r"|[SDCZ](symv|syr2?)|C[sz]?scal|[CZ](s|d)(scal|rot))\w*|cublas[GS]et(Matrix|Vector)Async"
+    # memory pools of the driver, memory shared between processes, peers, libraries of kernels, nodes made by hand
+    r"|cuda(Malloc|Free)Async|cudaMemPool\w+|cudaDeviceGetDefaultMemPool|cudaIpc\w+|cudaDeviceEnablePeerAccess"
+    r"|cudaLibrary\w+|cudaKernelSetAttributeForDevice|cudaGraph(Add\w*Node|NodeGet\w+|ConditionalHandleCreate)"
+    # memory that graphs allocate; what NCCL's backend ties to a graph (torch 2.15), while process groups are fake ones;
+    # assertions of kernels, in a torch that is built to keep them
+    r"|cudaDevice[GS]etGraphMemAttribute|cudaUserObject\w+|cudaGraphRetainUserObject|cudaMallocManaged"
+    # linking of compiled code at run time; GPUDirect Storage
+    r"|cuLink\w+|cuFile\w+"
+)
+"""What torch refers to and the stand-in only records."""
+
+
+def test_what_torchs_libraries_ask_for_is_there_or_a_recorded_stub(torch: Torch) -> None:
+    asked = set[str]()
+    for library in (torch.folder / "lib").glob("lib*.so"):
+        asked |= symbols_of(library).undefined
+    asked = {name for name in asked if re.match(r"(__)?cuda[A-Z]|cublas|cu[A-Z]|nvml", name)}
+    assert len(asked) > 250
+    stand_in = symbols_of(build_stand_in(torch) / LIBRARY)
+    missing = asked - stand_in.defined
+    assert {name for name in missing if not NEEDS_NO_GPU.fullmatch(name) and not name.startswith("cuFile")} == set()
+    stubs = asked & stand_in.weak
+    assert {name for name in stubs if not RECORDED_STUBS.fullmatch(name)} == set()
+
+
+def test_the_process_sees_the_gpus_of_a_node(torch: Torch) -> None:
+    printed = run_on_stand_in(
+        torch,
+        """
+import torch
+properties = torch.cuda.get_device_properties(7)
+print(torch.cuda.device_count(), properties.name, properties.major, properties.total_memory)
+try:
+    torch.cuda.set_device(8)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+""",
+        replace(GPU, count=8),
+    )
+    assert printed.splitlines() == [f"8 {GPU.name} 9 {GPU.total_bytes}", "CUDA error: invalid device ordinal"]
+
+
+def test_allocated_and_reserved_bytes_are_pytorchs(torch: Torch) -> None:
+    # 512-byte rounding, segments of 20 MiB below 10 MiB and of 2 MiB multiples above: c10/cuda/CUDACachingAllocator
+    printed = run_on_stand_in(
+        torch,
+        """
+import torch
+kept = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (1, 2 << 20, (30 << 20) + 1)]
+print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+""",
+    )
+    reserved = (2 << 20) + (20 << 20) + (32 << 20)
+    assert printed.split() == [str(512 + (2 << 20) + (30 << 20) + 512), str(reserved)]
+
+
+def test_running_out_of_memory_is_pytorchs_error(torch: Torch) -> None:
+    script = """
+import torch
+kept = torch.empty(70 << 30, dtype=torch.uint8, device="cuda")
+try:
+    torch.empty(20 << 30, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    print(str(error).split(". ")[1:3])
+"""
+    assert run_on_stand_in(torch, script) == (
+        "['Tried to allocate 20.00 GiB', 'GPU 0 has a total capacity of 80.00 GiB of which 9.51 GiB is free']\n"
+    )
+
+
+@pytest.mark.parametrize(("api", "segments"), [("fsdp1", "False"), ("fsdp2", "True")])
+def test_fsdp_trains(torch: Torch, api: str, segments: str) -> None:
+    script = f"import runpy, sys; sys.argv = ['', '{api}']; runpy.run_path({str(TRAINING)!r}, run_name='__main__')"
+    printed = run_on_stand_in(torch, script, PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{segments}")
+    peak, reserved, left = map(int, printed.split())
+    # 17,853,952 parameters: 1/8 of them and of their two moments in fp32 stay; so do a few buffers, and before torch
+    # 2.15 cuBLAS's workspaces of 32 MiB on Hopper, one for each thread (forward, backward). torch 2.15 frees them after
+    # each product, unless TORCH_CUBLAS_WORKSPACE_CACHE=1.
+    kept = 17_853_952 * 12 // 8 + (0 if keeps_no_workspace(torch) else 64 << 20)
+    assert kept <= left <= kept + (4 << 20)
+    assert left + (32 << 20) < peak <= reserved  # the logits in fp32 are 32 MiB
+
+
+def keeps_no_workspace(torch: Torch) -> bool:
+    return tuple(map(int, torch.version.split(".")[:2])) >= (2, 15)
+
+
+def test_operators_that_read_are_named(torch: Torch) -> None:
+    printed = run_on_stand_in(
+        torch,
+        """
+import ctypes, torch
+lib = ctypes.CDLL(None)
+reads = []
+callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_char_p)(lambda size, name: reads.append(name.decode()))
+lib.stand_in_on_read(callback)
+x = torch.zeros(8, device="cuda")
+x[0].item(); float(x[0]); x.tolist(); x.cpu(); x.nonzero(); x.masked_select(x > 0); x[x > 0]; x.unique()
+torch.empty(8, pin_memory=True).copy_(x, non_blocking=True)
+print(*reads)
+""",
+    )
+    assert printed.split() == ["item"] * 2 + ["copy"] * 2 + ["nonzero", "masked_select", "index", "unique", "copy"]
+
+
+def test_what_is_lacking_ends_with_its_name(torch: Torch) -> None:
+    printed = run_on_stand_in(
+        torch,
+        """
+import ctypes, torch
+try:
+    torch.linalg.eigh(torch.eye(3, device="cuda"))
+except RuntimeError as error:
+    print(type(error).__name__)
+text = ctypes.create_string_buffer(1000)
+ctypes.CDLL(None).stand_in_unsupported(text, ctypes.c_size_t(1000))
+print(text.value.decode())
+""",
+    )
+    assert printed.split() == ["RuntimeError", "cusolverDnCreate", "1"]
+
+
+def test_convolutions_run_where_warnings_do(torch: Torch) -> None:
+    script = """
+import torch
+convolution, x = torch.nn.Conv2d(3, 64, 16, 16).cuda(), torch.ones(2, 3, 224, 224, device="cuda", requires_grad=True)
+convolution(x).sum().backward()
+print(*x.grad.shape, *convolution.weight.grad.shape)
+"""
+    assert run_on_stand_in(torch, script, STAND_IN_UNSUPPORTED="warn").split() == [
+        "2",
+        "3",
+        "224",
+        "224",
+        "64",
+        "3",
+        "16",
+        "16",
+    ]
+
+
+def test_inductor_and_triton_compile_and_allocate_the_same_twice(torch: Torch, tmp_path: Path) -> None:
+    script = """
+import torch
+@torch.compile
+def gated(x):
+    return torch.nn.functional.silu(x) * (x * 2).softmax(-1)
+x = torch.ones(1 << 20, 16, device="cuda", requires_grad=True)
+y = gated(x)
+print(torch.cuda.memory_allocated() >> 20)
+y.sum().backward()
+print(torch.cuda.max_memory_reserved())
+"""
+    first, second = (run_on_stand_in(torch, script, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert first == second
+    # x and the result of 64 MiB each, and what softmax keeps of each row (4 MiB twice); eager keeps two more of 64 MiB
+    assert 128 <= int(first.split()[0]) <= 148
+
+
+def test_cuda_graphs_capture_with_a_pool_of_their_own(torch: Torch, tmp_path: Path) -> None:
+    printed = run_on_stand_in(
+        torch,
+        """
+import torch
+linear, x = torch.nn.Linear(256, 256).cuda(), torch.ones(64, 256, device="cuda")
+linear(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = linear(x)
+graph.replay()
+torch.cuda.synchronize()
+print(len({segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}))
+compiled = torch.compile(linear, mode="reduce-overhead")
+for _ in range(4):
+    torch.compiler.cudagraph_mark_step_begin()
+    compiled(x).sum().backward()
+    linear.zero_grad()
+from torch._dynamo.utils import counters
+print(counters["inductor"]["cudagraph_skips"])
+""",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
+    )
+    assert printed.split() == ["2", "0"]

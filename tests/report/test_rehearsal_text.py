@@ -1,0 +1,163 @@
+"""What ``fsdp-bench rehearse`` prints of a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.lookup import server
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.headroom import Headroom
+from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document
+from fsdp_bench.report.charts.figure import save
+from fsdp_bench.report.charts.rehearsal import draw
+from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.rehearsal import (
+    GpuRead,
+    HeldLine,
+    Line,
+    RehearsalOutcome,
+    RehearsalReport,
+    ScriptFailure,
+    Span,
+)
+from fsdp_bench.spec.units import GIB
+
+OWN, INNER = Line("train.py", 17, "<module>"), Line("/env/site-packages/transformers/loss.py", 42, "loss")
+
+
+def span(step: int, phase: str, gib: float, reserved: float = 30.0, retries: int = 0) -> Span:
+    return Span(
+        step=step,
+        phase=phase,
+        allocated_bytes=int(gib * GIB),
+        reserved_bytes=int(reserved * GIB),
+        active_bytes=int(gib * GIB),
+        num_alloc_retries=retries,
+        num_ooms=0,
+    )
+
+
+REPORT = RehearsalReport(
+    outcome=RehearsalOutcome.STOPPED,
+    failure=None,
+    sentence="python train.py: run as rank 0 of 8 on one node",
+    rank=0,
+    world_size=8,
+    gpus_per_node=8,
+    num_steps=2,
+    spans=(span(1, "load", 2), span(1, "forward", 9), span(1, "backward", 20), span(2, "backward", 22)),
+    lines_at_peak=(
+        HeldLine(line=INNER, user_line=OWN, num_bytes=5 * GIB, num_tensors=3),
+        HeldLine(line=None, user_line=None, num_bytes=GIB, num_tensors=1),
+    ),
+    curve=((1, 0, 0), (2, 9 * GIB, 10 * GIB), (3, 22 * GIB, 30 * GIB), (4, 2 * GIB, 30 * GIB)),
+    step_ends_us=((1, "forward", 1), (1, "backward", 2), (2, "backward", 4)),
+    reads=(),
+    num_known_reads=0,
+    unsupported={},
+    stops_at_unsupported=True,
+    process_groups={"0": 8},
+    collectives=(("0", "allgather_base", 4),),
+    peak_host_bytes=GIB,
+    peak_unwritten_host_bytes=31 * GIB,
+    notes=(),
+    torch="2.13.0+cu130",
+    cuda="13.0",
+    device_name="NVIDIA H100 80GB HBM3",
+    allocator_settings=None,
+)
+FAILURE = ScriptFailure(type="OutOfMemoryError", message="CUDA out of memory.", line=INNER, user_line=OWN, traceback="")
+
+
+def rehearsal(**changes: Any) -> Rehearsal:
+    return Rehearsal(replace(REPORT, **changes), server("p5.48xlarge"), Headroom(2 * GIB, "assumed", True))
+
+
+def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
+    first = report_text(rehearsal()).split("\n")[0]
+    assert first.startswith(
+        "fits (rehearsed): peak 22.0 GiB allocated, in backward of step 2, 30.0 GiB reserved; 79.2 GiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({}, Verdict.FITS, "fits (rehearsed)"),
+        ({"spans": (span(1, "forward", 3, retries=2),)}, Verdict.RUNS_WITH_RETRIES, "2 allocation retries"),
+        (
+            {"outcome": RehearsalOutcome.OUT_OF_MEMORY, "failure": FAILURE},
+            Verdict.DOES_NOT_FIT,
+            "out of memory, in backward of step 2, at train.py:17 (transformers/loss.py:42)",
+        ),
+        ({"outcome": RehearsalOutcome.FAILED, "failure": replace(FAILURE, type="KeyError")}, None, "with KeyError at"),
+        ({"num_steps": 1}, None, "one step alone, before the optimizer has its states"),
+        ({"unsupported": {"x": 1}, "stops_at_unsupported": False}, Verdict.FITS, "fits"),
+        ({"num_steps": 0}, None, "never made an optimizer step"),
+        ({"num_steps": 0, "spans": ()}, None, "never used the GPU"),
+        ({"unsupported": {"cusolverDnCreate": 1}}, None, "it called cusolverDnCreate, which the stand-in has not"),
+    ],
+)
+def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: Verdict | None, words: str) -> None:
+    found = rehearsal(**changes)
+    assert found.verdict is verdict
+    assert words in verdict_line(found)
+    assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
+
+
+def test_a_limit_of_the_users_own_counts_what_is_kept_free() -> None:
+    assert replaced(rehearsal(), max_gpu_bytes=32 * GIB).verdict is Verdict.FITS
+    assert replaced(rehearsal(), max_gpu_bytes=32 * GIB - 1).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_the_first_step_and_the_steady_state_are_told_apart() -> None:
+    document = rehearsal_document(rehearsal())
+    assert document["memory"]["first_step"]["allocated_bytes"] == 20 * GIB
+    assert document["memory"]["steady_state"]["allocated_bytes"] == 22 * GIB
+    assert (document["memory"]["peak_step"], document["memory"]["peak_phase"]) == (2, "backward")
+    assert document["host"]["peak_bytes_of_real_run"] == 32 * GIB
+
+
+def test_lines_that_hold_memory_are_named_below_their_folder_of_packages() -> None:
+    text = report_text(rehearsal())
+    assert "5.0 GiB        3  transformers/loss.py:42" in text
+    assert "1.0 GiB        1  backward, by autograd" in text
+    assert place(OWN) == "train.py:17"
+
+
+def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
+    assert "read no value from the GPU" in report_text(rehearsal())
+    assert "3 reads of small integers were exact" in report_text(rehearsal(num_known_reads=3))
+    read = GpuRead(line=INNER, user_line=OWN, operator="nonzero", decides_sizes=True, count=4, num_bytes=32)
+    shown = " ".join(report_text(rehearsal(reads=(read,))).split())
+    assert "nonzero at train.py:17 (transformers/loss.py:42), 4 times: its size depends on the values" in shown
+    assert shown.startswith("unknown whether it fits: sizes follow from values of the GPU")
+
+
+def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
+    assert [one.num_ranks for one in rehearsal().communicators.each] == [8]  # type: ignore[union-attr]
+    gathers = (("1", "allgather_base", 4), ("2", "allreduce", 4))
+    hybrid = rehearsal(process_groups={"0": 8, "1": 4, "2": 2}, collectives=gathers).communicators
+    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]  # type: ignore[union-attr]
+    assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
+
+
+def test_of_several_ranks_the_worst_is_named() -> None:
+    other = rehearsal(rank=3, spans=(span(1, "forward", 9, reserved=50),))
+    shown = several([rehearsal(), other])
+    assert shown.startswith("rank 3 decides: fits (rehearsed)")
+    failed = rehearsal(rank=5, outcome=RehearsalOutcome.FAILED, failure=FAILURE)
+    assert several([rehearsal(), other, failed]).startswith("rank 5 decides: unknown")
+
+
+def test_the_chart_is_drawn_and_needs_the_memory_history(tmp_path: Path) -> None:
+    save(draw(rehearsal()), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").stat().st_size > 10_000
+    with pytest.raises(SpecError, match="no memory history"):
+        draw(rehearsal(curve=None))
