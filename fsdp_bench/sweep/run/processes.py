@@ -16,6 +16,7 @@ MARK = "FSDP_BENCH_SWEEP"
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 5.0
+_SECONDS_TO_START = 0.1
 
 
 def mark_of(folder: Path) -> str:
@@ -30,9 +31,25 @@ def pids_with(mark: str) -> list[int]:
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 with contextlib.suppress(OSError):  # another user's process, or one that has ended
-                    if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    if wanted in environment_of(Path("/proc", name)).split(b"\0"):
                         found.append(int(name))
     return found
+
+
+def environment_of(process: Path) -> bytes:
+    """Return a process's environment variables as /proc has them.
+
+    They read as empty while the process starts a program: Linux sets `env_end` last in execve (fs/binfmt_elf.c). Kernel
+    threads and ended processes have none either, but they have no program; so what has one is read again for a while.
+
+    Raises:
+        OSError: it has ended, or belongs to another user, or is a kernel thread.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not (variables := (process / "environ").read_bytes()) and time.monotonic() < deadline:
+        (process / "exe").readlink()
+        time.sleep(0.001)
+    return variables
 
 
 def end_marked(mark: str, keep: Collection[int] = ()) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.sweep.run.launchers import worker_environment
-from fsdp_bench.sweep.run.processes import MARK, end_marked, mark_of
+from fsdp_bench.sweep.run.processes import MARK, end_marked, environment_of, mark_of
 from tests.sweep.run.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks
 
@@ -32,6 +34,19 @@ def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(
         server.close()
         end_marked("another sweep")
     assert other.wait(5) < 0
+
+
+def test_a_process_that_is_starting_a_program_is_found(tmp_path: Path) -> None:
+    (tmp_path / "exe").symlink_to("/bin/sleep")
+    (tmp_path / "environ").write_bytes(b"")  # so it reads within execve
+    threading.Timer(0.02, (tmp_path / "environ").write_bytes, [b"A=1\0B=2\0"]).start()
+    assert environment_of(tmp_path) == b"A=1\0B=2\0"
+
+
+def test_a_process_without_a_program_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(b"")  # a kernel thread, or a process that has ended
+    with pytest.raises(OSError, match="exe"):
+        environment_of(tmp_path)
 
 
 def listening(mark: str) -> set[str]:
