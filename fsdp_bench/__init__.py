@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
-    from fsdp_bench.spec.dry_run import DryRunResult as DryRunResult
     from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
     from fsdp_bench.spec.errors import MachineError as MachineError
     from fsdp_bench.spec.errors import ResultsError as ResultsError
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.setup import ShardingStrategy as ShardingStrategy
     from fsdp_bench.spec.setup import TrainSetup as TrainSetup
     from fsdp_bench.spec.setup import Wrap as Wrap
+    from fsdp_bench.spec.subprocesses.dry_run import DryRunResult as DryRunResult
     from fsdp_bench.sweep.dry_run import DryRunError as DryRunError
     from fsdp_bench.sweep.dry_run import dry_run as dry_run
     from fsdp_bench.sweep.results.load import load_results as load_results
@@ -77,7 +77,6 @@ _HOMES = {
     "plan.rehearsal": ("Rehearsal",),
     "plan.rehearse_command": ("rehearse_command",),
     "rehearse.run": ("RehearsalError",),
-    "spec.dry_run": ("DryRunResult",),
     "spec.errors": (
         "FsdpBenchError",
         "MachineError",
@@ -104,6 +103,7 @@ _HOMES = {
         "TrainSetup",
         "Wrap",
     ),
+    "spec.subprocesses.dry_run": ("DryRunResult",),
     "sweep.dry_run": ("DryRunError", "dry_run"),
     "sweep.session": ("SweepResults",),
     "sweep.start": ("sweep",),

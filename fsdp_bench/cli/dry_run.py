@@ -22,10 +22,10 @@ from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
 

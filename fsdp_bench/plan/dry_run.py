@@ -15,9 +15,9 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.dry_run import SIZES, DryRunResult, DryRunSpec
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunResult, DryRunSpec
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.rehearsal import RehearsalOutcome, RehearsalReport, Span
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport, Span
 
 
 def headroom_of_script(hardware: Cluster | Gpu, world_size: int, stated_bytes: int | None) -> Headroom:

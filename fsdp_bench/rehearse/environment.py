@@ -13,7 +13,7 @@ from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_envir
 from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import FsdpBenchError
-from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 
 def environment_of(gpu: RehearsedGpu, python: str = sys.executable) -> dict[str, str]:

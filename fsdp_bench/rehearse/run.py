@@ -16,7 +16,7 @@ from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.rehearsal import RehearsalPlan, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalPlan, RehearsalReport
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""

@@ -10,8 +10,7 @@ Read in this order:
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
     profile.py      Profile: the calibration of a machine
-    dry_run.py      input and output of a dry run
-    rehearsal.py    input and output of a rehearsal: a plan for one rank; what its script did
+    subprocesses/   input and output of dry runs and rehearsals
     units.py        parsing and printing of sizes, counts and times
     errors.py       the tree of errors; text from outside made safe to print
     exit_codes.py   the exit codes of the command line

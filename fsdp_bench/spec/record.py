@@ -17,8 +17,8 @@ from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 SCHEMA_VERSION = 1
 

@@ -17,11 +17,11 @@ import msgspec
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.run.launchers import worker_environment
 from fsdp_bench.sweep.run.logs import last_lines_of

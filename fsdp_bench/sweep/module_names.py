@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from fsdp_bench.spec.dry_run import UserModule
 from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
 
 def check_names(module: UserModule) -> None:

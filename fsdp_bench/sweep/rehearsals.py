@@ -11,7 +11,7 @@ import msgspec
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
-from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.run.fork_server import ForkServer
 from fsdp_bench.sweep.run.rehearsed import stand_in_environment
 from fsdp_bench.sweep.run.time_limit import TimeLimit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, summarize
 from fsdp_bench.validate.random_setups import draw_cells

@@ -13,12 +13,12 @@ from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
-from fsdp_bench.spec.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, KernelSet
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.validate.random_setups import Cell
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}

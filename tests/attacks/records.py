@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 
 from fsdp_bench.report.charts.frontier import draw_frontier
-from fsdp_bench.report.charts.measured import draw_all
+from fsdp_bench.report.charts.trials.measured import draw_all
 from fsdp_bench.report.measured.communication_table import print_communication
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.tables import print_table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.dry_run import CATEGORIES
+from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
 from tests.conftest import run_command
 
 USERS = """

@@ -11,9 +11,9 @@ from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
-from fsdp_bench.spec.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
 from tests.conftest import run_command
 
 GIB = 2**30

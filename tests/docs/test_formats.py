@@ -25,8 +25,8 @@ from fsdp_bench.spec.rank_report import (
     Telemetry,
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
-from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES

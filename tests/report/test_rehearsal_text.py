@@ -17,7 +17,7 @@ from fsdp_bench.report.charts.figure import save
 from fsdp_bench.report.charts.rehearsal import draw
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.rehearsal import (
+from fsdp_bench.spec.subprocesses.rehearsal import (
     GpuRead,
     HeldLine,
     Line,

@@ -8,7 +8,6 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.spec.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.spec.setup import (
     Checkpointing,
     Offload,
@@ -18,6 +17,7 @@ from fsdp_bench.spec.setup import (
     TrainSetup,
     Wrap,
 )
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells

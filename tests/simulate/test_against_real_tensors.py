@@ -8,10 +8,10 @@ import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU
-from fsdp_bench.spec.dry_run import DryRunSpec
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell

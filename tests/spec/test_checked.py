@@ -20,7 +20,6 @@ from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
-from fsdp_bench.spec.dry_run import DryRunSpec, UserModule
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind, Network, Source
 from fsdp_bench.spec.model import Family, ModelShape
@@ -39,6 +38,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 
 WORDS: dict[str, type[CaseInsensitiveEnum]] = {
     "strategy": ShardingStrategy,

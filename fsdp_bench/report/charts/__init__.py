@@ -11,8 +11,5 @@ Read in this order:
     step.py             draws the streams of a predicted step: compute, collectives, exposed communication
     scaling.py          draws predicted tokens per second over the number of nodes
     trade_off.py        draws predicted memory against speed, one point for each setup
-    measured.py         draws measured trials: peak memory, throughput, communication
-    slides.py           chooses which measured trials are in one chart, their order, labels and conditions
-    bars.py             one measured trial's bar, or the label in place of a missing bar
-    trial_facts.py      a trial's settings and conditions, as charts name them
+    trials/             draws measured and rehearsed trials: peak memory, throughput, communication
 """

@@ -11,7 +11,14 @@ from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.communicators import communicators_fact
-from fsdp_bench.spec.rehearsal import HeldLine, Line, RehearsalOutcome, RehearsalReport, ScriptFailure, Span
+from fsdp_bench.spec.subprocesses.rehearsal import (
+    HeldLine,
+    Line,
+    RehearsalOutcome,
+    RehearsalReport,
+    ScriptFailure,
+    Span,
+)
 from fsdp_bench.spec.units import format_gib
 
 OTHER_GROUPS = f"{UNKNOWN}: only process groups of all ranks, and those of a hybrid strategy, are covered"

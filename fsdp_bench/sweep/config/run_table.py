@@ -31,7 +31,7 @@ from typing import Any
 
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.record import Device, RunPlan
-from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.reading import check_keys, convert, one_of
 from fsdp_bench.sweep.machine import Machine

@@ -20,7 +20,7 @@ from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
-from fsdp_bench.spec.rehearsal import RehearsedGpu
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 
 

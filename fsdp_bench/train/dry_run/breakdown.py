@@ -1,4 +1,4 @@
-"""Sorts the storages that are live at a peak into the categories of spec/dry_run.py.
+"""Sorts the storages that are live at a peak into the categories of spec/subprocesses/dry_run.py.
 
 The rules; the first match wins:
 
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fsdp_bench.spec.dry_run import CATEGORIES, MemoryAtStart
+from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, MemoryAtStart
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RecordedStep
 from fsdp_bench.train.step import Training
 from fsdp_bench.train.wrapping.readback import local, optimizer_states

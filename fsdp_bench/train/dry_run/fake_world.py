@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fsdp_bench.spec.dry_run import KernelSet
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels

@@ -24,9 +24,9 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdp_bench.spec.dry_run import SIZES, UserModule
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.step import Training, gradient_sync, optimizer_step
 
 

@@ -13,7 +13,7 @@ from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
-from tests.report.charts.test_measured import GIB, record
+from tests.report.charts.trials.test_measured import GIB, record
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores"
 

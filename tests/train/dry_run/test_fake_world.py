@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_bench.spec.dry_run import DryRunAnswer, DryRunSpec, UserModule
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import (
@@ -29,6 +28,7 @@ from fsdp_bench.spec.setup import (
     TrainSetup,
     Wrap,
 )
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.meters import CpuMeter

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdp_bench.spec.dry_run import DryRunSpec, UserModule
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.train.models.user_module import loss_of
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdp_bench.report.charts import bars
-from fsdp_bench.report.charts.bars import Bar
 from fsdp_bench.report.charts.figure import (
     FAILURE,
     FAINT,
@@ -28,7 +26,9 @@ from fsdp_bench.report.charts.figure import (
     save,
     strategy_panels,
 )
-from fsdp_bench.report.charts.slides import ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trials import bars
+from fsdp_bench.report.charts.trials.bars import Bar
+from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-from fsdp_bench.report.charts.bars import device_name, ended
+from fsdp_bench.report.charts.trials.bars import device_name, ended
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.rehearsal import RehearsedGpu
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.spec.units import format_count, format_gib
 
 ORDER = (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from fsdp_bench.report.charts.bars import device_name
 from fsdp_bench.report.charts.figure import in_file_name
-from fsdp_bench.report.charts.trial_facts import (
+from fsdp_bench.report.charts.trials.bars import device_name
+from fsdp_bench.report.charts.trials.trial_facts import (
     ORDER,
     conditions,
     device_of,
