@@ -15,9 +15,10 @@ from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script
 from fsdp_bench.rehearse.build import StandInGpu
 from fsdp_bench.rehearse.command import Command, Launcher, read_command
-from fsdp_bench.rehearse.run import RankToRun, rehearse
+from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions
 from fsdp_bench.spec.units import parse_bytes
 
 DEFAULT_STEPS = 4
@@ -30,18 +31,10 @@ class CommandToRehearse:
 
     command: Command
     hardware: Cluster | Gpu
-    world_size: int | None
-    """None: as the command itself says."""
-    gpus_per_node: int
     ranks: tuple[int, ...]
-    steps: int | None
-    """None: to the script's end."""
+    options: RehearsalOptions
     headroom_bytes: int | None
     max_gpu_bytes: int | None
-    snapshot: Path | None
-    random_weights: bool
-    balanced_routing: bool
-    stops_at_unsupported: bool
 
     def answers(self) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each.
@@ -51,21 +44,12 @@ class CommandToRehearse:
             SpecError: if its launcher refuses its arguments.
             RehearsalError: if its process ends without a report.
         """
-        kept = headroom_of_script(self.hardware, self.world_size or USUAL_GPUS_PER_NODE, self.headroom_bytes)
+        kept = headroom_of_script(self.hardware, self.options.world_size or USUAL_GPUS_PER_NODE, self.headroom_bytes)
         gpu = self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
-        stand_in = _stand_in(gpu, kept.num_bytes, self.gpus_per_node)
+        stand_in = _stand_in(gpu, kept.num_bytes, self.options.gpus_per_node)
         for rank in self.ranks:
-            one = RankToRun(
-                rank=rank,
-                world_size=self.world_size,
-                gpus_per_node=self.gpus_per_node,
-                steps=self.steps,
-                snapshot=self.snapshot,
-                random_weights=self.random_weights,
-                balanced_routing=self.balanced_routing,
-                stops_at_unsupported=self.stops_at_unsupported,
-            )
-            yield Rehearsal(rehearse(self.command, stand_in, one), self.hardware, kept, self.max_gpu_bytes)
+            report = rehearse(self.command, stand_in, rank, self.options)
+            yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes)
 
 
 def _stand_in(gpu: Gpu, context_bytes: int, count: int) -> StandInGpu:
@@ -121,16 +105,18 @@ def command_to_rehearse(
     return CommandToRehearse(
         command=understood,
         hardware=hardware,
-        world_size=world,
-        gpus_per_node=each,
         ranks=_ranks(ranks, world),
-        steps=_steps(steps),
+        options=RehearsalOptions(
+            world_size=world,
+            gpus_per_node=each,
+            steps=_steps(steps),
+            snapshot=None if snapshot is None else str(snapshot.resolve()),
+            random_weights=random_weights,
+            balanced_routing=balanced_routing,
+            stops_at_unsupported=stops_at_unsupported,
+        ),
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
-        snapshot=snapshot,
-        random_weights=random_weights,
-        balanced_routing=balanced_routing,
-        stops_at_unsupported=stops_at_unsupported,
     )
 
 

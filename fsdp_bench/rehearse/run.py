@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
 from fsdp_bench.rehearse.command import Command
@@ -16,7 +17,7 @@ from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalPlan, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalPlan, RehearsalReport
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""
@@ -31,23 +32,7 @@ class RehearsalError(FsdpBenchError):
     exit_code = ExitCode.CRASHED
 
 
-@dataclass(frozen=True)
-class RankToRun:
-    """One rank of a world, and how long it runs."""
-
-    rank: int
-    world_size: int | None
-    """None: as the launcher's own arguments say."""
-    gpus_per_node: int
-    steps: int | None = None
-    snapshot: Path | None = None
-    random_weights: bool = False
-    balanced_routing: bool = False
-    stops_at_unsupported: bool = True
-    """Whether a function that the stand-in has not fails; otherwise it is counted, and the script goes on."""
-
-
-def rehearse(command: Command, gpu: StandInGpu, one: RankToRun) -> RehearsalReport:
+def rehearse(command: Command, gpu: StandInGpu, rank: int, options: RehearsalOptions) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
     Raises:
@@ -59,20 +44,14 @@ def rehearse(command: Command, gpu: StandInGpu, one: RankToRun) -> RehearsalRepo
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as scratch:
         report = Path(scratch) / "report.json"
         plan = RehearsalPlan(
+            **msgspec.structs.asdict(options),
             launcher=command.launcher.value,
-            words=tuple(command.launcher_words),
-            rank=one.rank,
-            world_size=one.world_size,
-            gpus_per_node=one.gpus_per_node,
-            steps=one.steps,
+            words=command.launcher_words,
+            rank=rank,
             report=str(report),
-            snapshot=str(one.snapshot.resolve()) if one.snapshot is not None else None,
-            random_weights=one.random_weights,
-            balanced_routing=one.balanced_routing,
-            stops_at_unsupported=one.stops_at_unsupported,
         )
         (Path(scratch) / "plan.json").write_bytes(to_json(plan))
-        policy = {"STAND_IN_UNSUPPORTED": "stop" if one.stops_at_unsupported else "warn"}
+        policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
         words = [str(command.python), *command.interpreter_options, str(INSIDE), str(Path(scratch) / "plan.json")]
         code = _run(words, {**os.environ, **command.environment, **stand_in_environment(folder, gpu), **policy})
         if not report.exists():

@@ -1,4 +1,4 @@
-"""Input and output of a rehearsal: the GPU; the plan that the user's Python reads; what it reports of the script."""
+"""Input and output of a rehearsal: the GPU; what to run, for the user's Python; what that reports of the script."""
 
 from __future__ import annotations
 
@@ -31,28 +31,34 @@ class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.usable_bytes - self.kept_free_bytes
 
 
-class RehearsalPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as which rank, and what to observe."""
+class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command is rehearsed, whichever of its ranks runs: the world, the steps, and what is assumed."""
 
-    launcher: str
-    words: tuple[str, ...]
-    """What follows the launcher, or Python and its own options."""
-    rank: int
     world_size: int | None
     """None: as the launcher's own arguments say."""
     gpus_per_node: int
-    steps: int | None
+    steps: int | None = None
     """The script is ended after so many optimizer steps. None: it runs to its end."""
-    report: str
-    """The file for the report."""
     snapshot: str | None = None
-    """A file for PyTorch's memory snapshot."""
+    """A file for PyTorch's memory snapshot, as an absolute path."""
     random_weights: bool = False
     """Whether from_pretrained makes models from their configuration alone."""
     balanced_routing: bool = False
     """Whether each expert of a mixture of experts gets equally many tokens."""
     stops_at_unsupported: bool = True
-    """Whether a function that the stand-in has not fails."""
+    """Whether a call fails that the stand-in for NVIDIA's libraries does not support. If not, it is counted and does
+    nothing."""
+
+
+class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
+    """One rank of a command to run: what inside/main.py reads."""
+
+    launcher: str
+    words: tuple[str, ...]
+    """What follows the launcher, or Python and its own options."""
+    rank: int
+    report: str
+    """The file for the report."""
 
 
 class RehearsalOutcome(StrEnum):
