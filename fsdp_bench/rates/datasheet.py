@@ -116,7 +116,7 @@ class Datasheet:
             return None
         m, n, k = work.dims
         flops_per_second = peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY)
-        return 2 * m * n * k / (flops_per_second * tile_share(m, n, self.gpu.num_multiprocessors))
+        return 2 * m * n * k / (flops_per_second * tile_fraction(m, n, self.gpu.num_multiprocessors))
 
     def _attention(self, work: Work) -> float | None:
         peak = self._peak(work.itemsize)
@@ -177,7 +177,7 @@ def topology_of(group: str, groups: Groups | None) -> Topology | None:
     return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
 
 
-def tile_share(m: int, n: int, multiprocessors: int | None) -> float:
+def tile_fraction(m: int, n: int, multiprocessors: int | None) -> float:
     """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full."""
     if multiprocessors is None:
         return 1.0
@@ -203,6 +203,6 @@ def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Grou
     link = cluster.server.host_link if cluster else None
     bandwidth = link.bandwidth_bytes_per_second if link else None
     if bandwidth is not None and link is not None:
-        sharing = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
-        bandwidth *= COPY_EFFICIENCY / sharing
+        gpus_on_uplink = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
+        bandwidth *= COPY_EFFICIENCY / gpus_on_uplink
     return Datasheet(gpu=gpu, dtype=setup.precision.compute, groups=groups, copy_bandwidth=bandwidth)

@@ -1,4 +1,4 @@
-"""Rates of the stand-in for NVIDIA's libraries, on which nothing takes time and the host is told nothing early."""
+"""Rates of the stand-in for NVIDIA's libraries: work ends only when the host waits for it or for later work."""
 
 from __future__ import annotations
 

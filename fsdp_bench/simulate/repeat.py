@@ -38,7 +38,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     goes_down: bool
     """Whether this pass visits the blocks from last to first."""
     pass_number: int
-    """Number of the pass over the blocks. A new pass begins with a phase, and where the order of blocks turns."""
+    """Number of the pass over the blocks. A new pass begins with a phase, and where the order of blocks reverses."""
     begin: int
     """Index of the first event; ``end`` is excluded."""
     end: int

@@ -147,8 +147,8 @@ class Simulation:
             stands_for = setup.gradient_accumulation_steps - count
             tape.repeat(1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1)
             tokens = given[index] if given else self._tokens()
-            share = self.forward_backward(tokens)
-            del tokens, share
+            micro_batch_loss = self.forward_backward(tokens)
+            del tokens, micro_batch_loss
         tape.repeat(1)
         tape.mark("optimizer")
         self.optimizer_step()

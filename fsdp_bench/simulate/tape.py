@@ -130,7 +130,7 @@ class Tape:
         self.events.append(Event(Kind.WAIT_STREAM, other, 0, _TEMPORARY, stream))
 
     def record_event(self, stream: Stream, queue: Queue) -> None:
-        """``stream.record_event()``, to be waited for in its turn."""
+        """``stream.record_event()``; ``wait_event`` waits for the events of a queue in their order."""
         self.events.append(Event(Kind.RECORD_EVENT, queue, 0, _TEMPORARY, stream))
 
     def wait_event(self, stream: Stream, queue: Queue) -> None:

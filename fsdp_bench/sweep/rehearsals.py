@@ -39,7 +39,7 @@ def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankRe
 
 def _rehearse(spec: TrialSpec, scratch: Path, server: ForkServer) -> RankReport:
     (scratch / "trial.json").write_bytes(to_json(spec))
-    launched = server.start(scratch / "trial.json", scratch, spec.num_processes, may_share=True)
+    launched = server.start(scratch / "trial.json", scratch, spec.num_processes, may_share_process=True)
     limit = TimeLimit(spec.run.timeout_seconds)
     try:
         while not launched.finished and not limit.has_run_out():

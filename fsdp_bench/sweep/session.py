@@ -1,4 +1,4 @@
-"""Session: runs the trials or searches of one sweep file. Watcher: is told of each trial.
+"""Session: runs the trials or searches of one sweep file. Watcher: is called for each trial.
 
 open_session() (start.py) makes a session. Nothing is written or run before Session.run().
 """

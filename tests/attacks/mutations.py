@@ -302,7 +302,7 @@ KINDS: dict[str, tuple[Callable[[random.Random], Call], int]] = {
     "catalogue": (catalogue, 9),
     "results": (results, 4),
 }
-"""What is mutated, and its share in a hundred."""
+"""What is mutated, and its percentage."""
 
 
 def _calibration_text() -> str:
@@ -352,7 +352,7 @@ def perform(kind: str, index: int, seed: int, place: Path) -> tuple[Finding | No
     ended = run_call(call.words, place)
     seconds = time.process_time() - began
     left = _files(place) - before
-    what = judge(call.words, *ended) or _left(left, ended[0])
+    what = broken_promise(call.words, *ended) or _left(left, ended[0])
     for path in left:
         path.unlink()
     return (Finding(kind, index, what, call.words) if what else None), seconds, ended[0]
@@ -411,8 +411,8 @@ def _hangs(*_: object) -> None:
     raise HangsError
 
 
-def judge(words: list[str], code: int, output: str, errors: str) -> str | None:
-    """Say which promise a call broke, or None."""
+def broken_promise(words: list[str], code: int, output: str, errors: str) -> str | None:
+    """Return which promise a call broke, or None."""
     if code == -2:
         return f"hangs: not done after {LIMIT_SECONDS:.0f} s of processor time"
     if "Traceback" in errors or "Traceback" in output:

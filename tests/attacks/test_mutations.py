@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.mutations import KINDS, judge, perform, run_call, workplace
+from tests.attacks.mutations import KINDS, broken_promise, perform, run_call, workplace
 
 COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "200"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", "1"))
@@ -30,13 +30,13 @@ def test_mutated_input_ends_in_one_line_and_a_documented_exit_code(kind: str, pl
 
 def test_what_breaks_a_promise_is_found() -> None:
     words = ["predict"]
-    assert judge(words, 2, "", "fsdp-bench: no such thing\n") is None
-    assert "traceback" in str(judge(words, 1, "", "Traceback (most recent call last):\n"))
-    assert "exit code 1" in str(judge(words, 1, "", "fsdp-bench: it crashed\n"))
-    assert "prints" in str(judge(words, 0, "a\x1b[2Jb", ""))
-    assert "not one line" in str(judge(words, 2, "", "fsdp-bench: two\nlines\n"))
-    assert "5000 characters" in str(judge(words, 2, "", f"fsdp-bench: {'x' * 4988}\n"))
-    assert "no JSON document" in str(judge([*words, "--json"], 2, "", "fsdp-bench: no such thing\n"))
+    assert broken_promise(words, 2, "", "fsdp-bench: no such thing\n") is None
+    assert "traceback" in str(broken_promise(words, 1, "", "Traceback (most recent call last):\n"))
+    assert "exit code 1" in str(broken_promise(words, 1, "", "fsdp-bench: it crashed\n"))
+    assert "prints" in str(broken_promise(words, 0, "a\x1b[2Jb", ""))
+    assert "not one line" in str(broken_promise(words, 2, "", "fsdp-bench: two\nlines\n"))
+    assert "5000 characters" in str(broken_promise(words, 2, "", f"fsdp-bench: {'x' * 4988}\n"))
+    assert "no JSON document" in str(broken_promise([*words, "--json"], 2, "", "fsdp-bench: no such thing\n"))
 
 
 def test_what_is_not_mutated_is_accepted(place: Path) -> None:

@@ -87,10 +87,10 @@ def test_what_a_step_sends_is_told_by_kind_with_its_time_on_the_servers_links() 
     assert (
         total > sum(one["message_bytes"] for one in found["communication"]) * 7 / 8 / 450e9
     )  # the links' nominal rate
-    told = " ".join(run_command("predict", *GPT2).stdout.split())
-    assert "in 25 calls among 8" in told
-    assert "while no operator runs" in told
-    assert "the GPU's datasheet and NCCL's model of its links" in told
+    printed = " ".join(run_command("predict", *GPT2).stdout.split())
+    assert "in 25 calls among 8" in printed
+    assert "while no operator runs" in printed
+    assert "the GPU's datasheet and NCCL's model of its links" in printed
 
 
 @pytest.mark.parametrize("extra", [(), ("--strategy", "ddp"), ("--api", "fsdp2", "--checkpointing", "full")])
@@ -386,7 +386,7 @@ def test_the_conclusion_names_the_fastest_that_fits_which_is_the_first_row() -> 
 def test_absurd_sizes_are_answered_or_refused_in_one_line(
     width: int, layers: int, more: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Peaks of 4 TiB to an exbibyte on one GPU; what is predicted is told with what it needs, and larger than it."""
+    """Peaks of 4 TiB to an exbibyte on one GPU; what is predicted is printed with what it needs, and larger than it."""
     config = {"model_type": "llama", "num_hidden_layers": layers, "vocab_size": 32000, "max_position_embeddings": 4096}
     config |= dict.fromkeys(("hidden_size", "intermediate_size"), width)
     config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 128)
@@ -404,10 +404,10 @@ def test_absurd_sizes_are_answered_or_refused_in_one_line(
 
 def test_time_over_pcie_says_what_it_rests_on() -> None:
     words = ("predict", "--model", "gpt2", "--precision", "bf16-mixed", "--seq", 512, "--server")
-    told, alone, nvlink = (
+    printed, alone, nvlink = (
         run_command(*words, *where).stdout
         for where in (("g5.48xlarge",), ("g5.48xlarge", "--world-size", 1), ("p5.48xlarge",))
     )
-    assert "tokens/s per GPU" in told
-    assert "NCCL's model of its links, for PCIe not compared with measurements" in " ".join(told.split())
+    assert "tokens/s per GPU" in printed
+    assert "NCCL's model of its links, for PCIe not compared with measurements" in " ".join(printed.split())
     assert "PCIe" not in alone + nvlink

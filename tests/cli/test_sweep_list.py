@@ -33,8 +33,8 @@ def lines_of(*words: object) -> list[str]:
 def test_a_sweep_is_listed_without_its_gpu_and_no_two_lines_are_alike(name: str, last: str, tmp_path: Path) -> None:
     *trials, end = lines_of(f"sweeps/{name}.toml", "--results", tmp_path)
     assert end == last
-    told = [line.split("  ", 2)[-1] for line in trials]
-    assert len(set(told)) == len(told)
+    described = [line.split("  ", 2)[-1] for line in trials]
+    assert len(set(described)) == len(described)
     assert not list(tmp_path.iterdir())
 
 

@@ -58,7 +58,7 @@ def test_lines_and_answers_print_escapes_as_they_are_written(
 def test_everything_is_printed_by_one_module() -> None:
     allowed = {"report/terminal.py", "report/table.py", "cli/main.py"}  # a table is rendered into a text
     package = Path(fsdp_bench.__file__).parent
-    own = [path for room in ("cli", "report", "sweep") for path in (package / room).glob("*.py")]
+    own = [path for folder in ("cli", "report", "sweep") for path in (package / folder).glob("*.py")]
     found = []
     for path in own:
         if str(path.relative_to(package)) in allowed:

@@ -46,8 +46,8 @@ def test_predict_says_what_its_time_rests_on(tmp_path: Path) -> None:
     path = tmp_path / "machine.toml"
     write_profile(profile(1e-6, 1e-4), path)
     words = ("predict", "--params", "10M", "--seq", 64, "--world-size", 2, "--calibration", path)
-    told = run_command(*words, "--kernels", "cpu").stdout
-    assert "measured on made up, 2026-11-21" in told
+    printed = run_command(*words, "--kernels", "cpu").stdout
+    assert "measured on made up, 2026-11-21" in printed
     refused = run_command(*words)
     assert refused.returncode == 2
     assert "the calibration was made on made up; use --kernels cpu" in refused.stderr

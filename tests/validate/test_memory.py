@@ -1,4 +1,4 @@
-"""Predicted against records: what is compared, what is counted, what is told. Records are made by hand."""
+"""Predicted against records: what is compared, what is counted, what is printed. Records are made by hand."""
 
 from __future__ import annotations
 

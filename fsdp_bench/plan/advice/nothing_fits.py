@@ -38,8 +38,8 @@ def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
     cell = min(cells, key=_shortage)
     prediction = cell.beyond
     assert prediction is not None
-    is_turned_down = cell.quantity.name == "world_size"
-    more = None if is_turned_down or lacks_host_memory(cell) else with_twice_the_gpus(prediction)
+    searches_fewest_gpus = cell.quantity.name == "world_size"
+    more = None if searches_fewest_gpus or lacks_host_memory(cell) else with_twice_the_gpus(prediction)
     return NothingFits(cell, prediction, tuple(remedies(prediction)), more)
 
 

@@ -67,7 +67,7 @@ class Launch:
 
 
 def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str, str]:
-    """Return the variables by which torchrun tells a process its rank; NODE_RANK beside them, as Lightning reads it.
+    """Return the variables that torchrun sets for one rank, and NODE_RANK, which Lightning reads.
 
     The names are those of ``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server).
     """
@@ -129,7 +129,7 @@ def _torchrun(words: Sequence[str], one: Rank) -> Launch:
 
 
 def _torch_distributed_launch(words: Sequence[str], one: Rank) -> Launch:
-    """As torchrun, but the script is told its local rank by an argument (torch/distributed/launch.py)."""
+    """As torchrun, but the script gets its local rank as an argument (torch/distributed/launch.py)."""
     from torch.distributed.run import get_args_parser
 
     name = "python -m torch.distributed.launch"

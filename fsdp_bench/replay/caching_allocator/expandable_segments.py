@@ -71,11 +71,11 @@ def find_expandable_block(heap: Heap, pool: int, size: int) -> int:
         before = heap[first + BEFORE]
         if before and heap[before + STATE] == FREE:
             first = before
-        room, block = 0, first
-        while room < size and block and heap[block + STATE] != IN_USE:
-            room += heap[block + SIZE]
+        available, block = 0, first
+        while available < size and block and heap[block + STATE] != IN_USE:
+            available += heap[block + SIZE]
             block = heap[block + AFTER]
-        if room >= size:
+        if available >= size:
             return first
     page, gpu = page_bytes(pool), heap[GPU_BYTES]
     wanted = gpu if gpu == UNLIMITED else gpu + gpu // 8

@@ -100,7 +100,7 @@ def get_free_block(heap: Heap, pool: int, size: int) -> int:
     """Return a free block for ``size`` bytes, split where it is larger, or 0; get_free_block, alloc_found_block.
 
     Best fit: the smallest block that is large enough; of equal ones that with the lowest address. With expandable
-    segments, from there on the one with the least room to expand, as get_free_block chooses it.
+    segments, from there on the one that can expand to the smallest size, as get_free_block chooses it.
     """
     count = heap[NUM_FREE + pool]
     at = lower_bound(heap, pool, size, 0, 0, count)
@@ -122,12 +122,12 @@ def expandable_bytes(heap: Heap, block: int) -> int:
 def least_expandable(heap: Heap, pool: int, at: int) -> int:
     """Return the last index, from ``at`` on, before the size to which blocks can expand stops decreasing."""
     begin, count = row(heap, FREE_ROW + pool), heap[NUM_FREE + pool]
-    room = expandable_bytes(heap, heap[begin + at])
+    size = expandable_bytes(heap, heap[begin + at])
     while at + 1 < count:
-        next_room = expandable_bytes(heap, heap[begin + at + 1])
-        if next_room >= room:
+        next_size = expandable_bytes(heap, heap[begin + at + 1])
+        if next_size >= size:
             break
-        at, room = at + 1, next_room
+        at, size = at + 1, next_size
     return at
 
 

@@ -129,8 +129,8 @@ def strategy_panels(frame: Frame, panels: Sequence[StrategyPanel], levels: Seque
             one.set_xlim(-0.6, max(len(panel.labels), 1) - 0.4)
             one.set_xticks([])
         text, is_upright = _tick_labels(panel.labels, pixels)
-        turned = {"rotation": 90, "multialignment": "right"} if is_upright else {}
-        axes[-1, column].set_xticks(range(len(text)), text, fontsize=SMALL, **turned)
+        rotated = {"rotation": 90, "multialignment": "right"} if is_upright else {}
+        axes[-1, column].set_xticks(range(len(text)), text, fontsize=SMALL, **rotated)
     if any(levels):
         frame.body.supxlabel(f"under each bar: {', '.join(levels)}", fontsize=SMALL, color=FAINT, style="italic")
     return axes
@@ -185,7 +185,7 @@ def are_upright(words: Sequence[Sequence[str]], bars: float) -> bool:
     return longest * 11.5 > (WIDTH - 150) / bars
 
 
-def leave_room_for_labels(
+def leave_space_for_labels(
     frame: Frame, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool
 ) -> None:
     """Set the vertical axis from zero to where the words fit above the highest bar."""

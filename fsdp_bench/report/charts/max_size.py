@@ -20,7 +20,7 @@ from fsdp_bench.report.charts.figure import (
     StrategyPanel,
     are_upright,
     label_bars,
-    leave_room_for_labels,
+    leave_space_for_labels,
     legend,
     new_frame,
     save,
@@ -131,7 +131,7 @@ def max_size_figure(chart: MaxSizeChart) -> Figure:
         axes[index, 0].set_ylabel(row.title, fontsize=12)
     frame.body.supylabel(name, fontsize=12)
     legend(frame, _handles(chart))
-    leave_room_for_labels(frame, axes[0, 0], top, lines, upright)
+    leave_space_for_labels(frame, axes[0, 0], top, lines, upright)
     return frame.figure
 
 

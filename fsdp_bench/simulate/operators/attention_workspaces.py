@@ -59,7 +59,7 @@ def _num_splits(row_blocks: int, slots: int, key_blocks: int) -> int:
         if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
             waves = row_blocks * splits / slots
             efficiency[splits] = waves / math.ceil(waves)
-    return next(splits for splits, share in efficiency.items() if share >= 0.85 * max(efficiency.values()))
+    return next(splits for splits, fraction in efficiency.items() if fraction >= 0.85 * max(efficiency.values()))
 
 
 def _rounded_head(head_dim: int) -> int:

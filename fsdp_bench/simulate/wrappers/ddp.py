@@ -196,7 +196,7 @@ class Ddp(Wrapper):
         return numels
 
     def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
-        """Yield weights, marking whose turn it is."""
+        """Yield weights, marking the block of each in the log."""
         for weight in weights:
             self.op.tape.mark_block(weight.block)
             yield weight

@@ -56,7 +56,7 @@ def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Module]
 
 
 def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: TrainSetup) -> bool:
-    """Tell whether every block's weights are in units of that block alone, so that one block stands for others."""
+    """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere
     inside = {id(weight) for unit in units for weight in unit.all_weights}

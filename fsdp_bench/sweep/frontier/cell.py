@@ -91,7 +91,7 @@ class SearchedCell:
         return self._first_above + self._runs_bracket.bounds(self._runs_answers)[0]
 
     @property
-    def full_index(self) -> int | None:
+    def smallest_oom_index(self) -> int | None:
         """The smallest candidate that ran out of memory. All larger ones are skipped."""
         return min((index for index, record in self.records.items() if _ran_out(record)), default=None)
 
@@ -115,11 +115,11 @@ class SearchedCell:
             record = self.records[index]
             why = " ".join((record.reason or "no reason").split())
             return f"{self.print(index)} ended {record.outcome.value}, which is no answer: {why}"
-        if self.full_index is None or self.full_index + 1 == len(self.search.quantity):
+        if self.smallest_oom_index is None or self.smallest_oom_index + 1 == len(self.search.quantity):
             return self.predicted.why_not
-        count = len(self.search.quantity) - self.full_index - 1
-        steps = "1 step" if count == 1 else f"{count} steps"
-        return f"{steps} skipped: larger than {self.print(self.full_index)}, which ran out of memory"
+        count = len(self.search.quantity) - self.smallest_oom_index - 1
+        values = "1 value" if count == 1 else f"{count} values"
+        return f"{values} skipped: larger than {self.print(self.smallest_oom_index)}, which ran out of memory"
 
     def print(self, index: int) -> str:
         """Return a candidate's value as text; ``none`` for -1."""
@@ -202,7 +202,7 @@ def _is_answer(record: TrialRecord) -> bool:
 def _ran_out(record: TrialRecord) -> bool:
     """Return whether a trial ran out of the memory whose limit is searched.
 
-    On a CPU this is only the memory limit: if the host's memory ran out first, the limit was not reached.
+    On a CPU this is only the memory limit. If the host's memory ran out first, the limit remains untested.
     """
     if record.hardware != "cpu":
         return record.outcome.is_oom

@@ -140,7 +140,7 @@ def _refuse_own_key(searched: str, place: str, keys: dict[str, Any]) -> None:
     for key in ("params", "model") if searched == "params" else (searched,):
         if key in keys:
             raise SpecError(
-                f"{place} {key}: [frontier] searches {searched!r}; leave it out here, or choose another dial"
+                f"{place} {key}: [frontier] searches {searched!r}; leave it out here, or search another quantity"
             )
 
 

@@ -36,12 +36,12 @@ class ForkServer:
         self._mark = mark
         self._resident = resident
         self._environment = environment
-        self._shared: int | None = None
+        self._resident_pgid: int | None = None
         self._unsafe: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> Launched:
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
         """Have the server fork a trial's ranks.
 
         Raises:
@@ -51,25 +51,27 @@ class ForkServer:
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
         if self._unsafe is not None:
-            return Torchrun(self._mark, self._environment).start(trial, scratch, world_size, may_share)
+            return Torchrun(self._mark, self._environment).start(trial, scratch, world_size, may_share_process)
         assert self._process is not None
         assert self._process.stdin is not None
-        shares = self._resident and may_share and world_size == 1
-        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size, "resident": shares}
+        is_resident = self._resident and may_share_process and world_size == 1
+        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size, "resident": is_resident}
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise LauncherError(f"the fork server is gone: {error}") from error
         started = self.expect("started", 30.0)
-        self._shared = int(started["pgid"]) if shares else None  # type: ignore[call-overload]
+        self._resident_pgid = int(started["pgid"]) if is_resident else None  # type: ignore[call-overload]
         return ForkedTrial(self, int(started["pgid"]))  # type: ignore[call-overload]
 
     @property
     def num_waiting(self) -> int:
         """1 if the process of the last trial waits for the next trial, else 0."""
         with contextlib.suppress(psutil.Error):
-            return int(self._shared is not None and psutil.Process(self._shared).status() != psutil.STATUS_ZOMBIE)
+            return int(
+                self._resident_pgid is not None and psutil.Process(self._resident_pgid).status() != psutil.STATUS_ZOMBIE
+            )
         return 0
 
     def _spawn(self) -> None:
@@ -134,13 +136,13 @@ class ForkServer:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
-            self._process = self._shared = None
+            self._process = self._resident_pgid = None
         end_marked(self._mark)
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
         kept = [] if self._process is None else [self._process.pid]
-        end_marked(self._mark, kept if self._shared is None else [*kept, self._shared])
+        end_marked(self._mark, kept if self._resident_pgid is None else [*kept, self._resident_pgid])
 
 
 class ForkedTrial:

@@ -54,8 +54,8 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts trials one after another."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> Launched:
-        """Start a trial's ranks. With ``may_share`` the trial may run in one process with other trials."""
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+        """Start a trial's ranks. With ``may_share_process`` the trial may run in one process with other trials."""
 
     @property
     def num_waiting(self) -> int:
@@ -99,7 +99,7 @@ class Torchrun:
         self._mark = mark
         self._environment = environment
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
         command = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
         command += [

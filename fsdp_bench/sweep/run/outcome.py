@@ -23,7 +23,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """None if a signal ended the process, or if its end was not seen."""
     signal: int | None = None
     """The signal that ended the process, unless this sweep sent it."""
-    is_shared: bool = False
+    is_of_torchrun: bool = False
     """Whether exit code and signal are torchrun's, which does not say which rank they belong to."""
     stage: str = "start"
     """The last stage of the trial that the rank entered."""
@@ -92,7 +92,7 @@ def _own_end(missing: list[RankEnd], oom_killed: OutOfMemoryKill) -> TrialEnd | 
         if end.signal is not None:
             return _signalled(end, oom_killed)
     for end in missing:
-        if end.exit_code is not None and not end.is_shared:
+        if end.exit_code is not None and not end.is_of_torchrun:
             return _unreported(end)
     return None
 

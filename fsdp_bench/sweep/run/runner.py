@@ -179,8 +179,8 @@ class TrialRun:
         """Start the ranks and wait for their ends; end all at the time limit or after a failure. Return the seconds."""
         setup = self._spec.setup
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
-        may_share = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
-        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share)
+        may_share_process = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
+        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share_process)
         begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False
         try:
@@ -222,7 +222,7 @@ class TrialRun:
             report=self._report(rank),
             exit_code=end.exit_code if end else None,
             signal=end.signal if end else None,
-            is_shared=end is not None and end.rank is None,
+            is_of_torchrun=end is not None and end.rank is None,
             stage=" ".join(stage.decode(errors="replace").split()) or "start",
         )
 

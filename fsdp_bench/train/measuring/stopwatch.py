@@ -64,6 +64,6 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
     def _over_ranks(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
-        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(shared, operation)
-        return float(shared)
+        reduced = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(reduced, operation)
+        return float(reduced)

@@ -98,7 +98,7 @@ class _Compared:
 def compare_speed(cases: Iterable[PublishedCase] | None = None) -> tuple[list[SpeedRow], SpeedSummary]:
     """Predict every published throughput; by default of the packaged cases."""
     found = [case for case in (read_cases() if cases is None else cases) if case.tokens_per_second_per_gpu]
-    recomputed = _recomputed_shares(found)
+    recomputed = _recomputed_fractions(found)
     rows = [_compare(case, recomputed) for case in found]
     mfus = {one.row.case: one.mfu for one in rows if isinstance(one, _Compared)}
     plain = [one.row if isinstance(one, _Compared) else one for one in rows]
@@ -149,7 +149,7 @@ def _best_constant(mfus: Iterable[float]) -> float:
     return min((i / 1000 for i in range(150, 800)), key=lambda mfu: median(abs(mfu / one - 1) for one in published))
 
 
-def _recomputed_shares(cases: Sequence[PublishedCase]) -> dict[tuple[str, str], float]:
+def _recomputed_fractions(cases: Sequence[PublishedCase]) -> dict[tuple[str, str], float]:
     """Return the fraction of checkpointed blocks by model and GPU, from rows that print HFU and MFU.
 
     Recomputing every block's forward adds a third to a step's FLOPs.

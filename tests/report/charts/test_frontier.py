@@ -36,13 +36,13 @@ def test_every_bar_is_what_was_measured_and_its_mark_what_was_predicted() -> Non
     cells = cells_of(2)
     bars = bars_of(cells)
     assert len(bars) == len(cells) == 30
-    told = sorted((bar.group, bar.value, bar.predicted) for bar in bars)
+    drawn = sorted((bar.group, bar.value, bar.predicted) for bar in bars)
     expected = []
     for cell in cells:
         assert cell.measured is not None
         assert cell.predicted is not None
         expected.append((cell.setup.strategy.value, cell.measured.fits, cell.predicted.fits))
-    assert told == sorted(expected)
+    assert drawn == sorted(expected)
     assert {bar.source for bar in bars} == {MEASURED}
     assert len({(bar.group, bar.labels) for bar in bars}) == 30
 

@@ -205,10 +205,10 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
 
 
 def test_conditions_are_printed_on_the_chart() -> None:
-    told = text_of_quantity(timeline_chart.timeline_figure([answer(question())], []))
+    printed = text_of_quantity(timeline_chart.timeline_figure([answer(question())], []))
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
                   "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
-        assert words in told
+        assert words in printed
 
 
 def test_too_many_setups_are_refused() -> None:

@@ -9,7 +9,7 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
-def told(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
+def printed(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
     found = BUILT_IN.server(server)
     where = Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=8)
     setup = TrainSetup(strategy=strategy, world_size=8 * nodes, shard_size=8 if strategy.is_hybrid else None)
@@ -18,15 +18,15 @@ def told(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrat
 
 def test_a_known_size_is_told_once_and_bounds_as_two() -> None:
     source = "in 1 communicator (predicted from NCCL's source; not measured): to shard, 8 ranks, 24 channels,"
-    assert told("DGX-A100") == f"NCCL 436.0 MiB {source} 436.0 MiB"
-    assert told("p4d.24xlarge") == f"NCCL 436.0 to 532.0 MiB {source} 436.0 to 532.0 MiB"
+    assert printed("DGX-A100") == f"NCCL 436.0 MiB {source} 436.0 MiB"
+    assert printed("p4d.24xlarge") == f"NCCL 436.0 to 532.0 MiB {source} 436.0 to 532.0 MiB"
 
 
 def test_what_is_unknown_has_a_reason_beside_what_is_known() -> None:
-    hybrid = told("a3-megagpu-8g", 2, ShardingStrategy.HYBRID_SHARD)
+    hybrid = printed("a3-megagpu-8g", 2, ShardingStrategy.HYBRID_SHARD)
     assert hybrid.startswith("NCCL unknown: to shard, 8 ranks, 24 channels, 470.0 MiB; to add gradients up, 2 ranks,")
     assert "unknown: between nodes only InfiniBand, RoCE and EFA are covered" in hybrid
-    assert told("g5.48xlarge").startswith("NCCL unknown: only GPUs that NVSwitch joins")
+    assert printed("g5.48xlarge").startswith("NCCL unknown: only GPUs that NVSwitch joins")
 
 
 def test_one_rank_has_no_line() -> None:

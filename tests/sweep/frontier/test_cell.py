@@ -95,7 +95,7 @@ def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_
     assert (cell.measured.fits, cell.measured.runs) == (11, 11)
     assert cell.measured.limited_by is not None
     assert (cell.measured.limited_by.place, cell.measured.limited_by.phase) == ("card", "optimizer")
-    assert cell.reason == "20 steps skipped: larger than 12 layers, which ran out of memory"
+    assert cell.reason == "20 values skipped: larger than 12 layers, which ran out of memory"
 
 
 @pytest.mark.parametrize("truth", [(-1, -1), (-1, 3), (0, 0), (31, 31), (5, 31), (20, 22)])

@@ -38,8 +38,8 @@ def test_a_rank_that_ended_without_a_report_is_the_cause_of_its_peers_broken_con
 
 def test_an_exit_code_that_torchrun_gives_for_all_ranks_is_no_ranks_own() -> None:
     """It ends the peers of the rank that failed, which then have no report."""
-    ended = RankEnd(rank=0, exit_code=1, is_shared=True)
-    failed = RankEnd(rank=1, exit_code=1, is_shared=True, report=echo(1).report)
+    ended = RankEnd(rank=0, exit_code=1, is_of_torchrun=True)
+    failed = RankEnd(rank=1, exit_code=1, is_of_torchrun=True, report=echo(1).report)
     assert decide(ended, failed)[2] == 1
 
 

@@ -22,14 +22,14 @@ def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(
     (tmp_path / "trials").mkdir()
     server = ForkServer(tmp_path / "server.log", "this sweep", resident=True)
     try:
-        ends_of(start(server, tmp_path / "trials", 1, may_share=True))
+        ends_of(start(server, tmp_path / "trials", 1, may_share_process=True))
         left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
         other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
         server.end_leftovers()
         assert left.wait(5) < 0
         assert other.poll() is None
         assert server.num_waiting == 1
-        assert ends_of(start(server, tmp_path / "trials", 1, may_share=True)) == [(0, None)]
+        assert ends_of(start(server, tmp_path / "trials", 1, may_share_process=True)) == [(0, None)]
     finally:
         server.close()
         end_marked("another sweep")

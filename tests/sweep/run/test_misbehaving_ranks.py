@@ -36,7 +36,7 @@ class Program(Torchrun):
         super().__init__(mark)
         self._code = code
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TorchrunTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TorchrunTrial:
         with open(scratch / "rank-0.log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", self._code],
@@ -175,8 +175,8 @@ def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
 class TwoRanks(Program):
     """Of two ranks the first ends without a report; its peer waits for it."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share: bool) -> TwoRanksRunning:  # type: ignore[override]
-        return TwoRanksRunning(super().start(trial, scratch, world_size, may_share))
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TwoRanksRunning:  # type: ignore[override]
+        return TwoRanksRunning(super().start(trial, scratch, world_size, may_share_process))
 
 
 class TwoRanksRunning:

@@ -78,7 +78,7 @@ def test_a_trial_that_runs_out_of_memory_ends_the_process_and_nothing_else(tmp_p
     assert [place(record)[1] for record in records] == [1, 2, 1, 2]
 
 
-def start(server: ForkServer, folder: Path, world_size: int, may_share: bool) -> Any:
+def start(server: ForkServer, folder: Path, world_size: int, may_share_process: bool) -> Any:
     """Start a trial of three steps."""
     scratch = folder / str(len(list(folder.iterdir())))
     scratch.mkdir()
@@ -87,7 +87,7 @@ def start(server: ForkServer, folder: Path, world_size: int, may_share: bool) ->
         id="0", model=LLAMA, setup=setup, run=RunPlan(communication_steps=0, threads_per_rank=1), device="cpu"
     )
     (scratch / "trial.json").write_bytes(to_json(spec))
-    return server.start(scratch / "trial.json", scratch, world_size, may_share)
+    return server.start(scratch / "trial.json", scratch, world_size, may_share_process)
 
 
 def ends_of(launched: Any) -> list[tuple[int | None, int | None]]:
@@ -107,15 +107,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     server.close()
 
 
-@pytest.mark.parametrize(("world_size", "may_share"), [(1, True), (1, False), (2, True)])
+@pytest.mark.parametrize(("world_size", "may_share_process"), [(1, True), (1, False), (2, True)])
 def test_trials_of_one_rank_that_may_share_a_process(
-    server: ForkServer, tmp_path: Path, world_size: int, may_share: bool
+    server: ForkServer, tmp_path: Path, world_size: int, may_share_process: bool
 ) -> None:
     """Those of several ranks get processes of their own, and so does one that must not share."""
-    shares = may_share and world_size == 1
+    shares = may_share_process and world_size == 1
     numbers = []
     for _ in range(2):
-        launched = start(server, tmp_path, world_size, may_share)
+        launched = start(server, tmp_path, world_size, may_share_process)
         numbers.append(launched._pgid)
         assert ends_of(launched) == [(0, None)] * world_size
         assert server.num_waiting == shares
@@ -124,21 +124,21 @@ def test_trials_of_one_rank_that_may_share_a_process(
 
 def test_a_trial_that_must_not_share_ends_the_process_that_waits(server: ForkServer, tmp_path: Path) -> None:
     """What waits would hold a CUDA context on the card."""
-    waiting = start(server, tmp_path, 1, may_share=True)
+    waiting = start(server, tmp_path, 1, may_share_process=True)
     ends_of(waiting)
-    ends_of(start(server, tmp_path, 1, may_share=False))
+    ends_of(start(server, tmp_path, 1, may_share_process=False))
     assert not psutil.pid_exists(waiting._pgid)
 
 
 def test_a_shared_process_that_was_killed_is_replaced(server: ForkServer, tmp_path: Path) -> None:
     """Between two trials by somebody, and in a trial at its time limit: the next trial does not know of it."""
-    first = start(server, tmp_path, 1, may_share=True)
+    first = start(server, tmp_path, 1, may_share_process=True)
     ends_of(first)
     os.kill(first._pgid, signal.SIGKILL)
     while server.num_waiting:
         time.sleep(0.01)
-    second = start(server, tmp_path, 1, may_share=True)
+    second = start(server, tmp_path, 1, may_share_process=True)
     second.kill()
-    third = start(server, tmp_path, 1, may_share=True)
+    third = start(server, tmp_path, 1, may_share_process=True)
     assert ends_of(third) == [(0, None)]
     assert len({first._pgid, second._pgid, third._pgid}) == 3

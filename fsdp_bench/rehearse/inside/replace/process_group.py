@@ -24,7 +24,7 @@ _NCCL_BACKENDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy
 """Classes of torch's backends for NCCL, of which a version of torch may have some."""
 
 
-class LonelyStore(c10d.Store):
+class SingleRankStore(c10d.Store):
     """A key-value store in which the other ranks do what this one does, and never set a key of their own."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -130,8 +130,8 @@ def join_alone(rank: int, world_size: int) -> None:
     for name, make in (*((name, _fake_backend) for name in _NCCL_BACKENDS), ("ProcessGroupGloo", _gloo_of_one)):
         if hasattr(c10d, name):
             setattr(c10d, name, _Replacement(name, (), {"real": getattr(c10d, name), "make": staticmethod(make)}))
-    store = LonelyStore(rank, world_size)
-    dist.TCPStore = lambda *_arguments, **_keywords: LonelyStore(rank, world_size)
+    store = SingleRankStore(rank, world_size)
+    dist.TCPStore = lambda *_arguments, **_keywords: SingleRankStore(rank, world_size)
     _keep_objects_of_other_ranks(rank)
     c10d.rendezvous = _rendezvous(store, rank, world_size)
     dist.rendezvous = c10d.rendezvous
@@ -171,7 +171,7 @@ _kept: list[Any] = []
 """Python objects that C++ refers to."""
 
 
-def _rendezvous(store: LonelyStore, rank: int, world_size: int) -> Callable[..., Any]:
+def _rendezvous(store: SingleRankStore, rank: int, world_size: int) -> Callable[..., Any]:
     """Return what finds the other ranks: instead of meeting them, it says which rank this is."""
 
     def rendezvous(_url: str, asked_rank: int = -1, asked_size: int = -1, **_options: Any) -> Any:

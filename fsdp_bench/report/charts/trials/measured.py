@@ -20,7 +20,7 @@ from fsdp_bench.report.charts.figure import (
     StrategyPanel,
     are_upright,
     label_bars,
-    leave_room_for_labels,
+    leave_space_for_labels,
     legend,
     new_frame,
     save,
@@ -175,7 +175,7 @@ def measured_figure(chart: Chart, trials: ChartTrials) -> Figure:
         _draw_bars(one, group, lines, scale, upright)
     axes[0].set_ylabel(unit.format(unit="GPU" if record.hardware == "cuda" else "rank"), fontsize=12)
     legend(frame, _handles(everything))
-    leave_room_for_labels(frame, axes[0], max(bar.top for bar in everything) / scale, flat, upright)
+    leave_space_for_labels(frame, axes[0], max(bar.top for bar in everything) / scale, flat, upright)
     return frame.figure
 
 
