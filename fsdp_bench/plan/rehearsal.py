@@ -101,7 +101,9 @@ class Rehearsal:
         if not sizes:
             return Communicators(())
         if set(sizes) == {world}:
-            return communicators_of(TrainSetup(world_size=world), cluster)
+            is_sharded = any("reduce_scatter" in name for _group, name, _count in report.collectives)
+            strategy = ShardingStrategy.FULL_SHARD if is_sharded else ShardingStrategy.NO_SHARD
+            return communicators_of(TrainSetup(world_size=world, strategy=strategy), cluster)
         gathering = {group for group, name, _count in report.collectives if "allgather" in name}
         shards = {report.process_groups[group] for group in gathering} - {1, world}
         others = [size for size in sizes if size != world]

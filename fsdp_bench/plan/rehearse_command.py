@@ -44,7 +44,9 @@ class CommandToRehearse:
             SpecError: if its launcher refuses its arguments.
             RehearsalError: if its process ends without a report.
         """
-        kept = headroom_of_script(self.hardware, self.options.world_size or USUAL_GPUS_PER_NODE, self.headroom_bytes)
+        kept = headroom_of_script(
+            self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
+        )
         gpu = self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
         stand_in = _stand_in(gpu, kept.num_bytes, self.options.gpus_per_node)
         for rank in self.ranks:

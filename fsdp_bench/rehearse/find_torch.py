@@ -58,9 +58,8 @@ def find_torch(python: str) -> Torch:
         raise MachineError(f"{python} has torch {version}; rehearse needs 2.4 or newer")
     if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         raise MachineError(
-            f"{python} has torch {version}, which is built without CUDA; install the CUDA build (it needs no GPU): "
-            f"{python} -m pip install --force-reinstall torch=={version.split('+')[0]} "
-            "--index-url https://download.pytorch.org/whl/cu130"
+            f"{python} has torch {version}, which is built without CUDA; install the CUDA build of that version, which "
+            "pytorch.org/get-started names for Linux, pip and CUDA; it needs no GPU"
         )
     return Torch(python, version, cuda, folder, platform)
 

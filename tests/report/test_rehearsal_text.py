@@ -133,11 +133,11 @@ def test_lines_that_hold_memory_are_named_below_their_folder_of_packages() -> No
 
 def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
     assert "read no value from the GPU" in report_text(rehearsal())
-    assert "3 reads of small integers were exact" in report_text(rehearsal(num_known_reads=3))
+    assert "read 3 small integers from the GPU, each as in training" in report_text(rehearsal(num_known_reads=3))
     read = GpuRead(line=INNER, user_line=OWN, operator="nonzero", decides_sizes=True, count=4, num_bytes=32)
     shown = " ".join(report_text(rehearsal(reads=(read,))).split())
-    assert "nonzero at train.py:17 (transformers/loss.py:42), 4 times: its size depends on the values" in shown
-    assert shown.startswith("unknown whether it fits: sizes follow from values of the GPU")
+    assert "nonzero at train.py:17 (transformers/loss.py:42), 4 times: sizes may follow from these values" in shown
+    assert shown.startswith("unknown whether it fits: sizes may follow from values of the GPU")
 
 
 def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:

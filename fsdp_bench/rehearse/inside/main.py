@@ -59,7 +59,7 @@ class _Rehearsal:
 
     def prepare(self) -> None:
         """Install everything that observes or replaces."""
-        from .observe import history
+        from .observe import history, progress
         from .replace import checkpoints, integers, process_group, spawn
         from .replace.weights import use_random_weights
 
@@ -77,9 +77,11 @@ class _Rehearsal:
         if self.plan["random_weights"]:
             use_random_weights()
         history.record()
+        progress.show(self.steps)
 
     def _notes(self) -> list[str]:
         """Say what was assumed or replaced because the command line says so."""
+        from .replace import integers
         from .replace.checkpoints import skipped
 
         notes = {
@@ -91,6 +93,8 @@ class _Rehearsal:
             found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
         if (self.launch.num_processes or 1) not in (1, self.world_size):
             found.append(f"The command says {self.launch.num_processes} ranks; rehearsed was one of {self.world_size}.")
+        if not integers.can_compute():
+            found.append("Torch is older than 2.9: integers of the GPU are not computed, nor what follows from them.")
         found += [f"{name} was skipped {times} times: no checkpoint was written." for name, times in skipped.items()]
         return found
 
@@ -162,6 +166,8 @@ def _outcome(rehearsal: _Rehearsal, launch: Any) -> tuple[str, dict[str, Any] | 
     except SystemExit as end:
         if end.code in (None, 0):
             return "ended", None
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)  # as Python does
         return "failed", _failure(end)
     except BaseException as error:
         failure = _failure(error)

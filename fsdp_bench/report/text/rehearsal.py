@@ -35,6 +35,13 @@ def verdict_line(found: Rehearsal) -> str:
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         at = f", in {peak.phase} of step {peak.step}" if peak else ""
         return f"does not fit (rehearsed): out of memory{at}, at {_at(report.failure)}; {of}"
+    if found.exceeds_limit:
+        assert found.max_gpu_bytes is not None
+        limit = format_gib(found.max_gpu_bytes)
+        return (
+            f"does not fit (rehearsed): {_needs(report)}, and {format_gib(found.kept_free.num_bytes)} kept free: more"
+            f" than the {limit} of --max-gpu-memory"
+        )
     if report.unsupported and report.stops_at_unsupported:
         at = f", at {_at(report.failure)}" if report.failure else ""
         return f"unknown whether it fits: it called {', '.join(report.unsupported)}{at}, which the stand-in has not"
@@ -45,22 +52,26 @@ def verdict_line(found: Rehearsal) -> str:
         return "unknown whether it fits: the script never used the GPU"
     if not report.num_steps:
         return "unknown whether it fits: the script never made an optimizer step"
-    needs = f"peak {format_gib(peak.allocated_bytes)} allocated, in {peak.phase} of step {peak.step}"
-    needs += f", {format_gib(report.peak_reserved_bytes)} reserved"
+    needs = _needs(report)
     if report.sizes_from_values:
         line = report.sizes_from_values[0].user_line or report.sizes_from_values[0].line
         at = place(line) if line else "an unknown line"
         return (
-            f"unknown whether it fits: sizes follow from values of the GPU, which are unknown here, at {at}; this run:"
-            f" {needs}. A mixture of experts: --balanced-routing"
+            f"unknown whether it fits: sizes may follow from values of the GPU, which are unknown here, at {at};"
+            f" this run: {needs}. A mixture of experts: --balanced-routing"
         )
     if found.lacks_second_step:
         return f"unknown whether it fits: one step alone, before the optimizer has its states: {needs}; --steps 2"
-    if found.exceeds_limit:
-        return f"does not fit (rehearsed): {needs}; more than --max-gpu-memory allows"
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
         return f"runs, with {report.num_alloc_retries} allocation retries (rehearsed): {needs}; {of}"
     return f"fits (rehearsed): {needs}; {of}"
+
+
+def _needs(report: RehearsalReport) -> str:
+    peak = report.peak
+    assert peak is not None
+    at = f"in {peak.phase} of step {peak.step}"
+    return f"peak {format_gib(peak.allocated_bytes)} allocated, {at}, {format_gib(report.peak_reserved_bytes)} reserved"
 
 
 def _at(failure: ScriptFailure | None) -> str:
@@ -89,11 +100,13 @@ def report_text(found: Rehearsal) -> str:
     lines += _steps_table(found)
     if report.lines_at_peak:
         lines += ["", *_held_table(report.lines_at_peak)]
+    elif report.lines_at_peak is None and report.peak is not None:
+        lines += ["", "lines at the peak: unknown, because the script uses PyTorch's memory history itself"]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
     if report.unsupported and report.stops_at_unsupported:
         lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
-    lines += ["", *report.notes, *_reads(report)]
+    lines += ["", *report.notes, *_ignored_calls(report), *_reads(report)]
     return "\n".join(lines)
 
 
@@ -164,25 +177,36 @@ def _what_would_help(found: Rehearsal) -> list[str]:
     return lines
 
 
+def _ignored_calls(report: RehearsalReport) -> list[str]:
+    """Return which functions that the stand-in has not were called, if the script went on (--unsupported warn)."""
+    if report.stops_at_unsupported:
+        return []
+    return [
+        f"{name} was called {times} times and did nothing: memory that it would take is not counted."
+        for name, times in report.unsupported.items()
+    ]
+
+
 def _reads(report: RehearsalReport) -> list[str]:
     """Return which lines read values from the GPU, and whether they are those of training."""
     reads = report.reads
     if not report.num_steps and not reads:
         return []
     if not reads and not report.num_known_reads:
-        return ["The script read no value from the GPU: every size is that of training."]
+        return ["The script read no value from the GPU."]
     if not reads:
-        return [f"{report.num_known_reads} reads of small integers were exact: every size is that of training."]
+        return [f"The script read {report.num_known_reads} small integers from the GPU, each as in training."]
     lines = ["Read from the GPU, where kernels do nothing: meaningless here, and harmless if only printed:"]
     for one in reads[:MOST_LINES]:
         line = one.user_line or one.line
         where = place(line) if line else "autograd"
         inner = f" ({place(one.line)})" if one.line and one.line != line else ""
-        note = ": its size depends on the values, do not trust it" if one.decides_sizes else ""
+        note = ": sizes may follow from these values, do not trust them" if one.decides_sizes else ""
         lines.append(f"  {one.operator} at {where}{inner}, {one.count} times{note}")
     if len(reads) > MOST_LINES:
         lines.append(f"  and {len(reads) - MOST_LINES} more lines (--json)")
-    return lines + ([f"{report.num_known_reads} reads of small integers were exact."] if report.num_known_reads else [])
+    known = f"{report.num_known_reads} more reads, of small integers, gave the values of training."
+    return lines + ([known] if report.num_known_reads else [])
 
 
 def several(found: Sequence[Rehearsal]) -> str:

@@ -5,5 +5,6 @@ Read in this order:
     memory.py      peaks of the caching allocator between two moments
     history.py     the lines that hold memory at the peak, and memory over time
     reads.py       values that the script reads from the GPU
+    progress.py    a line every half minute
     user_lines.py  which line of Python something is attributed to
 """

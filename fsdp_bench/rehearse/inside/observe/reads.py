@@ -6,24 +6,30 @@ The stand-in calls back for every copy from device to host.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from ..replace import integers
 from .user_lines import Frame, as_document, cause, current_frames
 
+_MODULE = os.path.join("torch", "nn", "modules", "module.py")
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_char_p)
 
 SIZES_FROM_VALUES = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
 """Operators whose output is as large as values say."""
+
+_Key = tuple[Frame | None, Frame | None, str, bool]
+"""The innermost line outside of torch, the user's line, the operator, whether sizes may follow."""
 
 
 class Reads:
     """Copies of unknown values from the GPU to the host, counted by the line that asks for them."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[Frame | None, Frame | None, str]] = Counter()
-        self._num_bytes: Counter[tuple[Frame | None, Frame | None, str]] = Counter()
+        self._counts: Counter[_Key] = Counter()
+        self._num_bytes: Counter[_Key] = Counter()
         self._callback = _CALLBACK(self._read)
         self.num_known = 0
         """How often it read small integers, which are those of training (integers.py)."""
@@ -37,10 +43,13 @@ class Reads:
             register(self._callback)
 
     def _read(self, num_bytes: int, operator: bytes | None) -> None:
-        if integers.reads_known_values:
+        reading = integers.reading
+        if reading.is_known:
             self.num_known += 1
             return
-        key = *cause(current_frames(1)), integers.running or (operator or b"copy").decode()
+        frames, name = current_frames(1), reading.operator or (operator or b"copy").decode()
+        decides_sizes = name in SIZES_FROM_VALUES or (reading.has_integers and _is_in_module(frames))
+        key = *cause(frames), name, decides_sizes
         self._counts[key] += 1
         self._num_bytes[key] += num_bytes
 
@@ -51,12 +60,21 @@ class Reads:
                 "line": as_document(inner),
                 "user_line": as_document(own),
                 "operator": operator,
-                "decides_sizes": operator in SIZES_FROM_VALUES,
+                "decides_sizes": decides_sizes,
                 "count": count,
-                "num_bytes": self._num_bytes[inner, own, operator],
+                "num_bytes": self._num_bytes[inner, own, operator, decides_sizes],
             }
-            for (inner, own, operator), count in self._counts.most_common()
+            for (inner, own, operator, decides_sizes), count in self._counts.most_common()
         ]
+
+
+def _is_in_module(frames: Sequence[Frame]) -> bool:
+    """Whether a module's forward runs.
+
+    What reads integers there takes them for sizes, as a mixture of experts does with the number of tokens for each
+    expert. What reads them elsewhere most often logs them, such as a count of right answers.
+    """
+    return any(function == "_call_impl" and file.endswith(_MODULE) for file, _line, function in frames)
 
 
 def unsupported() -> dict[str, int]:

@@ -16,7 +16,7 @@ import ctypes
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -49,13 +49,23 @@ _MORE = ("histc", "topk", "kthvalue", "mode", "cummax", "bucketize.Tensor", "mul
 _READS = {"_local_scalar_dense": "item", "copy_": "copy"}
 """Operators that bring values to the host, as users know them."""
 
-running = ""
-"""The operator that runs and reads the GPU, as users know it; empty where none of these does."""
+
+class Reading(NamedTuple):
+    """What an operator that brings values to the host reads."""
+
+    operator: str = ""
+    """As users know it; empty while no such operator runs."""
+    is_known: bool = False
+    """Whether the values are those of training."""
+    has_integers: bool = False
+    """Whether they are several integers or booleans, or one integer: values that may become sizes."""
+
+
+reading = Reading()
+"""What the operator that runs now reads."""
+
 balances_routing = False
 """Whether a choice among experts (topk of two dimensions) takes all of them equally often: --balanced-routing."""
-
-reads_known_values = False
-"""Whether it reads values that are those of training."""
 
 _unknown: set[int] = set()
 """Addresses of integer storages whose values are not those of training: what kernels made of floating-point numbers."""
@@ -63,12 +73,17 @@ _unknown: set[int] = set()
 _library: torch.library.Library | None = None
 
 
+def can_compute() -> bool:
+    """Whether this version of torch lets operators on integers be computed."""
+    return hasattr(torch.library, "get_kernel")
+
+
 def compute_small_integers() -> None:
-    """Let operators on small integers of the GPU be computed as well."""
+    """Let operators on small integers of the GPU be computed as well, where torch can."""
     global _library
-    get_kernel = getattr(torch.library, "get_kernel", None)
-    if get_kernel is None:
+    if not can_compute():
         return
+    get_kernel = torch.library.get_kernel
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden, which is the purpose
@@ -90,7 +105,7 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
     overwrites = str(operator).removeprefix("aten.").removesuffix(".default") in _OVERWRITES
 
     def run(keys: Any, *arguments: Any, **keywords: Any) -> Any:
-        global reads_known_values, running
+        global reading
         if not all(
             isinstance(one, torch.Tensor) for one, is_one in zip(arguments, takes_tensor, strict=False) if is_one
         ):
@@ -98,9 +113,11 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
         inputs = _tensors((arguments, keywords))
         is_known = all(map(_is_known, inputs[1:] if overwrites else inputs))
         if name in _READS:
-            running, reads_known_values = _READS[name], _is_known(inputs[-1])
-        found = kernel.call_boxed(keys, *arguments, **keywords)
-        running, reads_known_values = "", False
+            reading = Reading(_READS[name], _is_known(inputs[-1]), _has_integers(inputs[-1]))
+        try:
+            found = kernel.call_boxed(keys, *arguments, **keywords)
+        finally:
+            reading = Reading()
         outputs = [tensor for tensor in _tensors(found) if tensor.device.type == "cuda" and not _has_fractions(tensor)]
         if outputs and not is_known and _is_check_for_nan(name, arguments):
             _on_host(outputs[0]).fill_((name == "eq") == (arguments[0] is arguments[1]))
@@ -108,8 +125,8 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
         elif balances_routing and name == "topk" and outputs and outputs[0].dim() == 2:
             _balance(outputs[0], num_experts=inputs[0].shape[-1])
         elif outputs and is_known and all(map(_is_small, outputs)) and len(outputs) == len(_tensors(found)):
-            _compute(operator, arguments, keywords, found)
-            _unknown.difference_update(map(_address, outputs))
+            is_computed = _compute(operator, arguments, keywords, found)
+            (_unknown.difference_update if is_computed else _unknown.update)(map(_address, outputs))
         else:
             _unknown.update(map(_address, outputs))
         return found
@@ -136,14 +153,18 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
     name = operator._schema.name.removeprefix("aten::").strip("_").rstrip("2")
 
     def run(keys: Any, *arguments: Any, **keywords: Any) -> Any:
-        global running
-        if all(map(_is_known, _tensors((arguments, keywords)))):
+        global reading
+        inputs = _tensors((arguments, keywords))
+        if all(map(_is_known, inputs)):
             with torch._C._AutoDispatchBelowAutograd():
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
-            return tree_map(lambda value: value.cuda() if isinstance(value, torch.Tensor) else value, computed)
-        running = name
-        found = kernel.call_boxed(keys, *arguments, **keywords)
-        running = ""
+            device = inputs[0].device
+            return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, computed)
+        reading = Reading(name)
+        try:
+            found = kernel.call_boxed(keys, *arguments, **keywords)
+        finally:
+            reading = Reading()
         _unknown.update(_address(tensor) for tensor in _tensors(found) if not _has_fractions(tensor))
         return found
 
@@ -157,17 +178,26 @@ _REPLACEMENTS = {
 }  # fmt: skip
 
 
-def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> None:
-    """Compute an operator on the CPU; write its results to where PyTorch's kernel should have written them."""
+def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> bool:
+    """Compute an operator on the CPU; write its results to where PyTorch's kernel should have written them.
+
+    Returns:
+        Whether the CPU can compute it. PyTorch's CUDA code has run without an error before, so it is no error here.
+    """
     written = {tensor.data_ptr() for tensor in _tensors(found)}
     with torch._C._AutoDispatchBelowAutograd():
-        try:
-            computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
-        except RuntimeError:  # the CPU has histc for floating-point numbers alone
-            computed = operator(*tree_map(_as_float, arguments), **tree_map(_as_float, keywords))
+        for prepare in (_on_host, _as_float):  # the CPU has histc for floating-point numbers alone
+            try:
+                computed = operator(*tree_map(prepare, arguments), **tree_map(prepare, keywords))
+                break
+            except (RuntimeError, IndexError):
+                continue
+        else:
+            return False
         for target, source in zip(_tensors(found), _tensors(computed), strict=True):
             if source.data_ptr() not in written:  # an in-place operator has written there itself
                 _on_host(target).copy_(source)
+    return True
 
 
 def _as_float(value: Any) -> Any:
@@ -199,6 +229,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _has_integers(tensor: torch.Tensor) -> bool:
+    return not _has_fractions(tensor) and (tensor.numel() > 1 or tensor.dtype != torch.bool)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

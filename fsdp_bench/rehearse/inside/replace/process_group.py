@@ -138,16 +138,32 @@ def join_alone(rank: int, world_size: int) -> None:
     _kept.append(store)
 
 
+_NCCL_METHODS = {
+    "_set_sequence_number_for_group": None,  # numbers match collectives of different ranks
+    "_get_sequence_number_for_group": 0,
+    "_set_default_timeout": None,  # nothing is waited for, so that nothing takes too long
+    "_add_ephemeral_timeout": None,
+    "_group_start": None,  # NCCL starts the collectives of a group together
+    "_group_end": None,
+    "_set_enable_nan_check": None,  # values are not those of training
+    "perform_nocolor_split": None,  # this rank is in none of the new groups
+    "comm_split_count": 0,
+    "_is_initialized": True,
+    "eager_connect_single_device": None,  # communicators' memory is predicted, not allocated
+    "abort": None,
+    "shutdown": None,
+    "register_mem_pool": None,  # NCCL then reads the pool's memory where it is; it allocates none
+    "deregister_mem_pool": None,
+}
+"""Methods of NCCL's backend that FakeProcessGroup may lack, with what they answer. Others raise AttributeError."""
+
+
 def _complete_fake_backend() -> None:
-    """Give FakeProcessGroup what torch calls of NCCL's backend: timeouts, sequence numbers, communicators."""
-    FakeProcessGroup._set_sequence_number_for_group = lambda _group: None
-    FakeProcessGroup._get_sequence_number_for_group = lambda _group: 0
-    FakeProcessGroup._set_default_timeout = lambda _group, _timeout: None
+    """Give FakeProcessGroup what torch calls of NCCL's backend."""
+    for name, answer in _NCCL_METHODS.items():
+        if not hasattr(FakeProcessGroup, name) or name.endswith("_for_group"):
+            setattr(FakeProcessGroup, name, lambda *_arguments, answer=answer, **_keywords: answer)
     FakeProcessGroup.split = _split
-    for backend in _NCCL_BACKENDS:
-        for name in dir(getattr(c10d, backend, object)):
-            if not hasattr(FakeProcessGroup, name):
-                setattr(FakeProcessGroup, name, lambda *_arguments, **_keywords: None)
 
 
 def _keep_objects_of_other_ranks(rank: int) -> None:

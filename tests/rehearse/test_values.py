@@ -1,0 +1,114 @@
+"""What scripts read from the GPU: small integers are computed, what stems from floating-point numbers is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.rehearse.on_stand_in import Rehearsed, on_stand_in, rehearse
+
+pytestmark = on_stand_in
+
+
+def _run(folder: Path, script: str, *options: str) -> Rehearsed:
+    (folder / "script.py").write_text(dedent(script))
+    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
+
+
+def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        positions = torch.arange(10, device="cuda")[None]
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        assert ((steps != 1).cumsum(-1)[:, -1] == 0).all().item()
+        mask = torch.ones(2, 5, device="cuda", dtype=torch.bool)
+        mask[0, 3:] = False
+        assert mask.sum(1).tolist() == [3, 5] and mask.nonzero().shape == (8, 2) and not mask.all()
+        x = torch.tensor([3, 1, 2]).cuda()
+        assert x.sort()[0].tolist() == [1, 2, 3] and (x * 2 + 1).tolist() == [7, 3, 5] and x.max().item() == 3
+        assert x.repeat_interleave(x).tolist() == [3, 3, 3, 1, 2, 2] and torch.where(x > 1, x, 0).tolist() == [3, 0, 2]
+        assert torch.full((3,), 7, device="cuda").tolist() == [7] * 3 and torch.equal(x.int(), x.clone().int())
+        """,
+    )
+    assert found.code == 0, found.output
+    assert found.document["reads"] == []
+    assert found.document["num_known_reads"] > 8
+
+
+def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        x = torch.randn(100, device="cuda")
+        x.sum().item()
+        rows = x[x > 0]
+        best = x.topk(3)[1].tolist()  # outside of a module: logged, most often
+        """,
+    )
+    named = {(one["operator"], one["user_line"]["line"], one["decides_sizes"]) for one in found.document["reads"]}
+    assert named == {("item", 4, False), ("nonzero", 5, True), ("copy", 6, False)}
+
+
+def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:
+    """Operators are run by this package too, where a number takes the place of a tensor."""
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            whole, scalar = torch.ones(3, device="cuda", dtype=dtype), torch.ones((), device="cuda", dtype=dtype)
+            for x in (whole, scalar):
+                assert {(x + 1).dtype, (x * 2.5).dtype, (x - 1.5).dtype, (2 - x).dtype, (x * True).dtype} == {dtype}
+        counts = torch.arange(3, device="cuda")
+        assert (counts * 2).dtype == torch.int64 and (counts * 2.5).dtype == torch.float32
+        assert (counts.sum() * 2).dtype == torch.int64 and (counts > 1.5).tolist() == [False, False, True]
+        """,
+    )
+    assert found.code == 0, found.output
+
+
+MIXTURE_OF_EXPERTS = """
+import sys, torch
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(256, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(256, 1024) for _ in range(4))
+
+    def forward(self, x):
+        chosen = self.router(x).topk(2)[1].flatten()
+        counts = torch.bincount(chosen, minlength=4) if sys.argv[1] == "bincount" else chosen.float().histc(4, 0, 3)
+        start, sums = 0, []
+        for expert, count in zip(self.experts, counts.int().tolist()):
+            sums.append(expert(x.repeat(2, 1)[start : start + count]).sum())
+            start += count
+        assert start in (0, 128 * 2), start
+        return sum(sums)
+
+model = Experts().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.randn(128, 256, device="cuda"))
+    loss.backward()
+    optimizer.step()
+    right = (torch.randn(8, 4, device="cuda").argmax(-1) == 1).sum().item()
+"""
+
+
+@pytest.mark.parametrize("way", ["bincount", "histc"])
+def test_the_split_sizes_of_a_mixture_of_experts_are_unknown_or_balanced(way: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(MIXTURE_OF_EXPERTS)
+    given = ("--gpu", "H100-SXM", "--steps", "2")
+    unknown = rehearse(*given, "--", "script.py", way, folder=tmp_path)
+    assert unknown.document["fits"] is None
+    assert 14 in {one["user_line"]["line"] for one in unknown.document["reads"] if one["decides_sizes"]}
+    if way == "bincount":
+        balanced = rehearse(*given, "--balanced-routing", "--", "script.py", way, folder=tmp_path)
+        assert balanced.document["fits"] is True, balanced.output
+        assert balanced.peak_bytes > unknown.peak_bytes
