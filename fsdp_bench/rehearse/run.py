@@ -1,9 +1,10 @@
-"""Rehearses a command: the user's script as one rank, beside the stand-in for NVIDIA's libraries, in a subprocess."""
+"""Rehearses a command: runs the user's script as one rank in a subprocess, on the stand-in for NVIDIA's libraries."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""
 
 REFUSED = 2
-"""The exit code of that program if the launcher's arguments cannot be rehearsed."""
+"""The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
 
 
 class RehearsalError(FsdpBenchError):
@@ -53,7 +54,8 @@ def rehearse(command: Command, gpu: StandInGpu, rank: int, options: RehearsalOpt
         (Path(scratch) / "plan.json").write_bytes(to_json(plan))
         policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
         words = [str(command.python), *command.interpreter_options, str(INSIDE), str(Path(scratch) / "plan.json")]
-        code = _run(words, {**os.environ, **command.environment, **stand_in_environment(folder, gpu), **policy})
+        own = {**os.environ, **command.environment}
+        code = _run(words, {**own, **stand_in_environment(folder, gpu, own), **policy})
         if not report.exists():
             raise RehearsalError(_ended_without_report(code))
         if code == REFUSED:
@@ -75,4 +77,5 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
 
 def _ended_without_report(code: int) -> str:
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    return f"the script's process ended {how} and left no report; its output is above"
+    why = "; Linux sends this signal if host memory runs out" if code == -signal.SIGKILL else ""
+    return f"the script's process ended {how} and left no report; its output is above{why}"

@@ -1,0 +1,55 @@
+"""The process that a rehearsal starts: its environment, and what is said if it leaves no report."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse import run
+from fsdp_bench.rehearse.build import StandInGpu
+from fsdp_bench.rehearse.command import Command, Launcher
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions
+
+GPU = StandInGpu("NVIDIA L4", 24 << 30, 1 << 30, 8.9, 58)
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, environment: dict[str, str], code: int
+) -> tuple[dict[str, str], str]:
+    """Return the environment of a command's process that ends with a code, and the error."""
+    seen: list[dict[str, str]] = []
+
+    def instead(_words: list[str], environment: dict[str, str]) -> int:
+        seen.append(environment)
+        return code
+
+    monkeypatch.setattr(run, "_run", instead)
+    monkeypatch.setattr(run, "find_torch", lambda python: None)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch: folder)
+    command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), environment)
+    with pytest.raises(run.RehearsalError) as failed:
+        run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1))
+    return seen[0], str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_LIBRARY_PATH"])
+def test_libraries_that_the_command_itself_names_are_kept(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``LD_PRELOAD=libjemalloc.so python train.py``: the stand-in goes before it."""
+    found, _ = started(monkeypatch, tmp_path, {name: "theirs"}, 1)
+    assert found[name].startswith(str(tmp_path))
+    assert found[name].endswith(":theirs")
+
+
+def test_a_process_that_linux_killed_says_what_may_have_run_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, killed = started(monkeypatch, tmp_path, {}, -signal.SIGKILL)
+    assert "by signal 9" in killed
+    assert "host memory" in killed
+    _, ended = started(monkeypatch, tmp_path, {}, 1)
+    assert "host memory" not in ended
