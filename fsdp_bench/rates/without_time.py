@@ -6,9 +6,10 @@ from fsdp_bench.simulate.events import Work
 
 
 class RatesWithoutTime:
-    """All work is late and done in the order of issue: the host takes no time, and each piece of work a second.
+    """The host takes no time. Every operator, collective and copy takes a second, in the order of issue.
 
-    So a deferred free happens only when the host waits for work that was issued later, as on the stand-in.
+    So nothing has ended before the host waits for it, and a deferred free happens only at such a wait, as on the
+    stand-in.
     """
 
     source = "rehearsed"
@@ -28,5 +29,5 @@ class RatesWithoutTime:
         return 1.0
 
     def host(self, work: Work) -> float:
-        """Return no time for work that the host itself does: meanwhile, nothing ends on the stand-in."""
+        """Return no time for work that the host itself does, because no other work ends meanwhile."""
         return 0.0

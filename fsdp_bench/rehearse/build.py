@@ -19,29 +19,29 @@ from fsdp_bench.spec.errors import MachineError, printable, shortened
 SOURCES = Path(__file__).parent / "stand_in"
 LIBRARY = "libstand_in.so"
 OTHER_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
-"""Who asks for the driver or for NVML by name gets the same library. Triton links against ``libcuda.so``."""
+"""Names by which the driver and NVML are loaded; links to the same library. Triton links against ``libcuda.so``."""
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-w")
 STATUS_BY_PREFIX = {"cuda": 801, "__cuda": 801, "cublas": 15, "cudnn": 3000}
-"""What functions return that no source file defines: cudaErrorNotSupported, and the other libraries' own numbers."""
+"""The error that an unsupported function returns: cudaErrorNotSupported, and the same of cuBLAS and cuDNN."""
 NEEDS_NO_GPU = re.compile(
     r"cublas(Lt)?(Get(Version(_v2)?|Property|CudartVersion|Status(Name|String))|Logger\w+|Xerbla)"
     r"|cudnnGet(Version|CudartVersion|(Last)?ErrorString|Property)"
 )
 """Functions of cuBLAS and cuDNN that NVIDIA's own libraries answer as well without a GPU."""
-HIGHEST_CAPABILITY = 12.0
-"""stand_in/settings.c knows the compute capabilities up to this one."""
+LOWEST_CAPABILITY, HIGHEST_CAPABILITY = 7.0, 12.0
+"""The compute capabilities that stand_in/settings.c knows."""
 
 
 @dataclass(frozen=True)
 class StandInGpu:
-    """The GPUs of a node, as the stand-in passes for them."""
+    """The GPUs of one node that PyTorch finds on the stand-in."""
 
     name: str
     """As torch.cuda.get_device_name prints it."""
     total_bytes: int
     context_bytes: int
-    """Device memory that the CUDA context takes beside the allocator."""
+    """Device memory that is taken for the CUDA context and NCCL, so that PyTorch's allocator cannot reserve it."""
     compute_capability: float
     """9.0 for an H100."""
     num_multiprocessors: int
@@ -79,7 +79,7 @@ def build_stand_in(torch: Torch) -> Path:
 
 
 def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], version: str) -> None:
-    """Compile the stand-in into a folder; ``names`` are functions that are recorded and fail unless a source has them.
+    """Compile the stand-in into a folder. Those of the functions ``names`` that no source defines count calls and fail.
 
     Raises MachineError if there is no C compiler, or with the compiler's first error.
     """
@@ -107,8 +107,9 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
     Raises MachineError for a compute capability that the stand-in does not know.
     """
     capability = round(gpu.compute_capability * 10)
-    if not 70 <= capability <= HIGHEST_CAPABILITY * 10:
-        raise MachineError(f"{gpu.name}: rehearse knows compute capabilities 7.0 to 12.0, not {gpu.compute_capability}")
+    if not LOWEST_CAPABILITY <= gpu.compute_capability <= HIGHEST_CAPABILITY:
+        known = f"{LOWEST_CAPABILITY} to {HIGHEST_CAPABILITY}"
+        raise MachineError(f"{gpu.name}: rehearse knows compute capabilities {known}, not {gpu.compute_capability}")
     return {
         "LD_PRELOAD": _joined(_preloaded(folder), environment.get("LD_PRELOAD")),
         "LD_LIBRARY_PATH": _joined(str(folder), environment.get("LD_LIBRARY_PATH")),
@@ -123,9 +124,9 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         # Triton looks for libcuda.so here first; otherwise it would ask ldconfig, and find a real driver's.
         "TRITON_LIBCUDA_PATH": str(folder),
-        # Inductor measures variants of kernels, which allocates a buffer of the size of L2, and keeps which was
-        # fastest. Without what it kept, every run allocates the same, as a first run does. Here all variants take the
-        # same time: that must not reach runs on a real GPU of the same name.
+        # Inductor's autotuning allocates a buffer of the size of L2 and caches which variant was fastest. Without the
+        # cache every run allocates what a first run does. The cache folder is our own: all variants are equally fast
+        # here, and runs on a real GPU of the same name must not read that.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),
     }
@@ -138,15 +139,15 @@ def cache_folder() -> Path:
 
 
 def _version(torch: Torch) -> str:
-    """Return a name for a torch and the sources."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for source in sorted(SOURCES.glob("*.[ch]")):
+    """Return a folder name for a torch and all that decides what is compiled for it."""
+    digest = hashlib.sha256()
+    for source in (Path(__file__), Path(__file__).with_name("elf.py"), *sorted(SOURCES.glob("*.[ch]"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return re.sub(r"[^\w.+-]", "_", f"torch-{torch.version}-cuda-{torch.cuda}-{digest.hexdigest()[:12]}")
 
 
 def _asked_of_libraries(torch: Torch) -> set[str]:
-    """Return what torch's libraries refer to of libcudart, cuBLAS and cuDNN, and all of libcudart."""
+    """Return the functions of libcudart, cuBLAS and cuDNN that torch's libraries call, and all others of libcudart."""
     names = set[str]()
     for library in sorted((torch.folder / "lib").glob("lib*.so")):
         names |= symbols_of(library).undefined
@@ -168,13 +169,13 @@ def _cuda_runtimes(torch: Torch) -> list[Path]:
 
 
 def _macro(name: str) -> str:
-    """Return the macro of stand_in.h that defines a function. Most of cuBLAS computes, which may be left undone."""
+    """Return the macro of stand_in.h for an unsupported function; --unsupported warn lets cuBLAS skip computing."""
     computes = name.startswith("cublas") and not re.search("Create|Get|Alloc|Init", name)
     return "UNSUPPORTED_WORK" if computes else "UNSUPPORTED"
 
 
 def _status(name: str) -> int:
-    """Return what a function of that name returns that is not supported."""
+    """Return the error that an unsupported function of that name returns."""
     return next(status for prefix, status in STATUS_BY_PREFIX.items() if name.startswith(prefix))
 
 
@@ -196,7 +197,7 @@ def _compiler() -> list[str]:
 
 
 def _preloaded(folder: Path) -> str:
-    """Return what LD_PRELOAD is to say. It cannot name a path with a space: then LD_LIBRARY_PATH finds the library."""
+    """Return the value of LD_PRELOAD: the library's path, or its name alone if the path has a space (ld.so(8))."""
     if ":" in str(folder) or ";" in str(folder):
         raise MachineError(f"the path {printable(str(folder))} contains ':' or ';', which LD_LIBRARY_PATH cannot name")
     return LIBRARY if re.search(r"\s", str(folder)) else str(folder / LIBRARY)

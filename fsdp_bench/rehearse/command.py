@@ -110,7 +110,8 @@ def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _uv_run(words: list[str], environment: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
     """Return the variables that ``uv run`` sets, and the command after it, to be found in the project's environment."""
-    words = words[words[:1] == ["--"] :]
+    if words[:1] == ["--"]:
+        words = words[1:]
     if words and words[0].startswith("-") and words[0] != "-m":
         raise SpecError(f"command: uv run {shown(words[0])} is not understood; leave options of uv run away")
     if words and (words[0] == "-m" or words[0].endswith(".py")):
@@ -153,7 +154,7 @@ def _interpreter_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
             options += [word, rest.pop(0)]
             continue
         match = INTERPRETER_OPTION.fullmatch(word)
-        if not match or word == "-":
+        if not match:
             raise SpecError(f"command: python {shown(word)} is not an option with which a script can be rehearsed")
         flags, letter, value = match.groups()
         if flags:

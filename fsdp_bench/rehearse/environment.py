@@ -1,7 +1,8 @@
 """Prints the environment variables with which other processes of this interpreter run on the stand-in, as JSON.
 
 ``python -m fsdp_bench.rehearse.environment GPU``, where GPU is a RehearsedGpu in JSON. Rehearsed sweeps call it: sweep
-may not import this package. The answer is an object; with the one key ``error`` if this machine cannot rehearse.
+may not import this package. The answer is an object: variables and their values, or ``error`` and why this machine
+cannot rehearse.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
 
 
 def compare_with_rehearsal(cell: Cell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
-    """Compare a prediction with a rehearsal of rank 0. The prediction is for the stand-in, which has no time."""
+    """Compare a prediction with a rehearsal of rank 0. The prediction uses the stand-in's rates."""
     if report.outcome is not Outcome.OK and not report.outcome.is_oom:
         why = report.failure.message if report.failure else "it left no report"
         return MemoryComparison(label=cell.label, error=f"the trial ended {report.outcome.value}: {why}")

@@ -21,8 +21,8 @@ def validate_rehearsals(
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with rehearsals of rank 0, in peak allocated by phase and in reserved memory.
 
-    The prediction is for the stand-in, which has no time: it does all work late, in the order of issue. Setups with a
-    gradient scaler are not drawn: whether a step is skipped is decided by values, and there are none.
+    Predictions use the rates of the stand-in (rates/without_time.py). Setups with a gradient scaler are not drawn:
+    gradients decide whether it skips a step, and the stand-in computes none.
 
     Args:
         count: number of setups to draw.

@@ -74,7 +74,8 @@ def test_the_gpu_decides_the_id(write_sweep: Callable[..., Path]) -> None:
     [
         ("device = 'rehearsed'", 'gpu: device = "rehearsed" needs the name of a GPU'),
         ("device = 'rehearsed'\ngpu = 'H100-SMX'", "gpu: 'H100-SMX' is not in the catalogue (did you mean"),
-        ("device = 'rehearsed'\ngpu = 'MI300X'", "MI300X cannot be rehearsed; only NVIDIA's"),
+        ("device = 'rehearsed'\ngpu = 'MI300X'", "MI300X cannot be rehearsed; only GPUs by NVIDIA"),
+        ("device = 'rehearsed'\ngpu = 'H100-SXM-96GB'", "the catalogue has no product name for it"),
         ("device = 'cpu'\ngpu = 'A10G'", '[run] gpu: is for device = "rehearsed"'),
         (f"{RUN}\nheadroom = '40GiB'", "headroom: 40.0 GiB is not allowed"),
         (f"{RUN}\nemulate = false", "emulate: False is not allowed where trials are rehearsed"),

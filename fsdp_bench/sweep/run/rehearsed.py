@@ -1,7 +1,7 @@
-"""Where rehearsed trials run: on a GPU of the catalogue that is not there.
+"""The GPU of rehearsed trials, which is one of the catalogue, and the environment in which they run.
 
-The stand-in for NVIDIA's libraries is reached as a subprocess: ``python -m fsdp_bench.rehearse.environment`` compiles
-it, and prints the environment variables that put it before NVIDIA's libraries.
+This package does not import the stand-in for NVIDIA's libraries: the subprocess
+``python -m fsdp_bench.rehearse.environment`` compiles it and prints the environment variables that put it before them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ def rehearsed_gpu(name: str, headroom: str | int | None = None) -> RehearsedGpu:
             ``fsdp-bench rehearse --gpu`` does.
 
     Raises:
-        SpecError: for a name that is not in the catalogue, a GPU that is not NVIDIA's, and a headroom that is no size.
+        SpecError: for a name that is not in the catalogue, a GPU that is not NVIDIA's or whose product name is not
+            known, and a headroom that is no size.
     """
     gpu = sized(loader.gpu(name), None, None)
     assert isinstance(gpu, Gpu)
     kept = headroom_of_script(gpu, USUAL_GPUS_PER_NODE, stated_headroom(headroom, gpu))
-    if gpu.compute_capability is None or gpu.num_multiprocessors is None or not gpu.product_names:
-        raise SpecError(
-            f"gpu: {gpu.name} cannot be rehearsed; only NVIDIA's GPUs with a known number of multiprocessors"
-        )
+    if gpu.compute_capability is None or gpu.num_multiprocessors is None:
+        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
+    if not gpu.product_names:
+        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed in a sweep; the catalogue has no product name for it")
     assert gpu.usable_memory_bytes is not None
     return RehearsedGpu(
         name=gpu.name,

@@ -1,6 +1,6 @@
-"""Peaks that people published, beside rehearsals of the very code that they ran (results/rehearsed/published).
+"""Published peaks beside rehearsals of the same code (results/rehearsed/published).
 
-A record holds both; nothing is predicted here. ``rerun.py`` beside the records writes them.
+A record holds both, and ``rerun.py`` beside the records writes it. Nothing is predicted here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.units import GIB
 
 KINDS = ("max_allocated", "max_active", "max_reserved")
+"""The peaks of ``torch.cuda.memory_stats`` that are compared, each with its own kind."""
+
+WITHIN = 0.01
+"""An error up to this counts in ``num_within``."""
+WITHIN_BYTES = round(0.15 * GIB)
+"""A difference up to this counts in ``num_within_bytes``."""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,14 +31,14 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One rehearsal of a published run. What else its file holds is for people to read."""
+    """One rehearsal of a published run. Its file holds more, which is not read here."""
 
     case: str
     """The row's id in catalog/published.csv."""
     variant: str | None
     """What this run sets otherwise than the case's first run. None: nothing."""
     is_first: bool
-    """Whether this is the run with the nearest torch, and the framework's defaults where the source says nothing."""
+    """Whether this is the case's main run: the nearest torch, and the framework's defaults for the unpublished."""
     code: Code
     torch: str
     changes: str
@@ -76,6 +82,10 @@ def read_rehearsed(folder: Path) -> list[RehearsedRecord]:
         found = [from_json(file.read_bytes(), RehearsedRecord) for file in files]
     except (msgspec.DecodeError, OSError) as error:
         raise SpecError(f"--rehearsed: {shown(str(folder))} holds a file that is no such record: {error}") from error
+    for file, record in zip(files, found, strict=True):
+        if not record.published.keys() <= record.peaks.keys() & set(KINDS):
+            kinds = ", ".join(sorted(record.published))
+            raise SpecError(f"--rehearsed: {shown(file.name)} has published peaks ({kinds}) and not all rehearsed ones")
     return sorted(found, key=lambda one: (one.case, not one.is_first, one.variant or "", one.torch))
 
 
@@ -104,10 +114,6 @@ def _compared(record: RehearsedRecord, kind: str, published: int, rehearsed: int
         changes=record.changes,
         left_open=record.left_open,
     )
-
-
-WITHIN = 0.01
-WITHIN_BYTES = round(0.15 * GIB)
 
 
 class RehearsedSummary(msgspec.Struct, frozen=True, kw_only=True):
