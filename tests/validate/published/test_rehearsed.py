@@ -100,3 +100,9 @@ def test_a_folder_without_records_and_a_broken_one_are_refused_in_one_line(tmp_p
     (tmp_path / "a.json").write_text('{"case": 1}')
     with pytest.raises(SpecError, match="holds a file that is no such record"):
         read_rehearsed(tmp_path)
+
+
+def test_a_published_peak_without_a_rehearsed_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(to_json(_record(peaks={})))
+    with pytest.raises(SpecError, match="not all rehearsed ones"):
+        read_rehearsed(tmp_path)
