@@ -32,6 +32,15 @@ def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
         assert x.sort()[0].tolist() == [1, 2, 3] and (x * 2 + 1).tolist() == [7, 3, 5] and x.max().item() == 3
         assert x.repeat_interleave(x).tolist() == [3, 3, 3, 1, 2, 2] and torch.where(x > 1, x, 0).tolist() == [3, 0, 2]
         assert torch.full((3,), 7, device="cuda").tolist() == [7] * 3 and torch.equal(x.int(), x.clone().int())
+        assert torch.div(x, 2, rounding_mode="floor").tolist() == [1, 0, 1] and (x << 2).tolist() == [12, 4, 8]
+        whole = torch.empty(4, dtype=torch.int64, device="cuda")
+        whole[:3], whole[3:] = x, 7
+        assert whole.tolist() == [3, 1, 2, 7]
+        import torch.distributed as dist
+        dist.init_process_group("nccl")
+        dist.all_reduce(whole)
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        assert whole.tolist() == [24, 8, 16, 56] and x.tolist() == [3, 1, 2]
         """,
     )
     assert found.code == 0, found.output
@@ -47,11 +56,12 @@ def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path
         x = torch.randn(100, device="cuda")
         x.sum().item()
         rows = x[x > 0]
+        torch.empty(7, dtype=torch.int64, device="cuda").gcd_(torch.arange(7, device="cuda")).tolist()
         best = x.topk(3)[1].tolist()  # outside of a module: logged, most often
         """,
     )
     named = {(one["operator"], one["user_line"]["line"], one["decides_sizes"]) for one in found.document["reads"]}
-    assert named == {("item", 4, False), ("nonzero", 5, True), ("copy", 6, False)}
+    assert named == {("item", 4, False), ("nonzero", 5, True), ("copy", 6, False), ("copy", 7, False)}
 
 
 def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:

@@ -2,20 +2,27 @@
 
 torch.distributed, DistributedDataParallel and torch.compile's functional collectives all call the operators of the
 ``c10d`` namespace (torch/csrc/distributed/c10d/Ops.cpp), so the operators are replaced there. Small outputs hold what
-they would hold if every rank had sent what this one sends, so that objects can be exchanged. Large ones are not
-written: their values decide nothing.
+they would hold if every rank had sent what this one sends, so that objects can be exchanged and counts be summed. Large
+ones are not written: their values decide nothing. What only another rank can know, as a message of its own, is marked
+as unknown.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
+from . import integers
 
 SMALL_BYTES = 1 << 20
 """Up to here outputs are filled; stand_in/copies.c copies up to the same size."""
@@ -26,18 +33,57 @@ calls: Counter[tuple[str, str]] = Counter()
 sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""
 
+reduction: dist.ReduceOp.RedOpType | None = None
+"""How the collective that runs reduces, as the script says. None where C++ calls it, as DistributedDataParallel."""
+
 _library: torch.library.Library | None = None
 
 
 def replace_collectives() -> None:
     """Replace the collectives of this process, for tensors of the CPU and of GPUs."""
     global _library
+    for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        note_reduction(name)
     _library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden, which is the purpose
         for name, kernel in _KERNELS.items():
             for key in ("CPU", "CUDA"):
                 _library.impl(name, _counted(name, kernel), key)
+
+
+def note_reduction(name: str) -> None:
+    """Let a function of torch.distributed say how it reduces, which its operator does not tell Python."""
+    original = getattr(c10d, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        global reduction
+        given = signature.bind(*arguments, **keywords).arguments.get("op", dist.ReduceOp.SUM)
+        reduction = getattr(given, "op", given)  # a ReduceOp with a factor holds it
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            reduction = None
+
+    setattr(c10d, name, instead)
+    setattr(dist, name, instead)
+
+
+_UNCHANGED = ("AVG", "MIN", "MAX", "BAND", "BOR")
+"""Reductions of equal values to that value."""
+
+
+def _reduce(tensor: torch.Tensor, group: Any) -> None:
+    """Give a small tensor the value that it has after a reduction over ranks with equal values."""
+    if tensor.device.type == "cuda" and tensor.is_floating_point():
+        return  # unknown anyway
+    name = getattr(reduction, "name", None)
+    if name == "SUM" and tensor.nbytes <= SMALL_BYTES and tensor.dtype != torch.bool:
+        tensor.mul_(_rank_and_size(group)[1])
+    elif name not in _UNCHANGED:
+        integers.forget(tensor)
 
 
 def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +120,28 @@ def _rank_and_size(group: Any) -> tuple[int, int]:
     return found.rank(), found.size()
 
 
-def _in_place(tensors: Any, *_rest: Any) -> Any:
-    """All-reduce and broadcast: what the rank has is what all have."""
+def _all_reduce(tensors: Any, group: Any, *_rest: Any) -> Any:
+    for tensor in tensors:
+        _reduce(tensor, group)
     return tensors, _finished(tensors)
+
+
+def _broadcast(tensors: Any, *_rest: Any) -> Any:
+    """What the rank has is what all have."""
+    return tensors, _finished(tensors)
+
+
+def _all_reduce_together(tensors: Any, group: Any, *_rest: Any) -> Any:
+    """All-reduce of several tensors, and reduce."""
+    for tensor in tensors:
+        _reduce(tensor, group)
+    return _finished(tensors)
+
+
+def _receive(tensors: Any, *_rest: Any) -> Any:
+    for tensor in tensors:
+        integers.forget(tensor)
+    return _finished(tensors)
 
 
 def _only_work(tensors: Any, *_rest: Any) -> Any:
@@ -115,6 +180,7 @@ def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any) -> Non
         own = whole.reshape(-1)[rank * output.numel() : (rank + 1) * output.numel()]
         if own.numel() == output.numel():
             output.copy_(own.view_as(output))
+            _reduce(output, group)
 
 
 def _reduce_scatter_base(output: Any, whole: Any, group: Any, *_rest: Any) -> Any:
@@ -128,12 +194,19 @@ def _reduce_scatter_tensors(outputs: Any, wholes: Any, group: Any, *_rest: Any) 
     return _finished(outputs)
 
 
-def _take_own(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
-    """Reduce-scatter and scatter of lists: the rank's own of each list, which only the root has in a scatter."""
+def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
+    """Each rank's own of each list, which only the root has."""
     rank, _size = _rank_and_size(group)
     for output, parts in zip(outputs, lists, strict=False):
         if len(parts) > rank:
             _fill(output, parts[rank])
+    return outputs, _finished(outputs)
+
+
+def _reduce_scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
+    _scatter(outputs, lists, group)
+    for output in outputs:
+        _reduce(output, group)
     return outputs, _finished(outputs)
 
 
@@ -158,23 +231,23 @@ def _nothing(*_arguments: Any) -> None:
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
-    "allreduce_": _in_place,
-    "broadcast_": _in_place,
-    "allreduce_coalesced_": _only_work,
-    "reduce_": _only_work,
+    "allreduce_": _all_reduce,
+    "broadcast_": _broadcast,
+    "allreduce_coalesced_": _all_reduce_together,
+    "reduce_": _all_reduce_together,
     "barrier": _only_work,
     "send": _only_work,
-    "recv_": _only_work,
-    "recv_any_source_": _only_work,
+    "recv_": _receive,
+    "recv_any_source_": _receive,
     "monitored_barrier_": _nothing,
     "_allgather_base_": _all_gather_base,
     "allgather_": _all_gather,
     "allgather_coalesced_": _all_gather_coalesced,
     "allgather_into_tensor_coalesced_": _all_gather_tensors,
     "_reduce_scatter_base_": _reduce_scatter_base,
-    "reduce_scatter_": _take_own,
+    "reduce_scatter_": _reduce_scatter,
     "reduce_scatter_tensor_coalesced_": _reduce_scatter_tensors,
-    "scatter_": _take_own,
+    "scatter_": _scatter,
     "gather_": _gather,
     "gather_into_tensor_": _all_gather_base,
     "alltoall_": _all_to_all,

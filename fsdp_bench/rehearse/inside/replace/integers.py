@@ -4,8 +4,9 @@ Scripts decide by such values: whether a batch has padding, whether sequences ar
 transformers, for example, asks the GPU whether the positions of a batch are packed sequences
 (masking_utils.find_packed_sequence_indices), and the answer decides which attention runs. So operators on small
 integers are computed by the CPU as well, on the same memory: the stand-in's device memory is memory of this process.
-PyTorch's own CUDA code runs before it, so that what it allocates is as it was. Integers that come from floating-point
-numbers, as an argmax does, are not known, nor is what follows from them.
+PyTorch's own CUDA code runs before it, so that what it allocates is as it was. Known is only what was computed here or
+copied from the host: not integers that come from floating-point numbers, as an argmax does, nor what other operators
+or compiled kernels write, nor what follows from them.
 
 Needs torch.library.get_kernel (torch 2.9); without it, what the script reads is only counted (reads.py).
 """
@@ -25,26 +26,31 @@ SMALL_BYTES = 1 << 20
 """The largest tensor that is computed; stand_in/copies.c copies up to the same size."""
 
 _COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
-_BITS = tuple(f"bitwise_{name}.Tensor" for name in ("and", "or", "xor"))
+_BITS = (
+    *(f"bitwise_{name}.Tensor" for name in ("and", "or", "xor", "left_shift", "right_shift")),
+    *(f"__{name}__.{kind}" for name in ("lshift", "rshift") for kind in ("Tensor", "Scalar")),
+)
 _LOGIC = ("logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_not")
 _REDUCTIONS = ("all", "all.dim", "any", "any.dim", "sum", "sum.dim_IntList", "prod", "prod.dim_int", "max",
                "min", "max.dim", "min.dim", "argmax", "argmin", "amax", "amin")  # fmt: skip
 _ARITHMETIC = ("add.Tensor", "sub.Tensor", "mul.Tensor", "remainder.Tensor", "floor_divide", "neg", "abs", "clamp",
-               "cumsum", "where.self", "maximum", "minimum", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
-               "pow.Scalar")  # fmt: skip
+               "cumsum", "where.self", "maximum", "minimum", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar",
+               "div.Tensor_mode", "fmod.Tensor", "sign", "clamp.Tensor", "clamp_min", "clamp_max", "cumprod",
+               "count_nonzero.dim_IntList")  # fmt: skip
 _SELECTIONS = ("index.Tensor", "index_select", "gather", "cat", "tril", "triu", "sort", "sort.stable",
                "flip", "roll", "isin.Tensor_Tensor", "searchsorted.Tensor")  # fmt: skip
 _IN_PLACE = ("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "masked_fill_.Scalar", "index_put_", "scatter_.src",
              "scatter_.value", "scatter_add_", "index_add_", "cumsum_", "bitwise_and_.Tensor", "bitwise_or_.Tensor",
-             "logical_not_", "clamp_")  # fmt: skip
+             "logical_not_", "clamp_", "floor_divide_.Tensor", "div_.Tensor_mode", "remainder_.Tensor", "neg_", "abs_",
+             "index_copy_", "index_fill_.int_Scalar", "masked_scatter_", "tril_", "triu_")  # fmt: skip
 _OVERWRITES = ("copy_", "fill_.Scalar", "fill_.Tensor", "zero_", "arange.start_out")
-"""Operators that do not read their first tensor."""
+"""Operators that do not read the tensor that they write."""
 _DECIDED_BY_VALUES = ("nonzero", "masked_select", "repeat_interleave.Tensor", "_unique2", "unique_consecutive", "equal",
                       "bincount")  # fmt: skip
-"""PyTorch's CUDA code cannot run first: it takes the output's size, or the answer, from the GPU."""
+"""Operators that read the GPU to learn their output's size or their answer; the CPU runs them if the input is known."""
 
-_MORE = ("histc", "topk", "kthvalue", "mode", "cummax", "bucketize.Tensor", "multinomial", "bernoulli",
-         "bernoulli_.float", "random_", "random_.from", "random_.to", "randperm.generator_out")  # fmt: skip
+_MORE = ("histc", "topk", "kthvalue", "mode", "cummax", "bucketize.Tensor", "random_", "random_.from", "random_.to",
+         "bernoulli_.float")  # fmt: skip
 """Further operators that make integers, mostly of values that are not known."""
 _READS = {"_local_scalar_dense": "item", "copy_": "copy"}
 """Operators that bring values to the host, as users know them."""
@@ -64,11 +70,11 @@ class Reading(NamedTuple):
 reading = Reading()
 """What the operator that runs now reads."""
 
+_KNOWN_BYTES = "_fsdp_bench_known_bytes"
+"""Attribute of a storage: how many of its bytes hold what they would hold in training. It ends with the storage."""
+
 balances_routing = False
 """Whether a choice among experts (topk of two dimensions) takes all of them equally often: --balanced-routing."""
-
-_unknown: set[int] = set()
-"""Addresses of integer storages whose values are not those of training: what kernels made of floating-point numbers."""
 
 _library: torch.library.Library | None = None
 
@@ -112,23 +118,23 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
             arguments = _with_tensors(arguments, takes_tensor)
         inputs = _tensors((arguments, keywords))
         is_known = all(map(_is_known, inputs[1:] if overwrites else inputs))
+        outer = reading
         if name in _READS:
             reading = Reading(_READS[name], _is_known(inputs[-1]), _has_integers(inputs[-1]))
         try:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
-            reading = Reading()
+            reading = outer
         outputs = [tensor for tensor in _tensors(found) if tensor.device.type == "cuda" and not _has_fractions(tensor)]
         if outputs and not is_known and _is_check_for_nan(name, arguments):
             _on_host(outputs[0]).fill_((name == "eq") == (arguments[0] is arguments[1]))
-            _unknown.discard(_address(outputs[0]))
+            _mark([outputs[0]], is_known=True)
         elif balances_routing and name == "topk" and outputs and outputs[0].dim() == 2:
             _balance(outputs[0], num_experts=inputs[0].shape[-1])
         elif outputs and is_known and all(map(_is_small, outputs)) and len(outputs) == len(_tensors(found)):
-            is_computed = _compute(operator, arguments, keywords, found)
-            (_unknown.difference_update if is_computed else _unknown.update)(map(_address, outputs))
+            _mark(outputs, _compute(operator, arguments, keywords, found))
         else:
-            _unknown.update(map(_address, outputs))
+            _mark(outputs, is_known=False)
         return found
 
     return run
@@ -158,14 +164,15 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
         if all(map(_is_known, inputs)):
             with torch._C._AutoDispatchBelowAutograd():
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
-            device = inputs[0].device
+            device = inputs[0].device  # the copy there is known: copy_ marks it
             return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, computed)
-        reading = Reading(name)
+        outer, reading = reading, Reading(name)
         try:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
-            reading = Reading()
-        _unknown.update(_address(tensor) for tensor in _tensors(found) if not _has_fractions(tensor))
+            reading = outer
+        for tensor in _tensors(found):
+            forget(tensor)  # CUDA's bincount begins with zeros, which are known
         return found
 
     return run
@@ -218,7 +225,7 @@ def _is_check_for_nan(name: str, arguments: Sequence[Any]) -> bool:
 def _balance(chosen: torch.Tensor, num_experts: int) -> None:
     """Let the tokens choose the experts in turn. A multiple of the experts is assumed to be chosen equally often."""
     _on_host(chosen).copy_((torch.arange(chosen.numel()) % num_experts).view(chosen.shape))
-    _unknown.discard(_address(chosen))
+    _mark([chosen], is_known=True)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -243,11 +250,24 @@ def _is_known(tensor: torch.Tensor) -> bool:
     """Whether an operator's input has the values of training: a small integer, or a tensor of the host."""
     if tensor.device.type == "cpu":
         return True
-    return not _has_fractions(tensor) and _is_small(tensor) and _address(tensor) not in _unknown
+    if _has_fractions(tensor) or not _is_small(tensor):
+        return False
+    storage = tensor.untyped_storage()
+    return getattr(storage, _KNOWN_BYTES, 0) >= storage.nbytes()
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _mark(tensors: Sequence[torch.Tensor], is_known: bool) -> None:
+    """Record whether what was written is known. A storage that is written piece by piece is known once all of it is."""
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        known = getattr(storage, _KNOWN_BYTES, 0) + tensor.numel() * tensor.element_size() if is_known else 0
+        setattr(storage, _KNOWN_BYTES, min(known, storage.nbytes()))
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Record that a tensor holds what another rank has, or what is not known for another reason."""
+    if tensor.device.type == "cuda" and not _has_fractions(tensor):
+        _mark([tensor], is_known=False)
 
 
 def _on_host(value: Any) -> Any:

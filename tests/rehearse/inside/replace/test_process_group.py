@@ -51,10 +51,14 @@ dist.all_gather_into_tensor(whole, x)
 print(torch.equal(whole, x.repeat(8)))
 own = torch.empty(4)
 dist.reduce_scatter_tensor(own, whole)
-print(torch.equal(own, x))
-work = dist.all_reduce(x, async_op=True)
+print(torch.equal(own, 8 * x))
+total = torch.arange(4.0)
+work = dist.all_reduce(total, async_op=True)
 work.wait()
-print(torch.equal(work.get_future().value()[0], torch.arange(4.0)))
+print(torch.equal(work.get_future().value()[0], 8 * x))
+highest = torch.arange(4.0)
+dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+print(torch.equal(highest, x))
 parts = [torch.empty(4) for _ in range(8)]
 dist.all_gather(parts, x)
 print(all(torch.equal(part, x) for part in parts))
@@ -65,7 +69,7 @@ dist.send(x, 1); dist.recv(x, 1)
 dist.barrier()
 """,
     )
-    assert found.count("True") == 5
+    assert found.count("True") == 6
     assert "False" not in found
 
 
