@@ -115,8 +115,8 @@ class Rehearsal:
 
 def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:
     """Return the rank that decides: one that failed, does not fit, or needs most."""
-    failed = (RehearsalOutcome.FAILED,)
-    return max(found, key=lambda one: (one.report.outcome in failed, one.fits is False, one.report.peak_reserved_bytes))
+    failed = RehearsalOutcome.FAILED
+    return max(found, key=lambda one: (one.report.outcome is failed, one.fits is False, one.report.peak_reserved_bytes))
 
 
 def _highest(spans: list[Span]) -> Span | None:

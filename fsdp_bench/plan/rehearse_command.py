@@ -104,10 +104,13 @@ def command_to_rehearse(
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)
     _stand_in(hardware.gpu if isinstance(hardware, Cluster) else hardware, 0, each)
+    chosen_ranks = _ranks(ranks, world)
+    if snapshot is not None and len(chosen_ranks) > 1:
+        raise SpecError(f"snapshot: one file for {len(chosen_ranks)} ranks; choose one with --rank")
     return CommandToRehearse(
         command=understood,
         hardware=hardware,
-        ranks=_ranks(ranks, world),
+        ranks=chosen_ranks,
         options=RehearsalOptions(
             world_size=world,
             gpus_per_node=each,

@@ -19,7 +19,7 @@ from fsdp_bench.rehearse.interpreter import (
     UNDERSTOOD,
     find_program,
     interpreter_of,
-    shell_script,
+    shell_script_error,
 )
 from fsdp_bench.spec.errors import SpecError, shown
 
@@ -130,7 +130,7 @@ def _refuse_what_is_not_python(words: Sequence[str]) -> None:
     """Raise the error for a command that starts a shell, another launcher, or a program that starts a program."""
     name = Path(words[0]).name
     if name in SHELLS or name.endswith((".sh", ".bash")):
-        raise shell_script(words[0])
+        raise shell_script_error(words[0])
     if name in OTHER_LAUNCHERS:
         raise SpecError(
             f"command: the launcher {name} is not understood; {UNDERSTOOD}; start the script with torchrun or "

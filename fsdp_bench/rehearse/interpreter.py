@@ -67,7 +67,7 @@ def interpreter_of(script: Path, search: str, word: str) -> tuple[Path, list[str
         module = LAUNCHER_SCRIPTS[script.name]
         raise SpecError(f"command: {shown(str(script))} does not name its interpreter; write python -m {module}")
     if name in SHELLS:
-        raise shell_script(word)
+        raise shell_script_error(word)
     raise SpecError(f"command: {shown(word)} is run by {shown(name)}; {UNDERSTOOD}")
 
 
@@ -78,7 +78,7 @@ def _split(line: str) -> list[str]:
         return line.split()
 
 
-def shell_script(word: str) -> SpecError:
+def shell_script_error(word: str) -> SpecError:
     """Return the error for a command that a shell would run."""
     return SpecError(
         f"command: {shown(word)} is a shell or a shell script; {UNDERSTOOD}; give the python, torchrun or accelerate "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -91,7 +92,7 @@ class _Rehearsal:
         found = [text for option, text in notes.items() if self.plan[option]]
         if not self.plan["stops_at_unsupported"]:
             found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
-        if (self.launch.num_processes or 1) not in (1, self.world_size):
+        if self.launch.num_processes not in (None, self.world_size):
             found.append(f"The command says {self.launch.num_processes} ranks; rehearsed was one of {self.world_size}.")
         if not integers.can_compute():
             found.append("Torch is older than 2.9: integers of the GPU are not computed, nor what follows from them.")
@@ -104,6 +105,7 @@ class _Rehearsal:
         from .replace.collectives import calls, sizes
 
         torch, seen = self.torch, history.History()
+        is_whole = seen.reaches(self.counters.peak_requested_bytes)
         document = {
             "outcome": outcome,
             "failure": failure,
@@ -113,8 +115,8 @@ class _Rehearsal:
             "gpus_per_node": self.gpus_per_node,
             "num_steps": self.steps.num_steps,
             "spans": self.steps.document(),
-            "lines_at_peak": seen.lines_at_peak() if seen.is_whole else None,
-            "curve": seen.curve() if seen.is_whole else None,
+            "lines_at_peak": seen.lines_at_peak() if is_whole else None,
+            "curve": seen.curve() if is_whole else None,
             "step_ends_us": [[span.step, span.phase, span.ended_us] for span in self.steps.spans],
             "reads": self.reads.document(),
             "num_known_reads": self.reads.num_known,
@@ -139,19 +141,19 @@ class _Rehearsal:
 
 def _run(launch: Any) -> None:
     """Run the script as Python itself would."""
-    import runpy
-
+    add_to_path = (lambda _folder: None) if sys.flags.safe_path else (lambda folder: sys.path.insert(0, folder))
     if launch.kind == "code":
         sys.argv = ["-c", *launch.arguments]
-        sys.path.insert(0, "")
-        exec(compile(launch.target, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+        add_to_path("")
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(launch.target, "<string>", "exec"), sys.modules["__main__"].__dict__)
     elif launch.kind == "module":
         sys.argv = [launch.target, *launch.arguments]
-        sys.path.insert(0, os.getcwd())
+        add_to_path(os.getcwd())
         runpy.run_module(launch.target, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [launch.target, *launch.arguments]
-        sys.path.insert(0, str(Path(launch.target).resolve().parent))
+        add_to_path(str(Path(launch.target).resolve().parent))
         runpy.run_path(launch.target, run_name="__main__")
 
 
@@ -198,7 +200,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 def _starts_scripts(file: str) -> bool:
     """Whether a frame is of what runs the script, and not of the script."""
-    return file == __file__ or "runpy" in file
+    return file in (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
@@ -214,6 +216,8 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
     rank, world_size, gpus_per_node = plan["rank"], plan["world_size"], plan["gpus_per_node"]
     if world_size is None:
         asked = understand(plan["launcher"], plan["words"], 0, 1, 1)
+        if plan["launcher"] != "none" and asked.num_processes is None:
+            raise ValueError("the command does not say how many ranks there are; --world-size N or --server NAME does")
         world_size = asked.num_processes or 1
         gpus_per_node = min(asked.processes_per_node or gpus_per_node, world_size)
     if rank >= world_size:

@@ -101,7 +101,10 @@ def report_text(found: Rehearsal) -> str:
     if report.lines_at_peak:
         lines += ["", *_held_table(report.lines_at_peak)]
     elif report.lines_at_peak is None and report.peak is not None:
-        lines += ["", "lines at the peak: unknown, because the script uses PyTorch's memory history itself"]
+        lines += [
+            "",
+            f"lines that hold memory: {UNKNOWN}; PyTorch's memory history, which the script may use too, is not whole",
+        ]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
     if report.unsupported and report.stops_at_unsupported:

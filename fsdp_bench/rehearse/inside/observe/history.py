@@ -42,10 +42,9 @@ class History:
             device = torch.cuda.current_device()
             self._entries = traces[device] if device < len(traces) else ()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing was dropped, and the script has not switched the history off."""
-        return 0 < len(self._entries) < MOST_ENTRIES
+    def reaches(self, peak_requested_bytes: int) -> bool:
+        """Whether it leads to this peak. It does not if entries were dropped, or the script keeps fewer or none."""
+        return max((level for _entry, level in self._changes()), default=0) == peak_requested_bytes
 
     def _changes(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield each allocation and free, with the bytes that are allocated after it."""

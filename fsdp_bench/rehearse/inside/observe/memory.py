@@ -32,7 +32,9 @@ class PeakCounters:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str, str], int] = {}
-        """Peaks since the script's own last reset, until the last reading: by device, counter and pool."""
+        """Peaks that our resets hide from the script: by device, counter and pool. Its own reset clears them."""
+        self.peak_requested_bytes = 0
+        """The peak of what tensors asked for, before rounding, which is what PyTorch's memory history adds up to."""
         self._raw = {name: getattr(torch._C, name) for name in (*_STATISTICS, *_RESETS) if hasattr(torch._C, name)}
 
     def install(self) -> None:
@@ -51,6 +53,7 @@ class PeakCounters:
         device = torch.cuda.current_device()
         found = self._raw["_cuda_memoryStats"](device)
         self._fold(device, found)
+        self.peak_requested_bytes = max(self.peak_requested_bytes, found["requested_bytes"]["all"]["peak"])
         self._raw["_cuda_resetPeakMemoryStats"](device)
         return Peak(
             allocated_bytes=found["allocated_bytes"]["all"]["peak"],

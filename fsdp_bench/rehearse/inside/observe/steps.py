@@ -1,15 +1,17 @@
 """Which step and phase the script is in, found with PyTorch's own hooks; ends the script after enough steps.
 
-A step ends with an optimizer's step. Phases:
+A step ends with an optimizer's step. Optimizers that follow at once, as Muon and AdamW for other parameters, belong to
+the same step; those of which another backward pass stands between, as of a GAN, to the next one. Phases:
 
     load        until the first forward
-    forward     forward and loss, up to the backward pass
-    backward    torch.autograd.backward
+    forward     forward and loss, up to the backward pass, and all else that comes in between: data, evaluation
+    backward    torch.autograd.backward and torch.autograd.grad
     optimizer   from the end of the backward pass (clipping) to the end of the optimizer's step
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -46,24 +49,27 @@ class Steps:
         self.spans: list[Span] = []
         self.num_steps = 0
         """Steps that have ended."""
-        self.num_forwards_seen = 0
         self._most = most
         self._counters = counters
         self._taken: Counter[int] = Counter()
         """How many steps each optimizer has made, by its id."""
         self._kept: list[Any] = []
         """The optimizers: an id is not used again."""
+        self._followers: set[int] = set()
+        """Optimizers that step directly after the one that ends a step, by their id."""
         self._phase = "load"
-        self._in_backward = 0
+        self._in_backward = False
+        self._saw_backward = False
+        """Whether a backward pass has run since the last step."""
         self._stepped_in_backward = False
-        self._compute_backward: Callable[..., Any] = torch.autograd.backward
 
     def install(self) -> None:
         """Register the hooks."""
         first = register_module_forward_pre_hook(lambda _module, _inputs: self._first_forward(first))
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
-        torch.autograd.backward = self._backward
+        torch.autograd.backward = self._observed(torch.autograd.backward)
+        torch.autograd.grad = self._observed(torch.autograd.grad)
 
     @property
     def phase(self) -> str:
@@ -77,7 +83,9 @@ class Steps:
     def _close(self, phase: str) -> None:
         peak = self._counters.take()
         if peak is not None:
-            self.spans.append(Span(self.num_steps + 1, phase, peak, time.time_ns() // 1000))
+            follows = phase == "optimizer" and self.num_steps and not self._saw_backward
+            step = self.num_steps if follows else self.num_steps + 1
+            self.spans.append(Span(step, phase, peak, time.time_ns() // 1000))
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
@@ -88,16 +96,26 @@ class Steps:
             self._close("load")
             self._begin("forward")
 
-    def _backward(self, *arguments: Any, **keywords: Any) -> Any:
-        if self._in_backward:
-            return self._compute_backward(*arguments, **keywords)
+    def _observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs autograd's engine, as a phase of its own."""
+
+        @functools.wraps(original)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            # Checkpointing calls it within backward, and torch.compile on tensors without data.
+            if self._in_backward or detect_fake_mode(arguments) is not None:
+                return original(*arguments, **keywords)
+            return self._backward(original, *arguments, **keywords)
+
+        return run
+
+    def _backward(self, compute: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         self._close("forward")
         self._begin("backward")
-        self._in_backward += 1
+        self._in_backward = self._saw_backward = True
         try:
-            found = self._compute_backward(*arguments, **keywords)
+            found = compute(*arguments, **keywords)
         finally:
-            self._in_backward -= 1
+            self._in_backward = False
         self._close("backward")
         self._begin("forward")
         if self._stepped_in_backward:  # an optimizer in backward: one for each parameter, the last of them now
@@ -121,10 +139,19 @@ class Steps:
         self._taken[id(optimizer)] += 1
         if self._taken[id(optimizer)] > self.num_steps:
             self._end_step()
+        elif not self._saw_backward:
+            self._followers.add(id(optimizer))
+            self._stop_after_enough()
 
     def _end_step(self) -> None:
         self.num_steps += 1
-        if self._most is not None and self.num_steps >= self._most:
+        self._saw_backward = False
+        self._stop_after_enough()
+
+    def _stop_after_enough(self) -> None:
+        """Raise EnoughSteps after the last step, once every optimizer that follows has made it, too."""
+        have_followed = all(self._taken[one] >= self.num_steps for one in self._followers)
+        if self._most is not None and self.num_steps >= self._most and have_followed:
             raise EnoughSteps
 
     def document(self) -> list[dict[str, Any]]:

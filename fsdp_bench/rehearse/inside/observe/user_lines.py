@@ -7,12 +7,14 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
+import torch
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(
-    os.path.join(path, "") for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} if path
-)
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
-_TORCH = tuple(os.path.join(path, name, "") for path in _LIBRARIES for name in ("torch", "torchgen", "triton"))
+_BESIDE_TORCH = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
+_TORCH = tuple(os.path.join(_BESIDE_TORCH, name, "") for name in ("torch", "torchgen", "triton"))
+_COMPILED = os.path.join(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/torchinductor_"), "")
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -20,16 +22,14 @@ Frame = tuple[str, int, str]
 
 def is_torch_or_python(file: str) -> bool:
     """Whether a file is PyTorch's, Python's or this package's, or was made by torch.compile: none names a cause."""
-    if file.startswith("<") or file.startswith(_HERE) or f"{os.sep}inductor{os.sep}" in file:
+    if file.startswith(("<", _HERE, _COMPILED, *_TORCH)):
         return True
-    if file.startswith(_TORCH):
-        return True
-    return file.startswith(_PYTHON) and not file.startswith(_LIBRARIES)
+    return file.startswith(_PYTHON) and not is_library(file)
 
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to an installed package."""
-    return file.startswith(_LIBRARIES)
+    return any(name in file for name in _LIBRARIES)
 
 
 def cause(frames: Iterable[Frame]) -> tuple[Frame | None, Frame | None]:

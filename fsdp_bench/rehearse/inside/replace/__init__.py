@@ -1,4 +1,4 @@
-"""Replaces functions of torch where one rank without a GPU could not go on, or would go on otherwise.
+"""Replaces functions of torch that one rank without a GPU cannot run, or that would take another path than in training.
 
 Read in this order:
     process_group.py  torch.distributed for one rank without peers

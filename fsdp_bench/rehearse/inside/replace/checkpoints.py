@@ -1,6 +1,7 @@
 """Checkpoints that a rehearsal does not write: their weights would be meaningless, in the script's own folder.
 
-What leads to them runs as usual, such as gathering a whole state dictionary. Small files are written.
+What leads to them runs as usual, such as gathering a whole state dictionary. Files below 1 MiB are written, except by
+torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -28,10 +30,13 @@ def skip_large_files() -> None:
 
         safetensors.torch.save_file = _skipping("safetensors", safetensors.torch.save_file)
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_saver
 
     for name in ("save", "async_save", "save_state_dict"):
-        if hasattr(dcp, name):
-            setattr(dcp, name, _never("torch.distributed.checkpoint"))
+        instead = _never("torch.distributed.checkpoint", is_async=name == "async_save")
+        for module in (dcp, state_dict_saver):
+            if hasattr(module, name):
+                setattr(module, name, instead)
 
 
 def _skipping(name: str, save: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,9 +51,14 @@ def _skipping(name: str, save: Callable[..., Any]) -> Callable[..., Any]:
     return instead
 
 
-def _never(name: str) -> Callable[..., Any]:
-    def instead(*_arguments: Any, **_keywords: Any) -> None:
+def _never(name: str, is_async: bool) -> Callable[..., Any]:
+    def instead(*_arguments: Any, **_keywords: Any) -> Any:
         skipped[name] += 1
+        if not is_async:
+            return None
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     return instead
 

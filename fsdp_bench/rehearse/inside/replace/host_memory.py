@@ -1,4 +1,4 @@
-"""Large tensors in host memory that take none: their pages are not written.
+"""Keeps large tensors of the host from taking memory: their pages are never written.
 
 A model that a script makes in host memory is filled with random numbers, cast and copied. None of these values decides
 anything here, and Linux gives a page only when it is written. So initializers skip large floating-point tensors, and

@@ -176,7 +176,9 @@ def _keep_objects_of_other_ranks(rank: int) -> None:
             *arguments: Any, original: Any = original, signature: inspect.Signature = signature, **keywords: Any
         ) -> Any:
             given = signature.bind(*arguments, **keywords).arguments
-            source = given.get("src", given.get("group_src"))
+            source = given.get("src")
+            if source is None and given.get("group_src") is not None:
+                source = c10d.get_global_rank(given.get("group") or c10d._get_default_group(), given["group_src"])
             return original(*arguments, **keywords) if (source or 0) == rank else None
 
         setattr(c10d, name, functools.wraps(original)(instead))

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.multiprocessing
+
+
+class _Ended:
+    """What spawn returns with ``join=False``: processes that have ended."""
+
+    processes: Sequence[Any] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Return that all have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """Return no process."""
+        return []
 
 
 def run_one_process(local_rank: int) -> None:
@@ -18,8 +32,13 @@ def run_one_process(local_rank: int) -> None:
         join: bool = True,
         daemon: bool = False,
         start_method: str = "spawn",
-    ) -> None:
-        fn(min(local_rank, nprocs - 1), *args)
+    ) -> _Ended | None:
+        """Run one process of several."""
+        if local_rank >= nprocs:
+            raise ValueError(
+                f"torch.multiprocessing.spawn starts {nprocs} processes, and rank {local_rank} is none of them"
+            )
+        fn(local_rank, *args)
+        return None if join else _Ended()
 
     torch.multiprocessing.spawn = spawn
-    torch.multiprocessing.spawn.__doc__ = "Runs one process of several."

@@ -69,6 +69,42 @@ def test_two_optimizers_in_turn_count_as_one_step_each_time(tmp_path: Path) -> N
     assert ran.report["num_steps"] == 5
 
 
+def test_optimizers_that_follow_at_once_make_the_same_step(tmp_path: Path) -> None:
+    """As Muon for matrices and AdamW for the rest. The last step ends when both have made it."""
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Linear(4, 4)
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+        for step in range(5):
+            model(torch.ones(1, 4)).sum().backward()
+            for i, optimizer in enumerate(optimizers):
+                optimizer.register_step_post_hook(lambda *_given, i=i: print("stepped", i)) if step == 0 else None
+                optimizer.step()
+        """,
+        steps=3,
+    )
+    assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 3)
+    assert (ran.output.count("stepped 0"), ran.output.count("stepped 1")) == (3, 3)
+
+
+def test_gradients_without_backward_are_steps_too(tmp_path: Path) -> None:
+    ran = run_inside(
+        tmp_path,
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(5):
+            (weight.grad,) = torch.autograd.grad((weight * 2).sum(), [weight])
+            optimizer.step()
+        """,
+        steps=3,
+    )
+    assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 3)
+
+
 def test_micro_batches_are_one_step(tmp_path: Path) -> None:
     ran = run_inside(
         tmp_path,
