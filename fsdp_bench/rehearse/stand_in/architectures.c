@@ -31,7 +31,7 @@ struct entry {
     uint32_t architecture; /* 86 for sm_86 */
 };
 
-/* The one that the GPU would run: the newest binary of its own generation, else the newest PTX. */
+/* The one that the GPU would run: the newest binary of its own generation, else the newest PTX; 0: none. */
 static int chosen(const struct container *container) {
     int capability = settings_gpu()->capability, best = 0, best_ptx = 0;
     if (!container || container->magic != CONTAINER_MAGIC) return capability;
@@ -47,7 +47,7 @@ static int chosen(const struct container *container) {
         }
         at += entry->header_bytes + entry->bytes;
     }
-    return best ? best : best_ptx ? best_ptx : capability;
+    return best ? best : best_ptx;
 }
 
 void **__cudaRegisterFatBinary(void *wrapper) {

@@ -30,6 +30,7 @@ int capture_is_active(const struct capture *capture) { return capture && capture
 void stream_launched(struct stream *stream) {
     struct capture *capture = stream_capture(stream);
     if (capture) __atomic_fetch_add(&capture->graph->num_nodes, 1, __ATOMIC_RELAXED);
+    else stream_issue(stream);
 }
 
 static cudaError_t begin(cudaStream_t handle, struct graph *graph) {
