@@ -6,6 +6,7 @@ The stand-in calls back for every copy from device to host.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,9 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_char_p)
 
 SIZES_FROM_VALUES = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
 """Operators whose output is as large as values say."""
+
+PRINTING = os.path.join("torch", "_tensor_str.py")
+"""PyTorch's file that makes text of a tensor. It selects the values that it needs; only the text depends on them."""
 
 
 class Reads:
@@ -40,7 +44,9 @@ class Reads:
         if integers.reads_known_values:
             self.num_known += 1
             return
-        key = *cause(current_frames(1)), integers.running or (operator or b"copy").decode()
+        frames = current_frames(1)
+        is_text = any(file.endswith(PRINTING) for file, _line, _function in frames)
+        key = *cause(frames), "print" if is_text else integers.running or (operator or b"copy").decode()
         self._counts[key] += 1
         self._num_bytes[key] += num_bytes
 
