@@ -95,7 +95,8 @@ except torch.cuda.OutOfMemoryError as error:
 def test_a_gpu_that_torch_was_not_compiled_for_is_pytorchs_error(torch: Torch, capability: float) -> None:
     script = """
 import torch
-runs = any(name.startswith("sm_") and int(name[3:-1]) == {major} for name in torch.cuda.get_arch_list())
+numbers = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[3:].isdigit()]
+runs = any(number // 10 == {capability} // 10 and number <= {capability} for number in numbers)
 try:
     torch.ones(1, device="cuda")
 except RuntimeError as error:
@@ -103,7 +104,7 @@ except RuntimeError as error:
 else:
     assert runs
 """
-    run_on_stand_in(torch, script.format(major=int(capability)), replace(GPU, compute_capability=capability))
+    run_on_stand_in(torch, script.format(capability=round(capability * 10)), replace(GPU, compute_capability=capability))
 
 
 @pytest.mark.timeout(60)

@@ -1,11 +1,11 @@
 /* CUDA's runtime: cudaMalloc, pinned memory, and where a pointer points.
  *
- * Refused by name: cudaMallocAsync and its pools, as how they grow is the driver's secret; cudaMallocManaged, whose pages
- * move between host and device; cudaIpc*, as other ranks are not there.
+ * Refused by name: cudaMallocAsync and its pools, as how they grow is not documented; cudaMallocManaged, whose pages
+ * move between host and device; cudaIpc*, as there are no other ranks.
  */
 #include "stand_in.h"
 
-/* Whole pages of 2 MiB, as what PyTorch asks for. On a GPU several smaller allocations share one: here they count more. */
+/* Whole pages of 2 MiB, which is what PyTorch asks for. Smaller allocations share pages on a GPU; here they do not. */
 cudaError_t cudaMalloc(void **address, size_t num_bytes) {
     if (device_error()) return device_error();
     if (!num_bytes) return *address = NULL, cudaSuccess;

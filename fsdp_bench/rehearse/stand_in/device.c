@@ -12,7 +12,7 @@
 static __thread cudaError_t last_error;
 static __thread int current;
 static int visible[MAX_DEVICES], num_visible; /* indices on the machine, by ordinal */
-static volatile char used[MAX_DEVICES];       /* by ordinal: has a context */
+static char used[MAX_DEVICES];                /* by ordinal: has a context */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int is_forked; /* from a process that had a context */
 
@@ -51,8 +51,8 @@ int device_ordinal(int index) {
 }
 int device_current(void) { return current; }
 void device_set_current(int ordinal) { current = ordinal; }
-int device_is_used(int ordinal) { return used[ordinal]; }
-void device_use(int ordinal) { used[ordinal] = 1; }
+int device_is_used(int ordinal) { return __atomic_load_n(&used[ordinal], __ATOMIC_RELAXED); }
+void device_use(int ordinal) { __atomic_store_n(&used[ordinal], 1, __ATOMIC_RELAXED); }
 
 cudaError_t device_error(void) {
     if (is_forked) return failed(cudaErrorInitializationError);
@@ -107,7 +107,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
     return error;
 }
 
-/* Peers are not reached: PyTorch then copies from device to device, which a rank with a device of its own never does. */
+/* Peers are not reached. It matters only to a process with several devices: PyTorch's copies between them. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     cudaError_t error = checked(device);
     return *can = 0, error ? error : checked(peer);
@@ -121,7 +121,7 @@ cudaError_t cudaDeviceSynchronize(void) {
     if (capturing()) return failed(cudaErrorStreamCaptureUnsupported);
     return host_waits_for_device(current), cudaSuccess;
 }
-/* Stack, heap and printf buffers of kernels and preferences of caches: no kernel runs. On a GPU larger limits take memory
+/* Stack, heap and printf buffers of kernels, preferences of caches: no kernel runs. On a GPU larger limits take memory
  * of the context, which is assumed as a whole (STAND_IN_CONTEXT_BYTES). */
 cudaError_t cudaDeviceSetLimit(int limit, size_t value) { return (void)limit, (void)value, cudaSuccess; }
 cudaError_t cudaDeviceSetCacheConfig(int config) { return (void)config, cudaSuccess; }

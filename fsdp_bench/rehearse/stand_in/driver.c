@@ -22,8 +22,8 @@ int cuGetErrorString(int error, const char **text) {
     return *text = cudaGetErrorString(error), 0;
 }
 
-/* Tables of functions that NVIDIA does not document. CUPTI asks for one, and PyTorch's profiler then goes on without the
- * GPU's kernels: not counted as lacking, as no memory depends on it. A library with a CUDA runtime of its own fails. */
+/* Tables of functions that NVIDIA does not document. CUPTI asks for one, and PyTorch's profiler then goes on without
+ * kernels: not counted as lacking, as no memory depends on it. A library with a CUDA runtime of its own fails. */
 int cuGetExportTable(const void **table, const void *id) {
     static int is_told;
     if (!__atomic_exchange_n(&is_told, 1, __ATOMIC_RELAXED))

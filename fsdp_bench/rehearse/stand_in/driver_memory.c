@@ -59,7 +59,7 @@ int cuMemCreate(struct pages **pages, size_t num_bytes, const CUmemAllocationPro
     (void)flags;
     int device = properties->location.id;
     if (properties->location.type != 1 /* CU_MEM_LOCATION_TYPE_DEVICE */)
-        return unsupported("cuMemCreate of host memory", cudaErrorNotSupported, 0);
+        return unsupported("cuMemCreate", cudaErrorNotSupported, 0); /* of the host */
     if (device_index(device) < 0) return cudaErrorInvalidDevice;
     if (!num_bytes || num_bytes % MEMORY_PAGE) return cudaErrorInvalidValue;
     struct pages *created = malloc(sizeof *created);

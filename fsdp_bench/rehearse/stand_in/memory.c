@@ -42,8 +42,15 @@ void memory_give_pages(size_t num_bytes, int device) {
     pthread_mutex_unlock(&lock);
 }
 
-size_t memory_used(int device) { return device_is_used(device) ? used[device] + settings_gpu()->context_bytes : 0; }
-size_t memory_peak(int device) { return device_is_used(device) ? peak[device] + settings_gpu()->context_bytes : 0; }
+static size_t with_context(const size_t *counter, int device) {
+    if (!device_is_used(device)) return 0;
+    pthread_mutex_lock(&lock);
+    size_t num_bytes = counter[device];
+    pthread_mutex_unlock(&lock);
+    return num_bytes + settings_gpu()->context_bytes;
+}
+size_t memory_used(int device) { return with_context(used, device); }
+size_t memory_peak(int device) { return with_context(peak, device); }
 size_t memory_free(int device) {
     size_t total = settings_gpu()->total_bytes, taken = memory_used(device);
     return taken < total ? total - taken : 0; /* the context alone may need more than a small GPU has */
@@ -56,12 +63,12 @@ static int find_addresses(void) {
     while ((begin = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED)
         if ((size /= 2) < FEWEST_ADDRESSES) return 0;
     end = begin + size;
-    first = next = begin + (MEMORY_PAGE - (uintptr_t)begin % MEMORY_PAGE) % MEMORY_PAGE;
-    return 1;
+    next = begin + (MEMORY_PAGE - (uintptr_t)begin % MEMORY_PAGE) % MEMORY_PAGE;
+    return __atomic_store_n(&first, next, __ATOMIC_RELEASE), 1; /* last: memory_holds reads it without the lock */
 }
 
-/* Addresses grow; the allocator takes the lowest of equal blocks. Only when they are used up, the lowest that were given
- * back are used again. */
+/* Addresses grow; the allocator takes the lowest of equal blocks. When they are used up, those that were given back are
+ * used again, the lowest first. */
 static char *unused_addresses(size_t size) {
     if (!first && !find_addresses()) return NULL;
     if (size <= (size_t)(end - next)) return next;
@@ -119,7 +126,10 @@ int memory_release(void *address) {
 
 void memory_forget(void *address, size_t num_bytes) { madvise(address, num_bytes, MADV_DONTNEED); }
 
-int memory_holds(const void *address) { return first && (const char *)address >= first && (const char *)address < end; }
+int memory_holds(const void *address) {
+    const char *begin = __atomic_load_n(&first, __ATOMIC_ACQUIRE);
+    return begin && (const char *)address >= begin && (const char *)address < end;
+}
 
 static int found(struct ranges *ranges, const void *address, struct range *range) {
     pthread_mutex_lock(&lock);

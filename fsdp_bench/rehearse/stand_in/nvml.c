@@ -1,7 +1,7 @@
 /* NVML (libnvidia-ml): the machine's devices, all of them, whatever CUDA_VISIBLE_DEVICES says.
  *
- * What it lacks is not defined: NVML's callers look functions up by name. pynvml raises NVMLError_FunctionNotFound in the
- * function of that name. It is not counted as lacking, as no memory depends on it.
+ * What it lacks is not defined: callers look functions up by name, and pynvml's traceback says which one is not found.
+ * It is not counted as lacking, as no memory depends on it.
  */
 #include "stand_in.h"
 
@@ -122,9 +122,10 @@ int nvmlDeviceGetUtilizationRates(void *device, nvmlUtilization_t *rates) {
     return (void)device, memset(rates, 0, sizeof *rates), SUCCESS;
 }
 int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *megahertz) {
-    const struct limits *limits = settings_gpu()->limits;
+    const struct limits *limits = settings_gpu()->limits; /* typical ones */
+    int is_memory = clock == 2 /* NVML_CLOCK_MEM */;
     (void)device;
-    return *megahertz = (unsigned)(clock == 2 /* memory */ ? limits->memory_clock_khz : limits->clock_khz) / 1000, SUCCESS;
+    return *megahertz = (unsigned)(is_memory ? limits->memory_clock_khz : limits->clock_khz) / 1000, SUCCESS;
 }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return (void)device, *milliwatts = 0, SUCCESS; }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {

@@ -93,8 +93,12 @@ void stream_delete(struct stream *stream) {
 }
 int stream_priority(const struct stream *stream) { return stream->priority; }
 int stream_device(const struct stream *stream) { return stream->device; }
-struct capture *stream_capture(const struct stream *stream) { return stream->capture; }
-void stream_set_capture(struct stream *stream, struct capture *capture) { stream->capture = capture; }
+struct capture *stream_capture(const struct stream *stream) {
+    return __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE);
+}
+void stream_set_capture(struct stream *stream, struct capture *capture) {
+    __atomic_store_n(&stream->capture, capture, __ATOMIC_RELEASE);
+}
 
 /* Work of a stream from now on; under the lock. Returns when, by the clock that counts. */
 static uint64_t issue(struct stream *stream) {
@@ -147,7 +151,8 @@ void host_waits_for_device(int device) {
 void leave_capture(struct capture *capture) {
     pthread_mutex_lock(&lock);
     for (int index = 0; index < num_streams; ++index)
-        if (streams[index] && streams[index]->capture == capture) streams[index]->capture = NULL;
+        if (streams[index] && stream_capture(streams[index]) == capture)
+            stream_set_capture(streams[index], NULL);
     pthread_mutex_unlock(&lock);
 }
 

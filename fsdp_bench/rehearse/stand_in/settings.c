@@ -10,8 +10,9 @@
  * a multiprocessor. L2, clocks and bus width are those of a usual GPU of that capability, from NVIDIA's datasheets:
  * V100, T4, A100 80GB, A10, Jetson Orin, L40S, H100 SXM, B200, B300, RTX PRO 6000.
  *
- * What depends on them: CUB's scratch memory (kilobytes) on threads and multiprocessors; which kernels Triton and Inductor
- * may choose on shared memory; a buffer of Inductor's benchmarks on L2. Clocks and bus width: what a program prints. */
+ * What depends on them: CUB's scratch memory (kilobytes) on threads and multiprocessors; which kernels Triton and
+ * Inductor may choose on shared memory; a buffer of Inductor's benchmarks on L2; on clocks and bus width Inductor's
+ * estimates of how long operators take (get_gpu_dram_gbps), by which it orders collectives if it is asked to. */
 static const struct limits LIMITS[] = {
     {70, 96, 96, 2048, 32, 6, 1530000, 877000, 4096},
     {75, 64, 64, 1024, 16, 4, 1590000, 5001000, 256},
@@ -25,8 +26,8 @@ static const struct limits LIMITS[] = {
     {120, 100, 99, 1536, 24, 128, 2617000, 14001000, 512},
 };
 
-/* GPUs with another L2 than that, as cudaGetDeviceProperties gives it. Inductor allocates as much when it measures kernels
- * (triton.testing, _inductor's benchmarker), so it is part of the memory reserved. */
+/* GPUs with another L2 than that. Inductor allocates as much when it measures kernels (triton.testing, _inductor's
+ * benchmarker), so it is part of the memory reserved. */
 static const struct {
     const char *name;
     int l2_mib;

@@ -5,8 +5,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     (void)flags;
     if (device_error()) return device_error();
     if ((*stream = stream_new(priority))) return cudaSuccess;
-    /* More than progress.c has room for. "Out of memory" would be taken for the GPU's. */
-    return failed(unsupported("cudaStreamCreateWithPriority beyond 4032 streams", cudaErrorNotSupported, 0));
+    /* More than progress.c has room for: not "out of memory", which would be taken for the GPU's. */
+    return failed(unsupported("cudaStreamCreateWithPriority", cudaErrorNotSupported, 0));
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
