@@ -104,7 +104,9 @@ except RuntimeError as error:
 else:
     assert runs
 """
-    run_on_stand_in(torch, script.format(capability=round(capability * 10)), replace(GPU, compute_capability=capability))
+    run_on_stand_in(
+        torch, script.format(capability=round(capability * 10)), replace(GPU, compute_capability=capability)
+    )
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-/* CUDA graphs: capture of streams, and graphs that count their nodes. To launch one does nothing.
+/* CUDA graphs: capture of streams, and graphs that count their nodes. Kernels of a launched graph do nothing either.
  *
  * Capture begins on one stream and spreads to those that wait for events recorded in a captured stream
  * (cudaStreamWaitEvent in streams.c). While it lasts, the host may not wait for what is captured.

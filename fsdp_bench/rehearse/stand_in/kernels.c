@@ -44,6 +44,7 @@ int kernel_takes(int attribute, int value) {
 cudaError_t cudaFuncSetAttribute(const void *kernel, int attribute, int value) {
     return (void)kernel, kernel_takes(attribute, value) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
+/* More L1 or more shared memory: only time would depend on it. */
 cudaError_t cudaFuncSetCacheConfig(const void *kernel, int config) { return (void)kernel, (void)config, cudaSuccess; }
 
 /* As many blocks as threads and shared memory allow; of registers nothing is known. */
@@ -68,6 +69,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *kernel, co
     (void)kernel, (void)config;
     return *clusters = settings_gpu()->multiprocessors / 8, cudaSuccess;
 }
+/* Marks for a profiler, which is not there. */
 cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 
