@@ -82,7 +82,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t num_bytes, cudaStream_t 
 }
 cudaError_t cudaMemset(void *to, int value, size_t num_bytes) { return cudaMemsetAsync(to, value, num_bytes, NULL); }
 
-/* Variables of kernels, which no kernel reads: the host's shadow variable, of the same size, stands for one. To copy one
+/* Variables of kernels, which no kernel reads: the host's shadow of one, of the same size, stands for it. To copy one
  * back (cudaMemcpyFromSymbol) is refused by name. */
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
     return *address = (void *)symbol, cudaSuccess;
