@@ -24,6 +24,10 @@ INSIDE = Path(__file__).parent / "inside" / "main.py"
 REFUSED = 2
 """The exit code of that program if the launcher's arguments cannot be rehearsed."""
 
+OF_THIS_MACHINE = "CUDA_VISIBLE_DEVICES"
+"""A variable by which a cluster gives a job some of this machine's GPUs: not of those that are rehearsed. One that the
+command itself sets is kept."""
+
 
 class RehearsalError(FsdpBenchError):
     """The user's process ended without a report. The message is one line."""
@@ -74,7 +78,8 @@ def rehearse(command: Command, gpu: StandInGpu, one: RankToRun) -> RehearsalRepo
         (Path(scratch) / "plan.json").write_bytes(to_json(plan))
         policy = {"STAND_IN_UNSUPPORTED": "stop" if one.stops_at_unsupported else "warn"}
         words = [str(command.python), *command.interpreter_options, str(INSIDE), str(Path(scratch) / "plan.json")]
-        code = _run(words, {**os.environ, **command.environment, **stand_in_environment(folder, gpu), **policy})
+        inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
+        code = _run(words, {**inherited, **command.environment, **stand_in_environment(folder, gpu), **policy})
         if not report.exists():
             raise RehearsalError(_ended_without_report(code))
         if code == REFUSED:
