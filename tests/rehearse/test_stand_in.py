@@ -445,6 +445,7 @@ def test_a_kernel_for_other_gpus_cannot_be_launched(folder: Path) -> None:
         + """
 assert launch([75, 80]) == 0 and launch([75], 1) == 0
 assert launch([75, 86, 90]) == 209 and launch([90], 1) == 209
+assert launch([]) == 0 and launch([90], 77) == 0  # of an unknown format
 attributes = create_string_buffer(1024)
 assert lib.cudaFuncGetAttributes(attributes, kernel_for([90])) == 209
 assert lib.cudaGetErrorString(209) == b"no kernel image is available for execution on the device"
