@@ -147,25 +147,26 @@ def _version(torch: Torch) -> str:
 
 
 def _asked_of_libraries(torch: Torch) -> set[str]:
-    """Return the functions of libcudart, cuBLAS and cuDNN that torch's libraries call, and all others of libcudart."""
+    """Return what torch's libraries refer to of libcudart, cuBLAS and cuDNN, and all that these define.
+
+    Other packages call functions that torch does not. NVIDIA's own would run on handles that the stand-in made.
+    """
     names = set[str]()
     for library in sorted((torch.folder / "lib").glob("lib*.so")):
         names |= symbols_of(library).undefined
-    for library in _cuda_runtimes(torch):
+    for library in _nvidia_libraries(torch):
         names |= symbols_of(library).defined
     pattern = re.compile(r"(__)?cuda[A-Z]\w*|cu(blas|dnn)[A-Z]\w*")
     return {name for name in names if pattern.fullmatch(name) and not NEEDS_NO_GPU.fullmatch(name)}
 
 
-def _cuda_runtimes(torch: Torch) -> list[Path]:
-    """Return NVIDIA's libcudart beside torch: in wheels of NVIDIA, in torch's own, in conda's environment."""
-    site = torch.folder.parent
-    found = (
-        *site.glob("nvidia/*/lib/libcudart.so*"),
-        *torch.folder.glob("lib/libcudart*"),
-        *site.glob("../../libcudart.so*"),
-    )
-    return sorted(set(found))
+def _nvidia_libraries(torch: Torch) -> list[Path]:
+    """Return NVIDIA's libcudart, cuBLAS and cuDNN beside torch: in wheels of NVIDIA, in torch's own, in conda's."""
+    site, found = torch.folder.parent, set[Path]()
+    for name in ("libcudart", "libcublas", "libcublasLt", "libcudnn"):
+        found |= {*site.glob(f"nvidia/*/lib/{name}.so*"), *site.glob(f"../../{name}.so*")}
+        found |= {*torch.folder.glob(f"lib/{name}.so*"), *torch.folder.glob(f"lib/{name}-*")}
+    return sorted(found)
 
 
 def _macro(name: str) -> str:

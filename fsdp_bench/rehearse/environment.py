@@ -30,7 +30,8 @@ def environment_of(gpu: RehearsedGpu, python: str = sys.executable) -> dict[str,
         compute_capability=gpu.compute_capability,
         num_multiprocessors=gpu.num_multiprocessors,
     )
-    return stand_in_environment(build_stand_in(find_torch(python)), stand_in)
+    variables = stand_in_environment(build_stand_in(find_torch(python)), stand_in)
+    return {**variables, "CUDA_VISIBLE_DEVICES": "0"}  # a job's own choice is of GPUs of this machine
 
 
 def main() -> None:

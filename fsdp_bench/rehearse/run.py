@@ -26,6 +26,10 @@ INSIDE = Path(__file__).parent / "inside" / "main.py"
 REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
 
+OF_THIS_MACHINE = "CUDA_VISIBLE_DEVICES"
+"""A variable by which a cluster gives a job some of this machine's GPUs: not of those that are rehearsed. One that the
+command itself sets is kept."""
+
 
 class RehearsalError(FsdpBenchError):
     """The user's process ended without a report. The message is one line."""
@@ -54,7 +58,8 @@ def rehearse(command: Command, gpu: StandInGpu, rank: int, options: RehearsalOpt
         (Path(scratch) / "plan.json").write_bytes(to_json(plan))
         policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
         words = [str(command.python), *command.interpreter_options, str(INSIDE), str(Path(scratch) / "plan.json")]
-        own = {**os.environ, **command.environment}
+        inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
+        own = {**inherited, **command.environment}
         code = _run(words, {**own, **stand_in_environment(folder, gpu, own), **policy})
         if not report.exists():
             raise RehearsalError(_ended_without_report(code))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 from tests.rehearse.on_stand_in import Rehearsed, on_stand_in, rehearse
 
 pytestmark = on_stand_in
@@ -60,3 +62,13 @@ def test_a_gpu_runs_what_was_compiled_for_its_generation(tmp_path: Path) -> None
     (tmp_path / "script.py").write_text("import torch; torch.nn.Embedding(9, 64).cuda()(torch.arange(9).cuda()).sort()")
     found = rehearse("--gpu", "L4", "--", "script.py", folder=tmp_path)
     assert found.code == 0, found.output
+
+
+@pytest.mark.parametrize("given", ["", "0", "GPU-8d3b1f0c"])
+def test_a_choice_among_this_machines_gpus_does_not_count(tmp_path: Path, given: str) -> None:
+    script = "import torch; torch.cuda.set_device(5); torch.ones(1).cuda(); print('GPUs:', torch.cuda.device_count())"
+    (tmp_path / "script.py").write_text(script)
+    words = ("--gpu", "L4", "--world-size", "8", "--", "script.py")
+    found = rehearse(*words, command="torchrun", folder=tmp_path, CUDA_VISIBLE_DEVICES=given)
+    assert found.code == 0, found.output
+    assert "GPUs: 8" in found.output

@@ -90,6 +90,19 @@ def test_structs_are_laid_out_as_nvidias(tmp_path: Path, headers: Path, struct: 
     assert ours == theirs
 
 
+@pytest.mark.rehearsal
+@pytest.mark.skipif(not nvidia_headers(), reason="no headers of CUDA")
+@pytest.mark.parametrize("headers", nvidia_headers(), ids=str)
+@pytest.mark.parametrize(("prefix", "header"), [("cudaDevAttr", "driver_types.h"), ("CU_DEVICE_ATTRIBUTE_", "cuda.h")])
+def test_attributes_have_nvidias_numbers(headers: Path, prefix: str, header: str) -> None:
+    def numbers(text: str) -> dict[str, str]:
+        return dict(re.findall(rf"\b({prefix}\w+)\s*=\s*(\d+)", text))
+
+    ours, theirs = numbers((SOURCES / "cuda_abi.h").read_text()), numbers((headers / header).read_text())
+    assert ours
+    assert {name: theirs.get(name) for name in ours} == ours
+
+
 def test_members_are_found_in_our_header() -> None:
     assert members("CUmemLocation", 13000) == ["type", "id"]
     assert members("dim3", 13000) == ["x", "y", "z"]

@@ -291,5 +291,192 @@ assert lib.stand_in_used_bytes(1) == GIB // 2
     )
 
 
+def test_pages_stay_taken_while_they_are_mapped(folder: Path) -> None:
+    ran(
+        folder,
+        """
+class Properties(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
+address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
+assert lib.cuMemAddressReserve(byref(address), c_size_t(8 * GIB), c_size_t(0), None, none) == 0
+for number in range(2):
+    assert lib.cuMemCreate(byref(pages), c_size_t(GIB), byref(properties), none) == 0
+    assert lib.cuMemMap(c_void_p(address.value + number * GIB), c_size_t(GIB), c_size_t(0), pages, none) == 0
+    assert lib.cuMemRelease(pages) == 0
+assert lib.stand_in_used_bytes(0) == 2 * GIB + GIB // 2
+ctypes.memset(address, 1, 100)
+assert lib.cuMemUnmap(address, c_size_t(2 * GIB)) == 0  # both
+assert lib.stand_in_used_bytes(0) == GIB // 2
+assert ctypes.string_at(address, 100) == bytes(100)  # and what was in them is gone
+assert lib.cuMemUnmap(address, c_size_t(GIB)) == 1
+assert lib.cuMemCreate(byref(pages), c_size_t(4096), byref(properties), none) == 1  # not whole pages
+""",
+    )
+
+
+def test_addresses_are_used_again_when_all_were(folder: Path) -> None:
+    # 64 TiB of addresses hold 79 GiB some 830 times
+    ran(
+        folder,
+        """
+kept = malloc(1)[1]
+for _ in range(2000):
+    error, address = malloc(79 * GIB)
+    assert error == 0 and lib.cudaFree(address) == 0
+assert lib.cudaFree(kept) == 0
+""",
+    )
+
+
+def test_a_machine_without_addresses_is_not_a_full_gpu(folder: Path) -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
+assert malloc(GIB)[0] == 999
+assert lib.stand_in_used_bytes(0) == GIB // 2  # the context alone
+"""
+    assert "no addresses for 1073741824 bytes" in ran(folder, script).stderr
+
+
+@pytest.mark.parametrize("progress", ["behind", "pace", "idle"])
+def test_a_program_that_polls_gets_there(folder: Path, progress: str) -> None:
+    script = """
+stream, event = created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
+memory = malloc(1024)[1]
+assert lib.cudaStreamQuery(stream) == 0
+assert lib.cudaMemsetAsync(memory, 0, c_size_t(1024), stream) == 0
+before = lib.cudaStreamQuery(stream)
+assert before == (0 if os.environ["STAND_IN_PROGRESS"] == "idle" else 600)
+while lib.cudaStreamQuery(stream): pass
+lib.cudaEventRecord(event, stream)
+while lib.cudaEventQuery(event): pass
+assert lib.cudaStreamQuery(stream) == 0
+"""
+    ran(folder, script, STAND_IN_PROGRESS=progress)
+
+
+def test_polling_between_launches_is_not_waiting(folder: Path) -> None:
+    ran(
+        folder,
+        """
+event, memory = created(lib.cudaEventCreate), malloc(1024)[1]
+lib.cudaEventRecord(event, None)
+for _ in range(3000):  # as the allocator asks at each allocation
+    assert lib.cudaEventQuery(event) == 600
+    lib.cudaMemsetAsync(memory, 0, c_size_t(1024), None)
+""",
+    )
+
+
+def test_streams_end_with_a_name(folder: Path) -> None:
+    ran(
+        folder,
+        """
+streams = [created(lib.cudaStreamCreate) for _ in range(4032)]
+assert len({stream.value for stream in streams}) == 4032
+assert lib.cudaStreamCreate(byref(c_void_p())) == 801 and "cudaStreamCreate" in unsupported()
+assert lib.cudaStreamDestroy(streams[7]) == 0 and lib.cudaStreamCreate(byref(c_void_p())) == 0
+""",
+    )
+
+
+def test_time_between_events_needs_both_recorded(folder: Path) -> None:
+    ran(
+        folder,
+        """
+first, second, milliseconds = created(lib.cudaEventCreate), created(lib.cudaEventCreate), ctypes.c_float()
+lib.cudaEventRecord(first, None)
+assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 400
+lib.cudaEventRecord(second, None)
+assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 0 and milliseconds.value > 0
+""",
+    )
+
+
+def test_a_forked_process_cannot_use_the_parents_gpus(folder: Path) -> None:
+    script = """
+{before}
+process = os.fork()
+if not process:
+    os._exit(malloc(1)[0])
+assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == {error}  # cudaErrorInitializationError
+"""
+    ran(folder, script.format(before="malloc(1)", error=3))
+    ran(folder, script.format(before="", error=0))
+
+
+def test_contexts_are_pushed_and_popped(folder: Path) -> None:
+    ran(
+        folder,
+        """
+context, device = c_void_p(), c_int(-1)
+assert lib.cuDevicePrimaryCtxRetain(byref(context), 2) == 0
+assert lib.cuCtxPushCurrent_v2(context) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 2
+assert lib.cuCtxPopCurrent_v2(None) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 0
+""",
+    )
+
+
+KERNEL_FOR = """
+import struct
+class Dim(ctypes.Structure):
+    _fields_ = [("x", c_uint), ("y", c_uint), ("z", c_uint)]
+def kernel_for(architectures, kind=2):
+    # one header and nothing else for each binary, as architectures.c reads them
+    entries = b"".join(struct.pack("<HHIQIIHHI", kind, 0, 32, 0, 0, 0, 0, 0, number) for number in architectures)
+    container = create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries)
+    wrapper = create_string_buffer(struct.pack("<IIQ", 0, 0, ctypes.addressof(container)))
+    lib.__cudaRegisterFatBinary.restype = c_void_p
+    kernel = create_string_buffer(64)
+    lib.__cudaRegisterFunction(c_void_p(lib.__cudaRegisterFatBinary(wrapper)), kernel)
+    kept.extend([container, wrapper, kernel])
+    return kernel
+kept, one = [], Dim(1, 1, 1)
+def launch(*arguments):
+    return lib.cudaLaunchKernel(kernel_for(*arguments), one, one, None, c_size_t(0), None)
+"""
+
+
+def test_a_kernel_for_other_gpus_cannot_be_launched(folder: Path) -> None:
+    # CUDA C++ Programming Guide, "Binary Compatibility": the same generation, not newer; "PTX Compatibility": not newer
+    ran(
+        folder,
+        KERNEL_FOR
+        + """
+assert launch([75, 80]) == 0 and launch([75], 1) == 0
+assert launch([75, 86, 90]) == 209 and launch([90], 1) == 209
+assert launch([]) == 0 and launch([90], 77) == 0  # of an unknown format
+attributes = create_string_buffer(1024)
+assert lib.cudaFuncGetAttributes(attributes, kernel_for([90])) == 209
+assert lib.cudaGetErrorString(209) == b"no kernel image is available for execution on the device"
+""",
+    )
+
+
+def test_a_kernel_gets_no_more_shared_memory_than_a_block_may_have(folder: Path) -> None:
+    ran(
+        folder,
+        """
+for function in (lib.cudaFuncSetAttribute, lib.cuFuncSetAttribute):
+    assert function(c_void_p(4096), 8, 163 << 10) == 0 and function(c_void_p(4096), 8, (163 << 10) + 1) == 1
+""",
+    )
+
+
+def test_running_processes_fit_the_callers_version(folder: Path) -> None:
+    ran(
+        folder,
+        """
+malloc(GIB)
+device, count = c_void_p(), c_uint(1)
+lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+entries = (c_ulonglong * 3)(7, 7, 7)
+assert lib.nvmlDeviceGetComputeRunningProcesses(device, byref(count), entries) == 0
+assert list(entries)[1:] == [GIB + GIB // 2, 7]  # 16 bytes in the first version
+assert lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), (c_ulonglong * 3)()) == 0
+""",
+    )
+
+
 def test_the_version_names_the_build(folder: Path) -> None:
     ran(folder, "assert lib.stand_in_version().startswith(b'cuda-1')")

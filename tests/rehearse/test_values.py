@@ -64,6 +64,19 @@ def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path
     assert named == {("item", 4, False), ("nonzero", 5, True), ("copy", 6, False), ("copy", 7, False)}
 
 
+def test_a_printed_tensor_decides_no_size(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        x = torch.randn(100, device="cuda")
+        print(x.sum(), x)
+        """,
+    )
+    named = {(one["operator"], one["user_line"]["line"], one["decides_sizes"]) for one in found.document["reads"]}
+    assert named == {("print", 4, False)}
+
+
 def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:
     """Operators are run by this package too, where a number takes the place of a tensor."""
     found = _run(

@@ -91,6 +91,50 @@ except torch.cuda.OutOfMemoryError as error:
     )
 
 
+@pytest.mark.parametrize("capability", [7.0, 9.0, 12.0])
+def test_a_gpu_that_torch_was_not_compiled_for_is_pytorchs_error(torch: Torch, capability: float) -> None:
+    script = """
+import torch
+numbers = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[3:].isdigit()]
+runs = any(number // 10 == {capability} // 10 and number <= {capability} for number in numbers)
+try:
+    torch.ones(1, device="cuda")
+except RuntimeError as error:
+    assert not runs and "no kernel image is available" in str(error), error
+else:
+    assert runs
+"""
+    run_on_stand_in(
+        torch, script.format(capability=round(capability * 10)), replace(GPU, compute_capability=capability)
+    )
+
+
+@pytest.mark.timeout(60)
+def test_a_script_that_polls_gets_there(torch: Torch) -> None:
+    script = """
+import torch
+event, stream = torch.cuda.Event(), torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    torch.ones(8, device="cuda")
+    event.record()
+while not (event.query() and stream.query()):
+    pass
+print("there")
+"""
+    assert run_on_stand_in(torch, script) == "there\n"
+
+
+@pytest.mark.parametrize("segments", ["False", "True"])
+def test_emptying_the_cache_often_does_not_use_up_addresses(torch: Torch, segments: str) -> None:
+    script = """
+import torch
+for _ in range(1200):
+    torch.empty(70 << 30, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+"""
+    run_on_stand_in(torch, script, PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{segments}")
+
+
 @pytest.mark.parametrize(("api", "segments"), [("fsdp1", "False"), ("fsdp2", "True")])
 def test_fsdp_trains(torch: Torch, api: str, segments: str) -> None:
     script = f"import runpy, sys; sys.argv = ['', '{api}']; runpy.run_path({str(TRAINING)!r}, run_name='__main__')"

@@ -111,6 +111,11 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
     assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
 
 
+@pytest.mark.parametrize(("called", "goes_on"), [("cublasSgetrfBatched", True), ("cusolverDnCreate", False)])
+def test_going_on_is_proposed_only_where_it_helps(called: str, goes_on: bool) -> None:
+    assert ("try: --unsupported warn" in report_text(rehearsal(unsupported={called: 1}))) is goes_on
+
+
 def test_a_limit_of_the_users_own_counts_what_is_kept_free() -> None:
     assert replaced(rehearsal(), max_gpu_bytes=32 * GIB).verdict is Verdict.FITS
     assert replaced(rehearsal(), max_gpu_bytes=32 * GIB - 1).verdict is Verdict.DOES_NOT_FIT

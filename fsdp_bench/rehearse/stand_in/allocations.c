@@ -1,11 +1,16 @@
-/* CUDA's runtime: cudaMalloc, pinned memory, and where a pointer points. */
+/* CUDA's runtime: cudaMalloc, pinned memory, and where a pointer points.
+ *
+ * Refused by name: cudaMallocAsync and its pools, as how they grow is not documented; cudaMallocManaged, whose pages
+ * move between host and device; cudaIpc*, as there are no other ranks.
+ */
 #include "stand_in.h"
 
+/* Whole pages of 2 MiB, which is what PyTorch asks for. Smaller allocations share pages on a GPU; here they do not. */
 cudaError_t cudaMalloc(void **address, size_t num_bytes) {
-    if (!device_count()) return failed(cudaErrorNoDevice);
+    if (device_error()) return device_error();
     if (!num_bytes) return *address = NULL, cudaSuccess;
-    *address = memory_allocate(num_bytes, device_current());
-    return *address ? cudaSuccess : failed(cudaErrorMemoryAllocation);
+    cudaError_t error = memory_allocate(address, num_bytes, device_current());
+    return error ? failed(error) : cudaSuccess;
 }
 cudaError_t cudaFree(void *address) {
     device_use(device_current()); /* cudaFree(NULL) is how programs make a context */
@@ -16,14 +21,13 @@ cudaError_t cudaFree(void *address) {
     return memory_release(address) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    if (!device_count()) return failed(cudaErrorNoDevice);
+    if (device_error()) return device_error();
     device_use(device_current());
     *total = settings_gpu()->total_bytes;
-    size_t used = memory_used(device_current());
-    *free = used < *total ? *total - used : 0;
-    return cudaSuccess;
+    return *free = memory_free(device_current()), cudaSuccess;
 }
 
+/* Pinned memory is the host's; its flags (portable, mapped, write-combined) say how a GPU reads it, which none does. */
 cudaError_t cudaHostAlloc(void **address, size_t num_bytes, unsigned flags) {
     (void)flags;
     return (*address = pinned_allocate(num_bytes)) ? cudaSuccess : failed(cudaErrorMemoryAllocation);

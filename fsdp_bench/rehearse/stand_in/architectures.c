@@ -31,15 +31,17 @@ struct entry {
     uint32_t architecture; /* 86 for sm_86 */
 };
 
-/* The one that the GPU would run: the newest binary of its own generation, else the newest PTX. */
+/* The one that the GPU would run: the newest binary of its own generation, else the newest PTX; 0: all are for others.
+ * Where nothing is recognized, the kernel is taken for the GPU's own. */
 static int chosen(const struct container *container) {
-    int capability = settings_gpu()->capability, best = 0, best_ptx = 0;
+    int capability = settings_gpu()->capability, best = 0, best_ptx = 0, is_recognized = 0;
     if (!container || container->magic != CONTAINER_MAGIC) return capability;
     const char *at = (const char *)container + container->header_bytes, *end = at + container->bytes;
     while (at + sizeof(struct entry) <= end) {
         const struct entry *entry = (const struct entry *)at;
         int architecture = (int)entry->architecture;
         if (!entry->header_bytes) break;
+        is_recognized |= entry->kind == KIND_BINARY || entry->kind == KIND_PTX;
         if (architecture <= capability) {
             if (entry->kind == KIND_BINARY && architecture / 10 == capability / 10 && architecture > best)
                 best = architecture;
@@ -47,7 +49,8 @@ static int chosen(const struct container *container) {
         }
         at += entry->header_bytes + entry->bytes;
     }
-    return best ? best : best_ptx ? best_ptx : capability;
+    if (!is_recognized) return capability;
+    return best ? best : best_ptx;
 }
 
 void **__cudaRegisterFatBinary(void *wrapper) {

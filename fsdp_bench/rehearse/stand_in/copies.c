@@ -13,7 +13,7 @@
 #define SMALL ((size_t)1 << 20)
 #define HOST_PAGE ((size_t)4096)
 
-/* Memory of the host becomes zeros: pages of its own that a process drops read as zeros, and cost nothing. Dropped
+/* Fill memory of the host with zeros: pages of its own that a process drops read as zeros, and cost nothing. Dropped
  * pages of files and of shared memory keep what they had, which is as good. */
 static void clear(char *to, size_t num_bytes) {
     char *begin = (char *)(((uintptr_t)to + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE);
@@ -26,6 +26,7 @@ static void clear(char *to, size_t num_bytes) {
     memset(end, 0, (size_t)(to + num_bytes - end));
 }
 
+/* Copy what is small or concerns no device; of what is larger, only the host's side is cleared. */
 static void copy(void *to, const void *from, size_t num_bytes) {
     int to_device = memory_holds(to), from_device = memory_holds(from);
     if (num_bytes <= SMALL || !(to_device || from_device)) memmove(to, from, num_bytes);
@@ -37,7 +38,8 @@ static int is_pageable(const void *address) {
     return !memory_holds(address) && !pinned_range(address, &range);
 }
 
-/* Copy in the order of a stream. With pageable memory the call returns when it is done: the host has waited. */
+/* Copy in the order of a stream. With pageable memory the host has waited when the call returns. CUDA's manual, "API
+ * synchronization behavior", says so for copies to the host; for copies to the device it allows both. */
 static cudaError_t copy_on(struct stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
                            size_t width, size_t height) {
     stream_launched(stream);
@@ -64,6 +66,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 }
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          int kind) {
+    if (capturing()) return failed(cudaErrorStreamCaptureUnsupported);
     host_waits_for_device(device_current());
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
@@ -79,7 +82,8 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t num_bytes, cudaStream_t 
 }
 cudaError_t cudaMemset(void *to, int value, size_t num_bytes) { return cudaMemsetAsync(to, value, num_bytes, NULL); }
 
-/* Variables of kernels, which nobody reads: an address that is not the symbol's would do as well. */
+/* Variables of kernels, which no kernel reads: the host's shadow of one, of the same size, stands for it. To copy one
+ * back (cudaMemcpyFromSymbol) is refused by name. */
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
     return *address = (void *)symbol, cudaSuccess;
 }

@@ -1,7 +1,8 @@
 /* cuBLAS: handles, and products that do nothing.
  *
  * What is listed here writes to the memory of the device alone and takes no memory but the workspace that PyTorch
- * gives it. Every other function of cuBLAS is refused by name (build.py finds them, unsupported.c records them).
+ * gives it. (What NVIDIA's takes for a handle is part of the memory that is kept free for the context.) Every other
+ * function of cuBLAS is refused by name (build.py finds them, unsupported.c records them).
  */
 #include "stand_in.h"
 
@@ -27,12 +28,13 @@ int cublasSetStream_v2(struct cublas *handle, cudaStream_t stream) { return hand
 int cublasSetWorkspace_v2(struct cublas *handle, void *workspace, size_t num_bytes) {
     return (void)handle, (void)workspace, (void)num_bytes, 0;
 }
+/* How many multiprocessors to use, and whether results may differ from run to run: nothing is computed. */
 int cublasSetSmCountTarget(struct cublas *handle, int count) { return (void)handle, (void)count, 0; }
 int cublasGetSmCountTarget(struct cublas *handle, int *count) { return (void)handle, *count = 0, 0; }
 int cublasSetAtomicsMode(struct cublas *handle, int mode) { return (void)handle, (void)mode, 0; }
 int cublasGetAtomicsMode(struct cublas *handle, int *mode) { return (void)handle, *mode = 0, 0; }
 
-/* All take the handle first. */
+/* All take the handle first; what follows is not looked at. */
 #define PRODUCT(name) \
     int name(struct cublas *handle) { return stream_launched(stream_of(handle->stream)), 0; }
 #define PRODUCTS(name) PRODUCT(cublasS##name) PRODUCT(cublasD##name) PRODUCT(cublasC##name) PRODUCT(cublasZ##name)

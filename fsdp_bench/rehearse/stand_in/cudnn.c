@@ -1,8 +1,9 @@
 /* cuDNN: refused, as the memory that its convolutions take is not known here. STAND_IN_UNSUPPORTED=warn goes on.
  *
  * Then its graph interface, which PyTorch's convolutions use, has one engine, which takes no workspace and does
- * nothing: what a real engine takes for the time of a convolution is missing from the peak. Everything else of cuDNN
- * is refused by name (build.py finds the functions).
+ * nothing: what a real engine takes for the time of a convolution is missing from the peak. (`rehearse --unsupported
+ * warn` turns cuDNN off in PyTorch before that; other packages may still call it.) Everything else of cuDNN, recurrent
+ * networks and batch normalization among it, is refused by name (build.py finds the functions).
  */
 #include "stand_in.h"
 
@@ -16,6 +17,7 @@ struct cudnn {
     char rest[64];
 };
 
+/* Handles and descriptors are zeros that the caller only passes on. */
 static int created(void **made, size_t size) { return (*made = calloc(1, size)) ? 0 : NOT_SUPPORTED; }
 
 int cudnnCreate(struct cudnn **handle) {

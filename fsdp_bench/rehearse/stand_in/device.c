@@ -1,4 +1,7 @@
-/* CUDA's runtime: devices, errors, versions. */
+/* CUDA's runtime: devices, errors, versions.
+ *
+ * As with NVIDIA's, a process that was forked after its parent used a device cannot use any.
+ */
 #include "stand_in.h"
 
 #include <pthread.h>
@@ -9,13 +12,19 @@
 static __thread cudaError_t last_error;
 static __thread int current;
 static int visible[MAX_DEVICES], num_visible; /* indices on the machine, by ordinal */
-static volatile char used[MAX_DEVICES];       /* by ordinal: has a context */
+static char used[MAX_DEVICES];                /* by ordinal: has a context */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int is_forked; /* from a process that had a context */
 
 cudaError_t failed(cudaError_t error) { return last_error = error; }
 
+static void after_fork(void) {
+    for (int ordinal = 0; ordinal < MAX_DEVICES; ++ordinal) is_forked |= used[ordinal];
+}
+
 /* CUDA_VISIBLE_DEVICES: indices, up to the first that is none. Unset: all devices. */
 static void find_visible(void) {
+    pthread_atfork(NULL, NULL, after_fork);
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
     int count = settings_gpu()->count;
     if (!text) {
@@ -41,21 +50,25 @@ int device_ordinal(int index) {
     return -1;
 }
 int device_current(void) { return current; }
-int device_is_used(int ordinal) { return used[ordinal]; }
-void device_use(int ordinal) { used[ordinal] = 1; }
+void device_set_current(int ordinal) { current = ordinal; }
+int device_is_used(int ordinal) { return __atomic_load_n(&used[ordinal], __ATOMIC_RELAXED); }
+void device_use(int ordinal) { __atomic_store_n(&used[ordinal], 1, __ATOMIC_RELAXED); }
+
+cudaError_t device_error(void) {
+    if (is_forked) return failed(cudaErrorInitializationError);
+    return device_count() ? cudaSuccess : failed(cudaErrorNoDevice);
+}
 
 /* The error of a call that names a device, and success for one that exists. */
 static cudaError_t checked(int device) {
-    if (!device_count()) return failed(cudaErrorNoDevice);
+    cudaError_t error = device_error();
+    if (error) return error;
     return device_index(device) < 0 ? failed(cudaErrorInvalidDevice) : cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceCount(int *count) {
-    return (*count = device_count()) ? cudaSuccess : failed(cudaErrorNoDevice);
-}
+cudaError_t cudaGetDeviceCount(int *count) { return *count = device_count(), device_error(); }
 cudaError_t cudaGetDevice(int *device) {
-    *device = current;
-    return device_count() ? cudaSuccess : failed(cudaErrorNoDevice);
+    return *device = current, device_error();
 }
 cudaError_t cudaSetDevice(int device) {
     cudaError_t error = checked(device);
@@ -94,7 +107,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
     return error;
 }
 
-/* Peers are not reached: PyTorch then uses no memory of other devices. */
+/* Peers are not reached. It matters only to a process with several devices: PyTorch's copies between them. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     cudaError_t error = checked(device);
     return *can = 0, error ? error : checked(peer);
@@ -108,6 +121,8 @@ cudaError_t cudaDeviceSynchronize(void) {
     if (capturing()) return failed(cudaErrorStreamCaptureUnsupported);
     return host_waits_for_device(current), cudaSuccess;
 }
+/* Stack, heap and printf buffers of kernels, preferences of caches: no kernel runs. On a GPU larger limits take memory
+ * of the context, which is assumed as a whole (STAND_IN_CONTEXT_BYTES). */
 cudaError_t cudaDeviceSetLimit(int limit, size_t value) { return (void)limit, (void)value, cudaSuccess; }
 cudaError_t cudaDeviceSetCacheConfig(int config) { return (void)config, cudaSuccess; }
 
@@ -135,6 +150,7 @@ static const struct {
     {902, "cudaErrorStreamCaptureMerge", "operation would result in a merge of separate capture sequences"},
     {903, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the same stream as it began"},
     {907, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
+    {999, "cudaErrorUnknown", "unknown error"},
 };
 
 const char *cudaGetErrorName(cudaError_t error) {

@@ -4,6 +4,7 @@
  */
 #include "stand_in.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 extern cudaError_t cudaMalloc(void **, size_t), cudaFree(void *), cudaMemGetInfo(size_t *, size_t *);
@@ -31,8 +32,11 @@ int cuMemsetD8_v2(void *to, unsigned char value, size_t count) { return cudaMems
 struct pages {
     size_t num_bytes;
     int device;
-    int num_holders; /* the handle, each copy of it, and each mapping */
+    int num_holders; /* the handle and each mapping: the pages are free when both are gone */
 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ranges mappings;
 
 static void release(struct pages *pages) {
     if (__atomic_sub_fetch(&pages->num_holders, 1, __ATOMIC_ACQ_REL)) return;
@@ -45,7 +49,7 @@ int cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp
 }
 int cuMemAddressReserve(void **address, size_t num_bytes, size_t alignment, void *wish, unsigned long long flags) {
     (void)alignment, (void)wish, (void)flags;
-    return (*address = memory_reserve(num_bytes)) ? 0 : cudaErrorMemoryAllocation;
+    return memory_reserve(address, num_bytes);
 }
 int cuMemAddressFree(void *address, size_t num_bytes) {
     return (void)num_bytes, memory_release(address) ? 0 : cudaErrorInvalidValue;
@@ -54,7 +58,10 @@ int cuMemCreate(struct pages **pages, size_t num_bytes, const CUmemAllocationPro
                 unsigned long long flags) {
     (void)flags;
     int device = properties->location.id;
+    if (properties->location.type != 1 /* CU_MEM_LOCATION_TYPE_DEVICE */)
+        return unsupported("cuMemCreate", cudaErrorNotSupported, 0); /* of the host */
     if (device_index(device) < 0) return cudaErrorInvalidDevice;
+    if (!num_bytes || num_bytes % MEMORY_PAGE) return cudaErrorInvalidValue;
     struct pages *created = malloc(sizeof *created);
     if (!created || !memory_take_pages(num_bytes, device)) return free(created), cudaErrorMemoryAllocation;
     *created = (struct pages){num_bytes, device, 1};
@@ -62,10 +69,29 @@ int cuMemCreate(struct pages **pages, size_t num_bytes, const CUmemAllocationPro
 }
 int cuMemRelease(struct pages *pages) { return release(pages), 0; }
 int cuMemMap(char *address, size_t num_bytes, size_t offset, struct pages *pages, unsigned long long flags) {
-    (void)num_bytes, (void)offset, (void)flags;
+    (void)offset, (void)flags;
+    pthread_mutex_lock(&lock);
+    int is_mapped = !ranges_find(&mappings, address) &&
+                    ranges_insert(&mappings, (struct range){address, num_bytes, pages->device, .pages = pages});
+    pthread_mutex_unlock(&lock);
+    if (!is_mapped) return cudaErrorInvalidValue;
+    __atomic_add_fetch(&pages->num_holders, 1, __ATOMIC_ACQ_REL);
     return memory_map(address, pages->device), 0;
 }
-int cuMemUnmap(void *address, size_t num_bytes) { return (void)address, (void)num_bytes, 0; }
+/* One mapping, or several that follow each other. */
+int cuMemUnmap(char *address, size_t num_bytes) {
+    for (size_t unmapped = 0; unmapped < num_bytes;) {
+        pthread_mutex_lock(&lock);
+        struct range mapping = ranges_take(&mappings, address + unmapped);
+        pthread_mutex_unlock(&lock);
+        if (!mapping.size) return cudaErrorInvalidValue;
+        memory_forget(mapping.begin, mapping.size);
+        release(mapping.pages);
+        unmapped += mapping.size;
+    }
+    return 0;
+}
+/* Which devices may read and write: nobody is kept from it here. */
 int cuMemSetAccess(void *address, size_t num_bytes, const void *access, size_t count) {
     return (void)address, (void)num_bytes, (void)access, (void)count, 0;
 }

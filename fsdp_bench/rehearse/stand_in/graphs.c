@@ -1,11 +1,10 @@
-/* CUDA graphs: capture of streams, and graphs that count their nodes. To launch one does nothing.
+/* CUDA graphs: capture of streams, and graphs that count their nodes. Kernels of a launched graph do nothing either.
  *
  * Capture begins on one stream and spreads to those that wait for events recorded in a captured stream
  * (cudaStreamWaitEvent in streams.c). While it lasts, the host may not wait for what is captured.
  */
 #include "stand_in.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,16 +19,18 @@ struct capture {
 };
 /* Captures are never freed: events keep pointing to them. */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long long num_captures;
 static int num_active;
 
-int capturing(void) { return num_active > 0; }
-int capture_is_active(const struct capture *capture) { return capture && capture->is_active; }
+int capturing(void) { return __atomic_load_n(&num_active, __ATOMIC_RELAXED) > 0; }
+int capture_is_active(const struct capture *capture) {
+    return capture && __atomic_load_n(&capture->is_active, __ATOMIC_RELAXED);
+}
 
 void stream_launched(struct stream *stream) {
     struct capture *capture = stream_capture(stream);
     if (capture) __atomic_fetch_add(&capture->graph->num_nodes, 1, __ATOMIC_RELAXED);
+    else stream_issue(stream);
 }
 
 static cudaError_t begin(cudaStream_t handle, struct graph *graph) {
@@ -39,10 +40,8 @@ static cudaError_t begin(cudaStream_t handle, struct graph *graph) {
     struct capture *capture = calloc(1, sizeof *capture);
     if (!graph) graph = calloc(1, sizeof *graph);
     if (!capture || !graph) return failed(cudaErrorMemoryAllocation);
-    pthread_mutex_lock(&lock);
-    *capture = (struct capture){++num_captures, stream, graph, 1};
-    ++num_active;
-    pthread_mutex_unlock(&lock);
+    *capture = (struct capture){__atomic_add_fetch(&num_captures, 1, __ATOMIC_RELAXED), stream, graph, 1};
+    __atomic_fetch_add(&num_active, 1, __ATOMIC_RELAXED);
     return stream_set_capture(stream, capture), cudaSuccess;
 }
 
@@ -57,10 +56,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
     struct capture *capture = stream_capture(stream);
     if (!capture) return failed(cudaErrorInvalidValue);
     if (capture->origin != stream) return failed(cudaErrorStreamCaptureUnmatched);
-    pthread_mutex_lock(&lock);
-    capture->is_active = 0;
-    --num_active;
-    pthread_mutex_unlock(&lock);
+    __atomic_store_n(&capture->is_active, 0, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&num_active, 1, __ATOMIC_RELAXED);
     leave_capture(capture);
     return *graph = capture->graph, cudaSuccess;
 }

@@ -3,24 +3,31 @@
 
 #include <string.h>
 
-static cudaError_t launched(cudaStream_t stream) { return stream_launched(stream_of(stream)), cudaSuccess; }
+/* A kernel that was compiled for other GPUs alone cannot be launched: PyTorch's wheels leave out old and new ones. */
+static cudaError_t launched(const void *kernel, cudaStream_t stream) {
+    if (!architecture_of(kernel)) return failed(cudaErrorNoKernelImageForDevice);
+    return stream_launched(stream_of(stream)), cudaSuccess;
+}
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream) {
-    (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared;
-    return launched(stream);
+    (void)grid, (void)block, (void)arguments, (void)shared;
+    return launched(kernel, stream);
 }
 cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                                         cudaStream_t stream) {
     return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments) {
-    (void)kernel, (void)arguments;
-    return launched(config->stream);
+    (void)arguments;
+    return launched(kernel, config->stream);
 }
+/* The number of registers is a guess, and static shared memory is left out. CUB and cuBLAS's callers size grids with
+ * them, and scratch memory of a few kilobytes. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel) {
     const struct gpu *gpu = settings_gpu();
     int architecture = architecture_of(kernel);
+    if (!architecture) return failed(cudaErrorNoKernelImageForDevice);
     *attributes = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024,
         .numRegs = 32,
@@ -30,10 +37,14 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     };
     return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void *kernel, int attribute, int value) {
-    (void)kernel, (void)attribute, (void)value;
-    return cudaSuccess;
+/* Attribute 8 is cudaFuncAttributeMaxDynamicSharedMemorySize, in the driver too. */
+int kernel_takes(int attribute, int value) {
+    return attribute != 8 || value <= settings_gpu()->limits->shared_per_block_optin_kib << 10;
 }
+cudaError_t cudaFuncSetAttribute(const void *kernel, int attribute, int value) {
+    return (void)kernel, kernel_takes(attribute, value) ? cudaSuccess : failed(cudaErrorInvalidValue);
+}
+/* More L1 or more shared memory: only time would depend on it. */
 cudaError_t cudaFuncSetCacheConfig(const void *kernel, int config) { return (void)kernel, (void)config, cudaSuccess; }
 
 /* As many blocks as threads and shared memory allow; of registers nothing is known. */
@@ -53,10 +64,12 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
     (void)flags;
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared);
 }
+/* Clusters of 8 blocks, the largest that all GPUs with clusters take. */
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *kernel, const cudaLaunchConfig_t *config) {
     (void)kernel, (void)config;
     return *clusters = settings_gpu()->multiprocessors / 8, cudaSuccess;
 }
+/* Marks for a profiler, which is not there. */
 cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 

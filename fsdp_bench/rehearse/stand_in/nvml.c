@@ -1,6 +1,7 @@
 /* NVML (libnvidia-ml): the machine's devices, all of them, whatever CUDA_VISIBLE_DEVICES says.
  *
- * What it lacks is not defined: NVML's callers (pynvml, PyTorch) look functions up and say which one is not there.
+ * What it lacks is not defined: callers look functions up by name, and pynvml's traceback says which one is not found.
+ * It is not counted as lacking, as no memory depends on it.
  */
 #include "stand_in.h"
 
@@ -15,10 +16,14 @@ static char devices[MAX_DEVICES]; /* handles are addresses of these */
 
 static int index_of(const void *device) { return (int)((const char *)device - devices); }
 
-/* The memory that this process uses of a device. */
+/* The memory that this process uses of a device: of one that it cannot see, none. */
 static size_t used(const void *device) {
     int ordinal = device_ordinal(index_of(device));
     return ordinal < 0 ? 0 : memory_used(ordinal);
+}
+static size_t left(const void *device) {
+    int ordinal = device_ordinal(index_of(device));
+    return ordinal < 0 ? settings_gpu()->total_bytes : memory_free(ordinal);
 }
 
 int nvmlInit(void) { return SUCCESS; }
@@ -86,13 +91,11 @@ int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
 /* ---- memory */
 
 int nvmlDeviceGetMemoryInfo(void *device, nvmlMemory_t *memory) {
-    size_t total = settings_gpu()->total_bytes;
-    *memory = (nvmlMemory_t){total, total - used(device), used(device)};
+    *memory = (nvmlMemory_t){settings_gpu()->total_bytes, left(device), used(device)};
     return SUCCESS;
 }
 int nvmlDeviceGetMemoryInfo_v2(void *device, nvmlMemory_v2_t *memory) {
-    size_t total = settings_gpu()->total_bytes;
-    *memory = (nvmlMemory_v2_t){memory->version, total, 0, total - used(device), used(device)};
+    *memory = (nvmlMemory_v2_t){memory->version, settings_gpu()->total_bytes, 0, left(device), used(device)};
     return SUCCESS;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, nvmlProcessInfo_t *processes) {
@@ -105,14 +108,24 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, nvmlP
 int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned *count, nvmlProcessInfo_t *processes) {
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, processes);
 }
-int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, nvmlProcessInfo_t *processes) {
-    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, processes);
+/* The first version's entries have only the first two members, so a caller's array is smaller. */
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *processes) {
+    nvmlProcessInfo_t process;
+    int error = nvmlDeviceGetComputeRunningProcesses_v3(device, count, &process);
+    if (!error && *count) memcpy(processes, &process, offsetof(nvmlProcessInfo_t, gpuInstanceId));
+    return error;
 }
 
 /* ---- load and links: a GPU that does nothing and is linked to nobody */
 
 int nvmlDeviceGetUtilizationRates(void *device, nvmlUtilization_t *rates) {
     return (void)device, memset(rates, 0, sizeof *rates), SUCCESS;
+}
+int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *megahertz) {
+    const struct limits *limits = settings_gpu()->limits; /* typical ones */
+    int is_memory = clock == 2 /* NVML_CLOCK_MEM */;
+    (void)device;
+    return *megahertz = (unsigned)(is_memory ? limits->memory_clock_khz : limits->clock_khz) / 1000, SUCCESS;
 }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return (void)device, *milliwatts = 0, SUCCESS; }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {

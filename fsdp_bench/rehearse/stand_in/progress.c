@@ -3,7 +3,8 @@
  * An event has happened when the host waited for something that is ordered after it. STAND_IN_PROGRESS says what else
  * is known. `behind`: nothing, streams are as far behind as they may be. `pace` (the default): the streams of a device
  * are equally far, so that it is enough to have waited for something issued later. `idle`: every event has happened by
- * the time that anybody asks, as on a GPU that is never behind.
+ * the time that anybody asks, as on a GPU that is never behind. In all of them a program that does nothing but ask
+ * (`while not event.query(): pass`) gets there too.
  */
 #include "stand_in.h"
 
@@ -11,20 +12,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_STREAMS 1024
+#define MAX_STREAMS 4096 /* PyTorch makes up to 128 a device: c10/cuda/CUDAStream.cpp, kStreamsPerPool */
+#define POLLS 1000       /* so often a program asks in vain, and launches nothing meanwhile, before the answer is yes */
 
 struct clock {
     uint64_t at[MAX_STREAMS];
 };
+struct polls {
+    uint64_t num_launches; /* of the process, when it asked first */
+    unsigned count;
+};
 struct stream {
     int index, priority, device, is_in_use;
     struct capture *capture;
+    uint64_t last; /* work of this stream, by the clock that counts */
+    struct polls polls;
     struct clock clock;
 };
 struct event {
     struct stream *stream; /* NULL: never recorded */
     struct capture *capture;
     uint64_t time; /* of that stream */
+    struct polls polls;
     struct clock *clock; /* where streams are behind: of all */
 };
 
@@ -32,6 +41,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams[MAX_STREAMS]; /* the first ones are the default streams of the devices */
 static int num_streams = MAX_DEVICES;
 static struct clock done;
+static uint64_t num_launches; /* of the process: kernels, copies, recorded events */
 
 static void join(struct clock *clock, const struct clock *other) {
     for (int index = 0; index < num_streams; ++index)
@@ -70,22 +80,50 @@ struct stream *stream_new(int priority) {
     int index = MAX_DEVICES;
     while (index < num_streams && streams[index]->is_in_use) ++index;
     struct stream *stream = index < MAX_STREAMS ? at(index, 0) : NULL;
-    if (index == num_streams) ++num_streams;
+    if (stream && index == num_streams) ++num_streams;
     if (stream) stream->priority = priority, stream->device = device_current(), stream->is_in_use = 1;
     pthread_mutex_unlock(&lock);
     return stream;
 }
 
-void stream_delete(struct stream *stream) { stream->is_in_use = 0; }
+void stream_delete(struct stream *stream) {
+    pthread_mutex_lock(&lock);
+    stream->is_in_use = 0;
+    pthread_mutex_unlock(&lock);
+}
 int stream_priority(const struct stream *stream) { return stream->priority; }
 int stream_device(const struct stream *stream) { return stream->device; }
-struct capture *stream_capture(const struct stream *stream) { return stream->capture; }
-void stream_set_capture(struct stream *stream, struct capture *capture) { stream->capture = capture; }
+struct capture *stream_capture(const struct stream *stream) {
+    return __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE);
+}
+void stream_set_capture(struct stream *stream, struct capture *capture) {
+    __atomic_store_n(&stream->capture, capture, __ATOMIC_RELEASE);
+}
 
-int stream_is_idle(const struct stream *stream) {
+/* Work of a stream from now on; under the lock. Returns when, by the clock that counts. */
+static uint64_t issue(struct stream *stream) {
+    struct stream *clock = clocked(stream);
+    ++num_launches;
+    return stream->last = ++clock->clock.at[clock->index];
+}
+
+/* Whether a program that asks in vain does so instead of waiting; under the lock. */
+static int polled(struct polls *polls) {
+    if (polls->num_launches != num_launches) *polls = (struct polls){num_launches, 0};
+    return ++polls->count >= POLLS;
+}
+
+void stream_issue(struct stream *stream) {
     pthread_mutex_lock(&lock);
-    stream = clocked(stream);
-    int is_idle = settings_progress() == IDLE || stream->clock.at[stream->index] <= done.at[stream->index];
+    issue(stream);
+    pthread_mutex_unlock(&lock);
+}
+
+int stream_is_idle(struct stream *stream) {
+    pthread_mutex_lock(&lock);
+    struct stream *clock = clocked(stream);
+    int is_idle = settings_progress() == IDLE || stream->last <= done.at[clock->index];
+    if (!is_idle && polled(&stream->polls)) join(&done, &clock->clock), is_idle = 1;
     pthread_mutex_unlock(&lock);
     return is_idle;
 }
@@ -93,6 +131,7 @@ int stream_is_idle(const struct stream *stream) {
 void stream_wait(struct stream *stream, const struct event *event) {
     pthread_mutex_lock(&lock);
     if (event->stream && event->clock) join(&clocked(stream)->clock, event->clock);
+    issue(stream);
     pthread_mutex_unlock(&lock);
 }
 
@@ -112,7 +151,8 @@ void host_waits_for_device(int device) {
 void leave_capture(struct capture *capture) {
     pthread_mutex_lock(&lock);
     for (int index = 0; index < num_streams; ++index)
-        if (streams[index] && streams[index]->capture == capture) streams[index]->capture = NULL;
+        if (streams[index] && stream_capture(streams[index]) == capture)
+            stream_set_capture(streams[index], NULL);
     pthread_mutex_unlock(&lock);
 }
 
@@ -130,31 +170,38 @@ void event_set_capture(struct event *event, struct capture *capture) { event->ca
 
 void event_record(struct event *event, struct stream *stream) {
     pthread_mutex_lock(&lock);
-    stream = clocked(stream);
+    event->time = issue(stream);
     event->capture = NULL;
-    event->stream = stream;
-    event->time = ++stream->clock.at[stream->index];
+    event->stream = stream = clocked(stream);
     if (settings_progress() == BEHIND) {
         if (!event->clock) event->clock = calloc(1, sizeof *event->clock);
         if (!event->clock) abort(); /* the host has no memory */
-        *event->clock = stream->clock;
+        memcpy(event->clock->at, stream->clock.at, (size_t)num_streams * sizeof *stream->clock.at);
     }
     pthread_mutex_unlock(&lock);
 }
 
-int event_has_happened(const struct event *event) {
+int event_is_recorded(const struct event *event) { return event->stream || event->capture; }
+
+/* The host knows that an event has happened; under the lock. */
+static void reach(const struct event *event) {
+    if (event->clock) {
+        join(&done, event->clock);
+    } else if (event->stream && done.at[event->stream->index] < event->time) {
+        done.at[event->stream->index] = event->time;
+    }
+}
+
+int event_has_happened(struct event *event) {
     pthread_mutex_lock(&lock);
     int happened = !event->stream || settings_progress() == IDLE || event->time <= done.at[event->stream->index];
+    if (!happened && polled(&event->polls)) reach(event), happened = 1;
     pthread_mutex_unlock(&lock);
     return happened;
 }
 
 void host_waits_for_event(const struct event *event) {
     pthread_mutex_lock(&lock);
-    if (event->clock) {
-        join(&done, event->clock);
-    } else if (event->stream && done.at[event->stream->index] < event->time) {
-        done.at[event->stream->index] = event->time;
-    }
+    reach(event);
     pthread_mutex_unlock(&lock);
 }

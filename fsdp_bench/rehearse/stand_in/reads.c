@@ -20,8 +20,8 @@ __attribute__((visibility("default"))) const char *stand_in_version(void) { retu
 
 /* ---- what a frame of the stack is: dladdr is slow in a library of PyTorch's size, so its answers are kept */
 
-static const char PYTHON[] = "";                 /* a frame of the interpreter */
-static const char OTHER[] = "-";                 /* of no interest */
+static const char PYTHON[] = ""; /* a frame of the interpreter */
+static const char OTHER[] = "-"; /* of no interest */
 static struct {
     void *address;
     const char *operator;

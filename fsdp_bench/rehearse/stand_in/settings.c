@@ -8,7 +8,11 @@
 
 /* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory, threads and blocks of
  * a multiprocessor. L2, clocks and bus width are those of a usual GPU of that capability, from NVIDIA's datasheets:
- * V100, T4, A100 80GB, A10, Jetson Orin, L40S, H100 SXM, B200, B300, RTX PRO 6000. */
+ * V100, T4, A100 80GB, A10, Jetson Orin, L40S, H100 SXM, B200, B300, RTX PRO 6000.
+ *
+ * What depends on them: CUB's scratch memory (kilobytes) on threads and multiprocessors; which kernels Triton and
+ * Inductor may choose on shared memory; a buffer of Inductor's benchmarks on L2; on clocks and bus width Inductor's
+ * estimates of how long operators take (get_gpu_dram_gbps), by which it orders collectives if it is asked to. */
 static const struct limits LIMITS[] = {
     {70, 96, 96, 2048, 32, 6, 1530000, 877000, 4096},
     {75, 64, 64, 1024, 16, 4, 1590000, 5001000, 256},
@@ -22,12 +26,14 @@ static const struct limits LIMITS[] = {
     {120, 100, 99, 1536, 24, 128, 2617000, 14001000, 512},
 };
 
-/* GPUs with less L2 than that. Inductor allocates as much when it measures kernels (triton.testing, _inductor's
+/* GPUs with another L2 than that. Inductor allocates as much when it measures kernels (triton.testing, _inductor's
  * benchmarker), so it is part of the memory reserved. */
 static const struct {
     const char *name;
     int l2_mib;
-} LESS_L2[] = {{"NVIDIA L4", 48}, {"NVIDIA GeForce RTX 4090", 72}, {"NVIDIA GeForce RTX 5090", 96}};
+} OTHER_L2[] = {
+    {"NVIDIA L4", 48}, {"NVIDIA GeForce RTX 4090", 72}, {"NVIDIA GeForce RTX 5090", 96}, {"NVIDIA H20", 60},
+};
 
 static struct gpu gpu;
 static enum progress progress;
@@ -57,8 +63,8 @@ static void read_environment(void) {
     for (size_t index = 0; index < sizeof LIMITS / sizeof *LIMITS; ++index)
         if (LIMITS[index].capability <= gpu.capability) gpu.limits = &LIMITS[index];
     gpu.l2_mib = gpu.limits->l2_mib;
-    for (size_t index = 0; index < sizeof LESS_L2 / sizeof *LESS_L2; ++index)
-        if (!strcmp(LESS_L2[index].name, gpu.name)) gpu.l2_mib = LESS_L2[index].l2_mib;
+    for (size_t index = 0; index < sizeof OTHER_L2 / sizeof *OTHER_L2; ++index)
+        if (!strcmp(OTHER_L2[index].name, gpu.name)) gpu.l2_mib = OTHER_L2[index].l2_mib;
     progress = says("STAND_IN_PROGRESS", "behind") ? BEHIND : says("STAND_IN_PROGRESS", "idle") ? IDLE : PACE;
     warn_only = says("STAND_IN_UNSUPPORTED", "warn");
 }
@@ -137,44 +143,50 @@ int device_attribute(int attribute, int device) {
     fill_properties(&properties, device);
     const struct limits *limits = settings_gpu()->limits;
     switch (attribute) {
-    case 1: return properties.maxThreadsPerBlock;
-    case 2: case 3: case 4: return properties.maxThreadsDim[attribute - 2];
-    case 5: case 6: case 7: return properties.maxGridSize[attribute - 5];
-    case 8: return (int)properties.sharedMemPerBlock;
-    case 9: return (int)properties.totalConstMem;
-    case 10: return properties.warpSize;
-    case 11: return (int)properties.memPitch;
-    case 12: return properties.regsPerBlock;
-    case 13: return limits->clock_khz;
-    case 14: return (int)properties.textureAlignment;
-    case 15: return 1; /* copies and kernels at once */
-    case 16: return properties.multiProcessorCount;
-    case 19: return properties.canMapHostMemory;
-    case 31: return properties.concurrentKernels;
-    case 32: return properties.ECCEnabled;
-    case 33: return properties.pciBusID;
-    case 36: return limits->memory_clock_khz;
-    case 37: return properties.memoryBusWidth;
-    case 38: return properties.l2CacheSize;
-    case 39: return properties.maxThreadsPerMultiProcessor;
-    case 40: return properties.asyncEngineCount;
-    case 41: return properties.unifiedAddressing;
-    case 75: return properties.major;
-    case 76: return properties.minor;
-    case 78: return properties.streamPrioritiesSupported;
-    case 79: case 80: return 1; /* globals and locals in L1 */
-    case 81: return (int)properties.sharedMemPerMultiprocessor;
-    case 82: return properties.regsPerMultiprocessor;
-    case 90: return properties.computePreemptionSupported;
-    case 91: return properties.canUseHostPointerForRegisteredMem;
-    case 95: return properties.cooperativeLaunch;
-    case 97: return (int)properties.sharedMemPerBlockOptin;
-    case 99: return properties.hostRegisterSupported;
-    case 102: return 1; /* virtual memory management: expandable segments */
-    case 106: return properties.maxBlocksPerMultiProcessor;
-    case 111: return (int)properties.reservedSharedMemPerBlock;
-    case 120: return properties.clusterLaunch;
-    case 121: return properties.unifiedFunctionPointers;
-    default: return 0; /* textures, peers, memory pools, multicast, green contexts: none */
+    case cudaDevAttrMaxThreadsPerBlock: return properties.maxThreadsPerBlock;
+    case cudaDevAttrMaxBlockDimX: return properties.maxThreadsDim[0];
+    case cudaDevAttrMaxBlockDimY: return properties.maxThreadsDim[1];
+    case cudaDevAttrMaxBlockDimZ: return properties.maxThreadsDim[2];
+    case cudaDevAttrMaxGridDimX: return properties.maxGridSize[0];
+    case cudaDevAttrMaxGridDimY: return properties.maxGridSize[1];
+    case cudaDevAttrMaxGridDimZ: return properties.maxGridSize[2];
+    case cudaDevAttrMaxSharedMemoryPerBlock: return (int)properties.sharedMemPerBlock;
+    case cudaDevAttrTotalConstantMemory: return (int)properties.totalConstMem;
+    case cudaDevAttrWarpSize: return properties.warpSize;
+    case cudaDevAttrMaxPitch: return (int)properties.memPitch;
+    case cudaDevAttrMaxRegistersPerBlock: return properties.regsPerBlock;
+    case cudaDevAttrClockRate: return limits->clock_khz;
+    case cudaDevAttrTextureAlignment: return (int)properties.textureAlignment;
+    case cudaDevAttrGpuOverlap: return 1; /* copies and kernels at once */
+    case cudaDevAttrMultiProcessorCount: return properties.multiProcessorCount;
+    case cudaDevAttrCanMapHostMemory: return properties.canMapHostMemory;
+    case cudaDevAttrConcurrentKernels: return properties.concurrentKernels;
+    case cudaDevAttrEccEnabled: return properties.ECCEnabled;
+    case cudaDevAttrPciBusId: return properties.pciBusID;
+    case cudaDevAttrMemoryClockRate: return limits->memory_clock_khz;
+    case cudaDevAttrGlobalMemoryBusWidth: return properties.memoryBusWidth;
+    case cudaDevAttrL2CacheSize: return properties.l2CacheSize;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: return properties.maxThreadsPerMultiProcessor;
+    case cudaDevAttrAsyncEngineCount: return properties.asyncEngineCount;
+    case cudaDevAttrUnifiedAddressing: return properties.unifiedAddressing;
+    case cudaDevAttrComputeCapabilityMajor: return properties.major;
+    case cudaDevAttrComputeCapabilityMinor: return properties.minor;
+    case cudaDevAttrStreamPrioritiesSupported: return properties.streamPrioritiesSupported;
+    case cudaDevAttrGlobalL1CacheSupported: return properties.globalL1CacheSupported;
+    case cudaDevAttrLocalL1CacheSupported: return properties.localL1CacheSupported;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return (int)properties.sharedMemPerMultiprocessor;
+    case cudaDevAttrMaxRegistersPerMultiprocessor: return properties.regsPerMultiprocessor;
+    case cudaDevAttrComputePreemptionSupported: return properties.computePreemptionSupported;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem: return properties.canUseHostPointerForRegisteredMem;
+    case cudaDevAttrCooperativeLaunch: return properties.cooperativeLaunch;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return (int)properties.sharedMemPerBlockOptin;
+    case cudaDevAttrHostRegisterSupported: return properties.hostRegisterSupported;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 1; /* expandable segments */
+    case cudaDevAttrMaxBlocksPerMultiprocessor: return properties.maxBlocksPerMultiProcessor;
+    case cudaDevAttrReservedSharedMemoryPerBlock: return (int)properties.reservedSharedMemPerBlock;
+    case cudaDevAttrClusterLaunch: return properties.clusterLaunch;
+    case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED: return properties.clusterLaunch; /* both since 9.0 */
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS: return properties.unifiedFunctionPointers;
+    default: return 0; /* textures, peers, managed memory, memory pools, multicast: none */
     }
 }

@@ -34,7 +34,9 @@ int device_attribute(int attribute, int device);
 int device_count(void);
 int device_index(int ordinal); /* -1: no such device */
 int device_ordinal(int index); /* -1: not visible */
+cudaError_t device_error(void); /* of every call, where there is no device or the process was forked */
 int device_current(void);      /* the ordinal of the calling thread's */
+void device_set_current(int ordinal);
 int device_is_used(int ordinal);
 void device_use(int ordinal);  /* its context exists from now on */
 cudaError_t failed(cudaError_t error); /* what cudaGetLastError returns next */
@@ -43,8 +45,10 @@ cudaError_t failed(cudaError_t error); /* what cudaGetLastError returns next */
 struct range {
     char *begin;
     size_t size;
-    int device; /* an ordinal */
-    int has_pages, is_own;
+    int device;    /* an ordinal */
+    int has_pages; /* 0: addresses alone */
+    int is_own;    /* 0: memory of the program that it registered */
+    struct pages *pages; /* of a mapping in driver_memory.c */
 };
 struct ranges {
     struct range *items;
@@ -55,16 +59,18 @@ struct range *ranges_find(struct ranges *ranges, const void *address);
 struct range ranges_take(struct ranges *ranges, const void *begin); /* of size 0: there is none */
 
 /* memory.c: device memory, handed out and counted; pinned host memory. */
-void *memory_allocate(size_t num_bytes, int device); /* NULL: the device is full */
-void *memory_reserve(size_t num_bytes);              /* addresses alone */
+cudaError_t memory_allocate(void **address, size_t num_bytes, int device);
+cudaError_t memory_reserve(void **address, size_t num_bytes); /* addresses alone */
 int memory_take_pages(size_t num_bytes, int device); /* 0: the device is full */
 void memory_give_pages(size_t num_bytes, int device);
 int memory_release(void *address);       /* 0: no such address */
+void memory_forget(void *address, size_t num_bytes); /* the host's pages behind addresses of a device */
 int memory_holds(const void *address);   /* whether it is an address of a device */
 int memory_range(const void *address, struct range *range);
 void memory_map(void *address, int device);
 size_t memory_used(int device);          /* with the context */
 size_t memory_peak(int device);
+size_t memory_free(int device);
 void *pinned_allocate(size_t num_bytes);
 int pinned_register(void *address, size_t num_bytes);
 int pinned_release(void *address);
@@ -76,14 +82,16 @@ struct stream *stream_new(int priority);       /* NULL: too many */
 void stream_delete(struct stream *stream);
 int stream_priority(const struct stream *stream);
 int stream_device(const struct stream *stream);
-int stream_is_idle(const struct stream *stream);
+void stream_issue(struct stream *stream); /* a kernel or copy: from now on the stream is not idle */
+int stream_is_idle(struct stream *stream);
 void stream_wait(struct stream *stream, const struct event *event); /* later work of the stream waits */
 void host_waits_for_stream(const struct stream *stream);
 void host_waits_for_device(int device);
 struct event *event_new(void);
 void event_delete(struct event *event);
 void event_record(struct event *event, struct stream *stream);
-int event_has_happened(const struct event *event);
+int event_is_recorded(const struct event *event);
+int event_has_happened(struct event *event);
 void host_waits_for_event(const struct event *event);
 
 /* graphs.c: capture of streams into CUDA graphs; what of it streams and events remember is in progress.c. */
@@ -95,12 +103,13 @@ void stream_set_capture(struct stream *stream, struct capture *capture);
 struct capture *event_capture(const struct event *event);
 void event_set_capture(struct event *event, struct capture *capture);
 void leave_capture(struct capture *capture); /* all streams of it */
-void stream_launched(struct stream *stream); /* a kernel or copy: a node, where the stream is captured */
+void stream_launched(struct stream *stream); /* a kernel or copy: work, or a node where the stream is captured */
 
 /* architectures.c: for which architectures kernels were compiled. */
-int architecture_of(const void *kernel); /* 86 for 8.6: of its binaries the one that the GPU would run */
+int architecture_of(const void *kernel); /* 86 for 8.6: of its binaries the one that the GPU would run; 0: none */
 
 /* kernels.c */
+int kernel_takes(int attribute, int value); /* 0: more shared memory than a block may have */
 int blocks_per_multiprocessor(int threads, size_t shared_bytes);
 
 /* reads.c: what the host reads from a device. */

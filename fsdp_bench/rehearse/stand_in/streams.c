@@ -3,8 +3,10 @@
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     (void)flags;
-    if (!device_count()) return failed(cudaErrorNoDevice);
-    return (*stream = stream_new(priority)) ? cudaSuccess : failed(cudaErrorMemoryAllocation);
+    if (device_error()) return device_error();
+    if ((*stream = stream_new(priority))) return cudaSuccess;
+    /* More than progress.c has room for: not "out of memory", which would be taken for the GPU's. */
+    return failed(unsupported("cudaStreamCreateWithPriority", cudaErrorNotSupported, 0));
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
@@ -55,7 +57,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, void (*callback)(cudaStre
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
-    if (!device_count()) return failed(cudaErrorNoDevice);
+    if (device_error()) return device_error();
     return (*event = event_new()) ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
@@ -78,9 +80,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (capture_is_active(event_capture(event))) return failed(cudaErrorCapturedEvent);
     return host_waits_for_event(event), cudaSuccess;
 }
+/* A millisecond between any two events: there is no time here, and programs divide by it. */
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-    (void)begin, (void)end;
-    return *milliseconds = 1, cudaSuccess; /* there is no time here, and programs divide by it */
+    if (!event_is_recorded(begin) || !event_is_recorded(end)) return failed(cudaErrorInvalidResourceHandle);
+    return *milliseconds = 1, cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime_v2(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     return cudaEventElapsedTime(milliseconds, begin, end);

@@ -107,7 +107,7 @@ def report_text(found: Rehearsal) -> str:
         ]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
-    if report.unsupported and report.stops_at_unsupported:
+    if _would_go_on(report):
         lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
     lines += ["", *report.notes, *_ignored_calls(report), *_reads(report)]
     return "\n".join(lines)
@@ -178,6 +178,12 @@ def _what_would_help(found: Rehearsal) -> list[str]:
         lines.append("try: PYTORCH_ALLOC_CONF=expandable_segments:True, which wastes less of reserved memory")
     lines.append("try: activation checkpointing, a smaller micro-batch, more GPUs (--world-size), or a larger --gpu")
     return lines
+
+
+def _would_go_on(report: RehearsalReport) -> bool:
+    """Whether --unsupported warn lets pass all that was called: products and convolutions (unsupported.c)."""
+    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
+    return report.stops_at_unsupported and bool(called) and all(called)
 
 
 def _ignored_calls(report: RehearsalReport) -> list[str]:

@@ -20,6 +20,9 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_char_p)
 SIZES_FROM_VALUES = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
 """Operators whose output is as large as values say."""
 
+PRINTING = os.path.join("torch", "_tensor_str.py")
+"""PyTorch's file that makes text of a tensor. It selects the values that it needs; only the text depends on them."""
+
 _Key = tuple[Frame | None, Frame | None, str, bool]
 """The innermost line outside of torch, the user's line, the operator, whether sizes may follow."""
 
@@ -47,8 +50,12 @@ class Reads:
         if reading.is_known:
             self.num_known += 1
             return
-        frames, name = current_frames(1), reading.operator or (operator or b"copy").decode()
-        decides_sizes = name in SIZES_FROM_VALUES or (reading.has_integers and _is_in_module(frames))
+        frames = current_frames(1)
+        if any(file.endswith(PRINTING) for file, _line, _function in frames):
+            name, decides_sizes = "print", False
+        else:
+            name = reading.operator or (operator or b"copy").decode()
+            decides_sizes = name in SIZES_FROM_VALUES or (reading.has_integers and _is_in_module(frames))
         key = *cause(frames), name, decides_sizes
         self._counts[key] += 1
         self._num_bytes[key] += num_bytes
