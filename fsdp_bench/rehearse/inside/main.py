@@ -92,7 +92,7 @@ class _Rehearsal:
         found = [text for option, text in notes.items() if self.plan[option]]
         if not self.plan["stops_at_unsupported"]:
             found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
-        if self.launch.num_processes not in (None, self.world_size):
+        if self.launch.num_processes not in (None, 1, self.world_size):  # torchrun's default is 1
             found.append(f"The command says {self.launch.num_processes} ranks; rehearsed was one of {self.world_size}.")
         if not integers.can_compute():
             found.append("Torch is older than 2.9: integers of the GPU are not computed, nor what follows from them.")
