@@ -10,7 +10,7 @@ import pytest
 
 from tests.attacks.signals import SWEEPS, attack
 
-COUNT = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "12"))
+COUNT = int(os.environ.get("FSDP_BENCH_TEST_MOMENTS", "6"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", random.SystemRandom().randrange(10**6)))
 
 

@@ -29,18 +29,23 @@ def _words(kind: str) -> tuple[str, list[str]]:
     return command, [str(SCRIPTS / word) if word.endswith(".py") else word for word in words]
 
 
+WORLDS = {kind: (2, 4096) for kind in KINDS} | {"trainer": (2, 8, 64, 4096)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_script_runs_unmodified_in_worlds_of_all_sizes(kind: str, tmp_path: Path) -> None:
     command, words = _words(kind)
     peaks = []
-    for world_size in (2, 8, 64, 4096):
+    for world_size in WORLDS[kind]:
         found = rehearse(*GPU, "--world-size", str(world_size), "--", *words, command=command, folder=tmp_path)
         assert found.code == 0, found.output
         assert found.document["fits"] is True
         assert (found.document["outcome"], found.document["num_steps"]) == ("stopped", 3)
         assert found.document["world_size"] == world_size
         peaks.append(found.peak_bytes)
-    assert peaks[0] > peaks[1] > peaks[2]  # of 4096 ranks some hold padding alone, which is gathered, too
+    # Of 4096 ranks some hold padding alone, which is gathered, too.
+    assert len(peaks) == 2 or peaks[0] > peaks[1] > peaks[2]
+    assert peaks[0] > peaks[-1]
 
 
 @pytest.mark.parametrize("kind", ["trainer", "compiled"])
