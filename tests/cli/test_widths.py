@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "xeon-2-cores"
 P5 = ("--server", "p5.48xlarge", "--nodes", 2)
 COMMANDS = {
-    "one setup": ("predict", "--model", "Llama-3.1-70B", *P5),
+    "one setup": ("predict", "--model", "Llama-3.1-8B", "--server", "g5.48xlarge"),
     "setups": ("predict", "--model", "Llama-3.1-8B", *P5, "--strategy", "all", "--api", "all", "--precision", "all"),
     "offload": ("predict", "--model", "Llama-3.1-8B", *P5, "--offload", "all", "--checkpointing", "all"),
     "sizes": ("max-size", "--server", "g5.48xlarge", "--offload", "all", "--strategy", "full_shard,hsdp"),

@@ -29,7 +29,7 @@ def _words(kind: str) -> tuple[str, list[str]]:
     return command, [str(SCRIPTS / word) if word.endswith(".py") else word for word in words]
 
 
-WORLDS = {kind: (2, 4096) for kind in KINDS} | {"trainer": (2, 8, 64, 4096)}
+WORLDS = dict.fromkeys(KINDS, (2, 4096)) | {"trainer": (2, 8, 64, 4096)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

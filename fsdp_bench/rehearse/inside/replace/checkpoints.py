@@ -6,11 +6,14 @@ torch.distributed.checkpoint.
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.util
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,14 +32,40 @@ def skip_large_files() -> None:
         import safetensors.torch
 
         safetensors.torch.save_file = _skipping("safetensors", safetensors.torch.save_file)
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict_saver
+    if _DISTRIBUTED in sys.modules:
+        _replace_savers(sys.modules[_DISTRIBUTED])
+    else:
+        sys.meta_path.insert(0, _AtImport())
 
+
+_DISTRIBUTED = "torch.distributed.checkpoint.state_dict_saver"
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Replaces the savers when the script imports them: to import them takes 1.5 seconds."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """Return the module's own spec, whose loader then replaces functions of it."""
+        if name != _DISTRIBUTED:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        load = spec.loader.exec_module
+
+        def load_and_replace(module: ModuleType) -> None:
+            load(module)
+            _replace_savers(module)
+
+        spec.loader.exec_module = load_and_replace
+        return spec
+
+
+def _replace_savers(module: ModuleType) -> None:
     for name in ("save", "async_save", "save_state_dict"):
-        instead = _never("torch.distributed.checkpoint", is_async=name == "async_save")
-        for module in (dcp, state_dict_saver):
-            if hasattr(module, name):
-                setattr(module, name, instead)
+        if hasattr(module, name):
+            setattr(module, name, _never("torch.distributed.checkpoint", is_async=name == "async_save"))
 
 
 def _skipping(name: str, save: Callable[..., Any]) -> Callable[..., Any]:
