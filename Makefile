@@ -27,7 +27,7 @@ validate: $(INSTALLED)
 # compiler. Fewer setups are drawn than by `fsdp-bench validate --against rehearsal`.
 REHEARSAL := .venv-rehearsal/bin/python
 test-rehearsal: .venv-rehearsal/installed
-	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),40) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
+	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
 		-m rehearsal tests/rehearse tests/sweep tests/validate
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt

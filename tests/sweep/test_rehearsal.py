@@ -29,7 +29,7 @@ RUN = "device = 'rehearsed'\ngpu = 'A10G'"
 EVERY_STRATEGY = """
 world_size = 8
 api = ["fsdp1", "fsdp2"]
-precision = ["fp32", "bf16-mixed"]
+precision = "bf16-mixed"
 strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 """
 
@@ -128,7 +128,7 @@ class TestOnTheStandIn:
 
     def test_records_have_memory_and_no_times(self, swept: list[TrialRecord]) -> None:
         ran = [record for record in swept if record.outcome is Outcome.OK]
-        assert len(ran) == 20
+        assert len(ran) == 10
         for record in ran:
             assert (record.source, record.device, record.hardware) == ("rehearsed", "rehearsed", "cuda")
             assert record.step_seconds is None
@@ -177,6 +177,6 @@ class TestOnTheStandIn:
         for _ in range(2):
             done = run_command("sweep", file, "--results", tmp_path)
             assert done.returncode == 0, done.stderr
-        assert "1 trials already recorded" in done.stderr or "1 " in done.stderr
+        assert "1 trials on NVIDIA A10G (rehearsed), 1 already recorded" in done.stderr
         (record,) = read_records(tmp_path)
         assert msgspec.structs.replace(record).outcome is Outcome.OK
