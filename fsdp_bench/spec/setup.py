@@ -339,9 +339,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 SELECTIVE_AROUND_UNITS = (
-    "units inside blocks (wrap = size): torch's selective checkpointing counts their profiler annotations as operators"
-    " and fails when it recomputes more of them than in forward; use wrap = block, a larger min_num_params, fsdp1 with"
-    " limit_all_gathers = false, or checkpointing full or none"
+    "units inside blocks (wrap = size): torch's selective checkpointing counts their views and profiler annotations as"
+    " operators and fails when it recomputes more of them than in forward; use wrap = block, a larger min_num_params,"
+    " fsdp1 with limit_all_gathers = false and without forward_prefetch and offload, or checkpointing full or none"
 )
 """torch/utils/checkpoint.py, _CachedTorchDispatchMode: "invocation index ... encountered during backward but not found
 in storage". Not every step fails: found where query, key and value projections are units that are resharded after

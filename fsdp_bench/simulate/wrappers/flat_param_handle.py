@@ -364,11 +364,14 @@ class FlatParamHandle:
     def _use_unsharded_grad_views(self) -> None:
         """Under no_sync each parameter shows its part of the unsharded gradient.
 
-        A parameter whose shape or dtype is another gets a gradient like itself first, which is dropped at once.
+        A parameter whose shape or dtype is another gets a gradient like itself first, which is dropped at once; in host
+        memory where parameters are offloaded.
         """
         if not self.wrapper.setup.use_orig_params or self.shows_gradients:
             return
         self.shows_gradients = True
+        if self.wrapper.offload:
+            return
         for index, weight in enumerate(self.weights):
             held = self.layout.in_shard(index, weight, self.wrapper.rank)
             same_shape = held == weight.numel and (weight.ndim == 1 or not self.wrapper.is_sharded)

@@ -10,7 +10,9 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import (
     SELECTIVE_AROUND_UNITS,
     Api,
+    BackwardPrefetch,
     Checkpointing,
+    Offload,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -27,16 +29,20 @@ def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | N
 
 
 def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
-    """Whether a recomputed block can run more profiler annotations than forward did: see SELECTIVE_AROUND_UNITS.
+    """Whether a recomputed block can run more operators or annotations than forward did: see SELECTIVE_AROUND_UNITS.
 
-    Of FSDP1's record_function calls only the rate limiter's can be more (_runtime_utils.py, _unshard).
+    Of FSDP1's: the rate limiter's annotation (_runtime_utils.py, _unshard); the views of a unit that was gathered ahead
+    of its block in forward, and not in backward (_use_unsharded_flat_param); where offloaded gradients are written back
+    to original parameters, a tensor for them (_writeback_orig_params).
     """
-    recompute_adds_annotations = setup.api is Api.FSDP2 or setup.limit_all_gathers
+    gathers_ahead = setup.forward_prefetch and setup.backward_prefetch is not BackwardPrefetch.BACKWARD_PRE
+    writes_back = setup.use_orig_params and setup.offload is Offload.PARAMS
+    recomputes_more = setup.api is Api.FSDP2 or setup.limit_all_gathers or gathers_ahead or writes_back
     is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD or (
         setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
     )
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
-    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and recompute_adds_annotations
+    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and recomputes_more
 
 
 def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:

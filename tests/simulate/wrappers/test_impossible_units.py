@@ -9,7 +9,15 @@ import pytest
 
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Offload,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+)
 from tests.conftest import run_command
 
 MODEL = ModelShape(
@@ -47,11 +55,26 @@ def test_the_rate_limiter_of_fsdp1_marks_more_when_a_block_is_recomputed() -> No
 @pytest.mark.parametrize(
     "change",
     [
+        {"forward_prefetch": True, "backward_prefetch": BackwardPrefetch.BACKWARD_POST},
+        {"offload": Offload.PARAMS, "use_orig_params": True},
+    ],
+)
+def test_fsdp1_without_the_rate_limiter_may_recompute_more_too(change: dict[str, Any]) -> None:
+    """Drawn by validate --against rehearsal --seed 20261123: torch ended both with "not found in storage"."""
+    setup = TrainSetup(**{**FAILS, "api": Api.FSDP1, "limit_all_gathers": False, **change})
+    assert why_impossible(MODEL, setup, "cuda") is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"wrap": Wrap.BLOCK},
         {"min_num_params": MODEL.num_block_parameters},
         {"checkpointing": Checkpointing.FULL},
         {"strategy": ShardingStrategy.NO_SHARD},
         {"api": Api.FSDP1, "limit_all_gathers": False},
+        {"api": Api.FSDP1, "limit_all_gathers": False, "forward_prefetch": True},
+        {"api": Api.FSDP1, "limit_all_gathers": False, "offload": Offload.PARAMS, "use_orig_params": False},
     ],
 )
 def test_what_the_refusal_names_is_not_refused(change: dict[str, Any]) -> None:
