@@ -218,7 +218,7 @@ def test_foreach_costs_one_more_shard_than_fused() -> None:
 
 @pytest.mark.parametrize(("offload", "count"), [(Offload.NONE, True), (Offload.PARAMS, False)])
 def test_gradients_of_offloaded_parameters_are_made_in_host_memory(offload: Offload, count: bool) -> None:
-    """torch's _use_unsharded_grad_views: ``empty_like(param)``, where "if CPU offloading is enabled, [it] is on CPU"."""
+    """torch's _use_unsharded_grad_views: ``empty_like(param)``, and "if CPU offloading is enabled, is on CPU"."""
     precision, accumulate = Precision.parse("bf16-mixed"), {"gradient_accumulation_steps": 2}
     setup = TrainSetup(world_size=2, offload=offload, precision=precision, sync_every_micro_batch=False, **accumulate)
     labels = {event.label for event in steady_step(shape(), setup, CUDA).events if event.kind is Kind.ALLOCATE}
