@@ -57,21 +57,28 @@ class Rehearsal:
     @property
     def exceeds_limit(self) -> bool:
         """Whether it needs more than the user's own limit."""
-        needed = self.report.peak_reserved_bytes + self.kept_free.num_bytes
-        return self.max_gpu_bytes is not None and needed > self.max_gpu_bytes
+        if self.max_gpu_bytes is None or self.report.peak is None:
+            return False
+        return self.report.peak_reserved_bytes + self.kept_free.num_bytes > self.max_gpu_bytes
 
     @property
     def lacks_second_step(self) -> bool:
-        """Whether the script was ended before a step with the optimizer's states, which are made in the first."""
+        """Whether only one step ran. The later ones hold the optimizer's states too, which are made at its end."""
         return self.report.outcome is RehearsalOutcome.STOPPED and self.report.num_steps == 1
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the script fits. None if that is not known: it failed, or never made an optimizer step."""
+        """Whether the script fits.
+
+        None if that is unknown: it failed, never used the GPU, made no optimizer step, was ended after one, called what
+        is not supported, or read values that may decide sizes.
+        """
         if self.report.outcome is RehearsalOutcome.OUT_OF_MEMORY or self.exceeds_limit:
             return Verdict.DOES_NOT_FIT
         report = self.report
-        if report.outcome is RehearsalOutcome.FAILED or not report.num_steps or report.sizes_from_values:
+        if report.outcome is RehearsalOutcome.FAILED or report.peak is None or not report.num_steps:
+            return None
+        if report.sizes_from_values:
             return None
         if (report.unsupported and report.stops_at_unsupported) or self.lacks_second_step:
             return None
@@ -94,7 +101,10 @@ class Rehearsal:
 
     @property
     def communicators(self) -> Communicators | None:
-        """NCCL's communicators of this rank. None where the script's process groups are others than FSDP's own."""
+        """NCCL's communicators of this rank.
+
+        None if its process groups are neither all of the whole world nor those of hybrid sharding.
+        """
         report = self.report
         sizes = sorted(size for size in report.process_groups.values() if size > 1)
         world, cluster = report.world_size, self.hardware if isinstance(self.hardware, Cluster) else None
@@ -104,6 +114,7 @@ class Rehearsal:
             is_sharded = any("reduce_scatter" in name for _group, name, _count in report.collectives)
             strategy = ShardingStrategy.FULL_SHARD if is_sharded else ShardingStrategy.NO_SHARD
             return communicators_of(TrainSetup(world_size=world, strategy=strategy), cluster)
+        # Two sizes whose product is the world: hybrid sharding. The groups that all-gather are those of the shards.
         gathering = {group for group, name, _count in report.collectives if "allgather" in name}
         shards = {report.process_groups[group] for group in gathering} - {1, world}
         others = [size for size in sizes if size != world]
@@ -114,9 +125,8 @@ class Rehearsal:
 
 
 def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:
-    """Return the rank that decides: one that failed, does not fit, or needs most."""
-    failed = RehearsalOutcome.FAILED
-    return max(found, key=lambda one: (one.report.outcome is failed, one.fits is False, one.report.peak_reserved_bytes))
+    """Return the rank that decides: one that does not fit, else one of which that is unknown, else the largest."""
+    return max(found, key=lambda one: (one.fits is False, one.fits is None, one.report.peak_reserved_bytes))
 
 
 def _highest(spans: list[Span]) -> Span | None:

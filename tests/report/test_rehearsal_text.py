@@ -97,11 +97,15 @@ def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
             "out of memory, in backward of step 2, at train.py:17 (transformers/loss.py:42)",
         ),
         ({"outcome": RehearsalOutcome.FAILED, "failure": replace(FAILURE, type="KeyError")}, None, "with KeyError at"),
-        ({"num_steps": 1}, None, "one step alone, before the optimizer has its states"),
+        ({"num_steps": 1}, None, "only one step ran"),
         ({"unsupported": {"x": 1}, "stops_at_unsupported": False}, Verdict.FITS, "fits"),
         ({"num_steps": 0}, None, "never made an optimizer step"),
         ({"num_steps": 0, "spans": ()}, None, "never used the GPU"),
-        ({"unsupported": {"cusolverDnCreate": 1}}, None, "it called cusolverDnCreate, which the stand-in has not"),
+        (
+            {"unsupported": {"cusolverDnCreate": 1}},
+            None,
+            "it called cusolverDnCreate, which the stand-in does not have",
+        ),
     ],
 )
 def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: Verdict | None, words: str) -> None:
@@ -142,7 +146,7 @@ def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
     read = GpuRead(line=INNER, user_line=OWN, operator="nonzero", decides_sizes=True, count=4, num_bytes=32)
     shown = " ".join(report_text(rehearsal(reads=(read,))).split())
     assert "nonzero at train.py:17 (transformers/loss.py:42), 4 times: sizes may follow from these values" in shown
-    assert shown.startswith("unknown whether it fits: sizes may follow from values of the GPU")
+    assert shown.startswith("unknown whether it fits: train.py:17 reads values from the GPU that may decide sizes")
 
 
 def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:

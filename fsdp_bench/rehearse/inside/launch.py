@@ -1,4 +1,4 @@
-"""What a launcher would start, and the environment it would give to one rank of it.
+"""What torchrun would start, and the environment it would give to one rank of it.
 
 The launchers' own parsers read the arguments, as installed with the user's torch and accelerate. Their processes and
 rendezvous are replaced by one rank of the world that is asked for.
@@ -93,42 +93,14 @@ def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str
     }
 
 
-def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int) -> Launch:
-    """Return what a launcher followed by these words would start as this rank.
-
-    Args:
-        launcher: A value of ``fsdp_bench.rehearse.command.Launcher``.
-        words: What follows the launcher.
-        rank: The rank that replaces all of the launcher's processes.
-        world_size: The ranks of the world that is asked for, whatever the launcher's arguments say.
-        gpus_per_node: The GPUs of a node of that world.
-
-    Raises:
-        ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
-    """
-    one = Rank(rank, world_size, gpus_per_node)
-    if launcher == "torchrun":
-        return _torchrun(words, one)
-    if launcher == "torch.distributed.launch":
-        return _torch_distributed_launch(words, one)
-    if launcher == "accelerate":
-        from .accelerate_launch import understand_accelerate
-
-        return understand_accelerate(words, one)
-    if launcher != "none":
-        raise ValueError(f"launcher: {launcher!r} is not known; one of none, torchrun, accelerate")
-    kind, target, arguments = python_program(words, "python")
-    said = shlex.join(["python", *words[: len(words) - len(arguments)]])
-    return Launch(kind, target, arguments, f"{said}: run as {one}")
-
-
-def _torchrun(words: Sequence[str], one: Rank) -> Launch:
+def understand_torchrun(words: Sequence[str], one: Rank) -> Launch:
+    """Return what torchrun would start. Raises ValueError as ``understand`` does."""
     from torch.distributed.run import get_args_parser
 
     return _launched_by_torch(parsed(get_args_parser(), words, "torchrun"), words, one, "torchrun")
 
 
-def _torch_distributed_launch(words: Sequence[str], one: Rank) -> Launch:
+def understand_torch_distributed_launch(words: Sequence[str], one: Rank) -> Launch:
     """As torchrun, but the script gets its local rank as an argument (torch/distributed/launch.py)."""
     from torch.distributed.run import get_args_parser
 

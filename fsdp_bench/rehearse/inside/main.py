@@ -211,7 +211,7 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
     Raises:
         ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
     """
-    from .launch import understand
+    from .understand import understand
 
     rank, world_size, gpus_per_node = plan["rank"], plan["world_size"], plan["gpus_per_node"]
     if world_size is None:

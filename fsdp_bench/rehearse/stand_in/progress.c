@@ -1,10 +1,10 @@
 /* Streams and events without time: vector clocks, one counter a stream.
  *
- * An event has happened when the host waited for something that is ordered after it. STAND_IN_PROGRESS says what else
- * is known. `behind`: nothing, streams are as far behind as they may be. `pace` (the default): the streams of a device
- * are equally far, so that it is enough to have waited for something issued later. `idle`: every event has happened by
- * the time that anybody asks, as on a GPU that is never behind. In all of them a program that does nothing but ask
- * (`while not event.query(): pass`) gets there too.
+ * An event has happened when the host waited for something that is ordered after it. STAND_IN_PROGRESS says what that
+ * is. `pace` (the default): the streams of a device share one clock; if the host waited for any work of the device, all
+ * that was issued before it, on any of its streams, has happened. `behind`: streams have clocks of their own, and are as
+ * far behind as they may be. `idle`: every event has happened when the host asks, as on a GPU that is never behind. In
+ * all of them a program that does nothing but ask (`while not event.query(): pass`) is told yes after POLLS questions.
  */
 #include "stand_in.h"
 
@@ -25,7 +25,7 @@ struct polls {
 struct stream {
     int index, priority, device, is_in_use;
     struct capture *capture;
-    uint64_t last; /* work of this stream, by the clock that counts */
+    uint64_t last; /* time of this stream's last work, by the clock of clocked() */
     struct polls polls;
     struct clock clock;
 };
@@ -34,14 +34,14 @@ struct event {
     struct capture *capture;
     uint64_t time; /* of that stream */
     struct polls polls;
-    struct clock *clock; /* where streams are behind: of all */
+    struct clock *clock; /* with `behind` alone: what the stream's clock said of all streams */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams[MAX_STREAMS]; /* the first ones are the default streams of the devices */
 static int num_streams = MAX_DEVICES;
 static struct clock done;
-static uint64_t num_launches; /* of the process: kernels, copies, recorded events */
+static uint64_t num_launches; /* of the process: kernels, copies, recorded events, waits for events */
 
 static void join(struct clock *clock, const struct clock *other) {
     for (int index = 0; index < num_streams; ++index)
@@ -100,14 +100,14 @@ void stream_set_capture(struct stream *stream, struct capture *capture) {
     __atomic_store_n(&stream->capture, capture, __ATOMIC_RELEASE);
 }
 
-/* Work of a stream from now on; under the lock. Returns when, by the clock that counts. */
+/* Add work to a stream; under the lock. Returns its time, by the clock of clocked(). */
 static uint64_t issue(struct stream *stream) {
     struct stream *clock = clocked(stream);
     ++num_launches;
     return stream->last = ++clock->clock.at[clock->index];
 }
 
-/* Whether a program that asks in vain does so instead of waiting; under the lock. */
+/* Whether a program has asked so often without a launch that the answer must become yes; under the lock. */
 static int polled(struct polls *polls) {
     if (polls->num_launches != num_launches) *polls = (struct polls){num_launches, 0};
     return ++polls->count >= POLLS;

@@ -44,7 +44,9 @@ def verdict_line(found: Rehearsal) -> str:
         )
     if report.unsupported and report.stops_at_unsupported:
         at = f", at {_at(report.failure)}" if report.failure else ""
-        return f"unknown whether it fits: it called {', '.join(report.unsupported)}{at}, which the stand-in has not"
+        return (
+            f"unknown whether it fits: it called {', '.join(report.unsupported)}{at}, which the stand-in does not have"
+        )
     if report.outcome is RehearsalOutcome.FAILED:
         assert report.failure is not None
         return f"unknown whether it fits: the script failed with {report.failure.type} at {_at(report.failure)}"
@@ -57,11 +59,14 @@ def verdict_line(found: Rehearsal) -> str:
         line = report.sizes_from_values[0].user_line or report.sizes_from_values[0].line
         at = place(line) if line else "an unknown line"
         return (
-            f"unknown whether it fits: sizes may follow from values of the GPU, which are unknown here, at {at};"
-            f" this run: {needs}. A mixture of experts: --balanced-routing"
+            f"unknown whether it fits: {at} reads values from the GPU that may decide sizes, and a rehearsal does not"
+            f" have these values; this run: {needs}. For a mixture of experts try --balanced-routing"
         )
     if found.lacks_second_step:
-        return f"unknown whether it fits: one step alone, before the optimizer has its states: {needs}; --steps 2"
+        return (
+            "unknown whether it fits: only one step ran, and later ones also hold the optimizer's states; this run:"
+            f" {needs}. Try --steps 2"
+        )
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
         return f"runs, with {report.num_alloc_retries} allocation retries (rehearsed): {needs}; {of}"
     return f"fits (rehearsed): {needs}; {of}"
@@ -103,7 +108,7 @@ def report_text(found: Rehearsal) -> str:
     elif report.lines_at_peak is None and report.peak is not None:
         lines += [
             "",
-            f"lines that hold memory: {UNKNOWN}; PyTorch's memory history, which the script may use too, is not whole",
+            f"lines that hold memory: {UNKNOWN}; PyTorch's memory history is incomplete, or the script changed it",
         ]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
@@ -116,7 +121,7 @@ def report_text(found: Rehearsal) -> str:
 def _conditions(found: Rehearsal) -> list[str]:
     report = found.report
     ended = {
-        RehearsalOutcome.STOPPED: f"ended after {report.num_steps} optimizer steps",
+        RehearsalOutcome.STOPPED: f"stopped by rehearse after {report.num_steps} optimizer steps",
         RehearsalOutcome.ENDED: f"ran to its end, {report.num_steps} optimizer steps",
         RehearsalOutcome.OUT_OF_MEMORY: f"ran out of memory after {report.num_steps} optimizer steps",
         RehearsalOutcome.FAILED: f"failed after {report.num_steps} optimizer steps",
@@ -187,7 +192,7 @@ def _would_go_on(report: RehearsalReport) -> bool:
 
 
 def _ignored_calls(report: RehearsalReport) -> list[str]:
-    """Return which functions that the stand-in has not were called, if the script went on (--unsupported warn)."""
+    """Return which functions that the stand-in lacks were called, if the script went on (--unsupported warn)."""
     if report.stops_at_unsupported:
         return []
     return [

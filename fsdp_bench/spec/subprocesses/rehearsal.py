@@ -153,7 +153,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     num_known_reads: int
     """Reads of small integers, whose values are those of training."""
     unsupported: dict[str, int]
-    """Functions that the stand-in has not, with how often they were called."""
+    """Functions that the stand-in lacks, with how often they were called."""
     stops_at_unsupported: bool
     """Whether such a call fails."""
     process_groups: dict[str, int]

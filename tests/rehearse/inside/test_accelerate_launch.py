@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.inside.launch import Launch, rank_environment, understand
+from fsdp_bench.rehearse.inside.launch import Launch, rank_environment
+from fsdp_bench.rehearse.inside.understand import understand
 from tests.rehearse.inside.conftest import assert_given, given_by
 
 FSDP1_CONFIG = """\

@@ -85,7 +85,7 @@ def _is_in_module(frames: Sequence[Frame]) -> bool:
 
 
 def unsupported() -> dict[str, int]:
-    """Return the functions that were called and that the stand-in has not, with how often."""
+    """Return the functions that were called and that the stand-in lacks, with how often."""
     ask = getattr(ctypes.CDLL(None), "stand_in_unsupported", None)
     if ask is None:
         return {}

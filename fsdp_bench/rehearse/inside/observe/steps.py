@@ -1,7 +1,7 @@
 """Which step and phase the script is in, found with PyTorch's own hooks; ends the script after enough steps.
 
-A step ends with an optimizer's step. Optimizers that follow at once, as Muon and AdamW for other parameters, belong to
-the same step; those of which another backward pass stands between, as of a GAN, to the next one. Phases:
+A step ends with an optimizer's step. An optimizer that follows at once, as AdamW after Muon, belongs to the same step.
+If a backward pass runs between the two, as in a GAN, the second one is counted to the next step. Phases:
 
     load        until the first forward
     forward     forward and loss, up to the backward pass, and all else that comes in between: data, evaluation
@@ -73,7 +73,7 @@ class Steps:
 
     @property
     def phase(self) -> str:
-        """The phase that runs. After a backward pass: ``forward``, unless an optimizer's step follows."""
+        """The phase as it is known now. Clipping counts as ``forward`` until the optimizer's step shows what it was."""
         return self._phase
 
     def end(self) -> None:

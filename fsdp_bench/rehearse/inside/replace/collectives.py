@@ -3,8 +3,8 @@
 torch.distributed, DistributedDataParallel and torch.compile's functional collectives all call the operators of the
 ``c10d`` namespace (torch/csrc/distributed/c10d/Ops.cpp), so the operators are replaced there. Small outputs hold what
 they would hold if every rank had sent what this one sends, so that objects can be exchanged and counts be summed. Large
-ones are not written: their values decide nothing. What only another rank can know, as a message of its own, is marked
-as unknown.
+ones are not written, on the assumption that nothing is decided by them. Integers that another rank sends are marked as
+unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""
 
 reduction: dist.ReduceOp.RedOpType | None = None
-"""How the collective that runs reduces, as the script says. None where C++ calls it, as DistributedDataParallel."""
+"""How the call of torch.distributed that runs reduces. None if C++ called the operator, as for DDP's gradients."""
 
 _library: torch.library.Library | None = None
 
@@ -53,7 +53,7 @@ def replace_collectives() -> None:
 
 
 def note_reduction(name: str) -> None:
-    """Let a function of torch.distributed say how it reduces, which its operator does not tell Python."""
+    """Let a function of torch.distributed note its ReduceOp, which the c10d operator does not pass on to Python."""
     original = getattr(c10d, name)
     signature = inspect.signature(original)
 
@@ -61,7 +61,7 @@ def note_reduction(name: str) -> None:
     def instead(*arguments: Any, **keywords: Any) -> Any:
         global reduction
         given = signature.bind(*arguments, **keywords).arguments.get("op", dist.ReduceOp.SUM)
-        reduction = getattr(given, "op", given)  # a ReduceOp with a factor holds it
+        reduction = getattr(given, "op", given)  # PREMUL_SUM wraps its kind in a ReduceOp
         try:
             return original(*arguments, **keywords)
         finally:
@@ -126,8 +126,10 @@ def _all_reduce(tensors: Any, group: Any, *_rest: Any) -> Any:
     return tensors, _finished(tensors)
 
 
-def _broadcast(tensors: Any, *_rest: Any) -> Any:
-    """What the rank has is what all have."""
+def _broadcast(tensors: Any, group: Any, root: int, *_rest: Any) -> Any:
+    """The root keeps what it has; of another rank it is not known."""
+    if root != _rank_and_size(group)[0]:
+        _receive(tensors)
     return tensors, _finished(tensors)
 
 
@@ -200,6 +202,8 @@ def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
     for output, parts in zip(outputs, lists, strict=False):
         if len(parts) > rank:
             _fill(output, parts[rank])
+        else:
+            integers.forget(output)
     return outputs, _finished(outputs)
 
 

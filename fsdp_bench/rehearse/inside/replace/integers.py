@@ -6,7 +6,7 @@ transformers, for example, asks the GPU whether the positions of a batch are pac
 integers are computed by the CPU as well, on the same memory: the stand-in's device memory is memory of this process.
 PyTorch's own CUDA code runs before it, so that what it allocates is as it was. Known is only what was computed here or
 copied from the host: not integers that come from floating-point numbers, as an argmax does, nor what other operators
-or compiled kernels write, nor what follows from them.
+or compiled kernels write, nor what follows from them on the GPU.
 
 Needs torch.library.get_kernel (torch 2.9); without it, what the script reads is only counted (reads.py).
 """
@@ -141,9 +141,9 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
 
 
 def _with_tensors(arguments: Sequence[Any], takes_tensor: Sequence[bool]) -> tuple[Any, ...]:
-    """Return arguments with tensors for numbers: Python gets what C++ wraps as a tensor without a dtype of its own.
+    """Return arguments with tensors for numbers where the operator takes a tensor, as C++ had wrapped them.
 
-    A tensor of the result's dtype is promoted to the same dtype.
+    They get the result's dtype, so that promotion gives the same.
     """
     first = next(one for one in arguments if isinstance(one, torch.Tensor))
     return tuple(
@@ -214,7 +214,7 @@ def _as_float(value: Any) -> Any:
 def _is_check_for_nan(name: str, arguments: Sequence[Any]) -> bool:
     """Whether a comparison asks for NaN (``x == x``) or infinity (``x.abs() != inf``), as torch.isfinite does.
 
-    It is answered as in training that goes well: nothing is.
+    The answer is that of training that goes well: no value is NaN or infinite.
     """
     if name not in ("eq", "ne") or not isinstance(arguments[0], torch.Tensor) or not _is_small(arguments[0]):
         return False
@@ -223,7 +223,7 @@ def _is_check_for_nan(name: str, arguments: Sequence[Any]) -> bool:
 
 
 def _balance(chosen: torch.Tensor, num_experts: int) -> None:
-    """Let the tokens choose the experts in turn. A multiple of the experts is assumed to be chosen equally often."""
+    """Let tokens take the experts in turn: 0, 1, ..., n-1, 0, ... Each is then chosen equally often."""
     _on_host(chosen).copy_((torch.arange(chosen.numel()) % num_experts).view(chosen.shape))
     _mark([chosen], is_known=True)
 
@@ -257,7 +257,10 @@ def _is_known(tensor: torch.Tensor) -> bool:
 
 
 def _mark(tensors: Sequence[torch.Tensor], is_known: bool) -> None:
-    """Record whether what was written is known. A storage that is written piece by piece is known once all of it is."""
+    """Record whether what was written is known.
+
+    Known bytes are added up: a storage is known once as many were written as it has.
+    """
     for tensor in tensors:
         storage = tensor.untyped_storage()
         known = getattr(storage, _KNOWN_BYTES, 0) + tensor.numel() * tensor.element_size() if is_known else 0
