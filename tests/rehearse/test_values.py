@@ -77,6 +77,20 @@ def test_a_printed_tensor_decides_no_size(tmp_path: Path) -> None:
     assert named == {("print", 4, False)}
 
 
+def test_what_another_rank_broadcasts_is_unknown(tmp_path: Path) -> None:
+    script = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        count = torch.zeros(1, dtype=torch.int64, device="cuda")
+        dist.broadcast(count, src=0)
+        count.item()
+        """
+    root, other = _run(tmp_path, script), _run(tmp_path, script, "--rank", "3")
+    assert (root.document["reads"], root.document["num_known_reads"]) == ([], 1)
+    assert [one["user_line"]["line"] for one in other.document["reads"]] == [7]
+
+
 def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:
     """Operators are run by this package too, where a number takes the place of a tensor."""
     found = _run(

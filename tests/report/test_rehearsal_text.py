@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom
-from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document
+from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.report.charts.figure import save
 from fsdp_bench.report.charts.rehearsal import draw
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
@@ -101,6 +101,7 @@ def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
         ({"unsupported": {"x": 1}, "stops_at_unsupported": False}, Verdict.FITS, "fits"),
         ({"num_steps": 0}, None, "never made an optimizer step"),
         ({"num_steps": 0, "spans": ()}, None, "never used the GPU"),
+        ({"spans": ()}, None, "never used the GPU"),
         (
             {"unsupported": {"cusolverDnCreate": 1}},
             None,
@@ -113,6 +114,13 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
     assert found.verdict is verdict
     assert words in verdict_line(found)
     assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
+
+
+def test_of_several_ranks_what_does_not_fit_decides_and_then_what_is_unknown() -> None:
+    fits, unknown = rehearsal(), rehearsal(num_steps=0)
+    too_large = rehearsal(outcome=RehearsalOutcome.OUT_OF_MEMORY, failure=FAILURE)
+    assert worst_of([fits, unknown, too_large]) is too_large
+    assert worst_of([unknown, fits]) is unknown
 
 
 @pytest.mark.parametrize(("called", "goes_on"), [("cublasSgetrfBatched", True), ("cusolverDnCreate", False)])
