@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,22 @@ def _of_world(hardware: Cluster | Gpu, world_size: int) -> Communicators:
     """Return the communicator of all ranks, for all-gathers and reduce-scatters."""
     cluster = hardware if isinstance(hardware, Cluster) else None
     return communicators_of(TrainSetup(world_size=world_size), cluster)
+
+
+class WhyUnknown(Enum):
+    """Why it is unknown whether a script fits; of several reasons the first."""
+
+    UNSUPPORTED = auto()
+    """It called a function that the stand-in does not have."""
+    FAILED = auto()
+    NO_GPU = auto()
+    """It never used the GPU."""
+    NO_STEP = auto()
+    """It never made an optimizer step."""
+    VALUES = auto()
+    """It read values from the GPU that may decide sizes."""
+    ONE_STEP = auto()
+    """It was ended after its first step. The later ones hold the optimizer's states too."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +79,25 @@ class Rehearsal:
         return self.report.peak_reserved_bytes + self.kept_free.num_bytes > self.max_gpu_bytes
 
     @property
-    def lacks_second_step(self) -> bool:
-        """Whether only one step ran. The later ones hold the optimizer's states too, which are made at its end."""
-        return self.report.outcome is RehearsalOutcome.STOPPED and self.report.num_steps == 1
+    def why_unknown(self) -> WhyUnknown | None:
+        """Why a script that has not run out of memory may fit or not. None if that is known."""
+        report = self.report
+        reasons = {
+            WhyUnknown.UNSUPPORTED: bool(report.unsupported) and report.stops_at_unsupported,
+            WhyUnknown.FAILED: report.outcome is RehearsalOutcome.FAILED,
+            WhyUnknown.NO_GPU: report.peak is None,
+            WhyUnknown.NO_STEP: report.num_steps == 0,
+            WhyUnknown.VALUES: bool(report.sizes_from_values),
+            WhyUnknown.ONE_STEP: report.outcome is RehearsalOutcome.STOPPED and report.num_steps == 1,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the script fits.
-
-        None if that is unknown: it failed, never used the GPU, made no optimizer step, was ended after one, called what
-        is not supported, or read values that may decide sizes.
-        """
+        """Whether the script fits. None if that is unknown; ``why_unknown`` then says why."""
         if self.report.outcome is RehearsalOutcome.OUT_OF_MEMORY or self.exceeds_limit:
             return Verdict.DOES_NOT_FIT
-        report = self.report
-        if report.outcome is RehearsalOutcome.FAILED or report.peak is None or not report.num_steps:
-            return None
-        if report.sizes_from_values:
-            return None
-        if (report.unsupported and report.stops_at_unsupported) or self.lacks_second_step:
+        if self.why_unknown is not None:
             return None
         return Verdict.RUNS_WITH_RETRIES if self.report.num_alloc_retries else Verdict.FITS
 

@@ -32,7 +32,6 @@ class Torch:
     """As torch.version.cuda: ``13.0``."""
     folder: Path
     """The package's folder, which holds ``version.py`` and ``lib``."""
-    platform: str
 
     @property
     def cuda_version(self) -> int:
@@ -61,7 +60,7 @@ def find_torch(python: str) -> Torch:
             f"{python} has torch {version}, which is built without CUDA; install the CUDA build of that version, which "
             "pytorch.org/get-started names for Linux, pip and CUDA; it needs no GPU"
         )
-    return Torch(python, version, cuda, folder, platform)
+    return Torch(python, version, cuda, folder)
 
 
 def _ask(python: str) -> tuple[str, Path | None]:

@@ -24,7 +24,7 @@ def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
     """A torch without libraries, and a cache folder that is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "torch" / "lib").mkdir(parents=True)
-    return Torch("python", "2.13.0+cu130", "13.0", tmp_path / "torch", "linux-x86_64")
+    return Torch("python", "2.13.0+cu130", "13.0", tmp_path / "torch")
 
 
 @needs_compiler

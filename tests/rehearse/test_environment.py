@@ -14,7 +14,7 @@ from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 
 
 def test_it_says_what_the_gpu_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    torch = Torch("python", "2.13.0+cu130", "13.0", tmp_path, "linux-x86_64")
+    torch = Torch("python", "2.13.0+cu130", "13.0", tmp_path)
     monkeypatch.setattr(environment, "find_torch", lambda python: torch)
     monkeypatch.setattr(environment, "build_stand_in", lambda found: tmp_path)
     gpu = rehearsed_gpu("A10G", "1GiB")

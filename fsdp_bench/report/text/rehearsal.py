@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.communicators import communicators_fact
@@ -42,34 +42,39 @@ def verdict_line(found: Rehearsal) -> str:
             f"does not fit (rehearsed): {_needs(report)}, and {format_gib(found.kept_free.num_bytes)} kept free: more"
             f" than the {limit} of --max-gpu-memory"
         )
-    if report.unsupported and report.stops_at_unsupported:
-        at = f", at {_at(report.failure)}" if report.failure else ""
-        return (
-            f"unknown whether it fits: it called {', '.join(report.unsupported)}{at}, which the stand-in does not have"
-        )
-    if report.outcome is RehearsalOutcome.FAILED:
-        assert report.failure is not None
-        return f"unknown whether it fits: the script failed with {report.failure.type} at {_at(report.failure)}"
-    if peak is None:
-        return "unknown whether it fits: the script never used the GPU"
-    if not report.num_steps:
-        return "unknown whether it fits: the script never made an optimizer step"
+    if found.why_unknown is not None:
+        return f"unknown whether it fits: {_why(found.why_unknown, report)}"
     needs = _needs(report)
-    if report.sizes_from_values:
-        line = report.sizes_from_values[0].user_line or report.sizes_from_values[0].line
-        at = place(line) if line else "an unknown line"
-        return (
-            f"unknown whether it fits: {at} reads values from the GPU that may decide sizes, and a rehearsal does not"
-            f" have these values; this run: {needs}. For a mixture of experts try --balanced-routing"
-        )
-    if found.lacks_second_step:
-        return (
-            "unknown whether it fits: only one step ran, and later ones also hold the optimizer's states; this run:"
-            f" {needs}. Try --steps 2"
-        )
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
         return f"runs, with {report.num_alloc_retries} allocation retries (rehearsed): {needs}; {of}"
     return f"fits (rehearsed): {needs}; {of}"
+
+
+def _why(reason: WhyUnknown, report: RehearsalReport) -> str:
+    """Return why it is unknown whether a script fits."""
+    match reason:
+        case WhyUnknown.UNSUPPORTED:
+            at = f", at {_at(report.failure)}" if report.failure else ""
+            return f"it called {', '.join(report.unsupported)}{at}, which the stand-in does not have"
+        case WhyUnknown.FAILED:
+            assert report.failure is not None
+            return f"the script failed with {report.failure.type} at {_at(report.failure)}"
+        case WhyUnknown.NO_GPU:
+            return "the script never used the GPU"
+        case WhyUnknown.NO_STEP:
+            return "the script never made an optimizer step"
+        case WhyUnknown.VALUES:
+            line = report.sizes_from_values[0].user_line or report.sizes_from_values[0].line
+            return (
+                f"{place(line) if line else 'an unknown line'} reads values from the GPU that may decide sizes, and a"
+                f" rehearsal does not have these values; this run: {_needs(report)}. For a mixture of experts try"
+                " --balanced-routing"
+            )
+        case WhyUnknown.ONE_STEP:
+            return (
+                "only one step ran, and later ones also hold the optimizer's states; this run:"
+                f" {_needs(report)}. Try --steps 2"
+            )
 
 
 def _needs(report: RehearsalReport) -> str:
