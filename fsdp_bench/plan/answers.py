@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import (
     Checkpointing,
     Offload,
@@ -50,7 +50,7 @@ class LargestModel(SearchResult):
     """The largest model of the size ladder that fits, and which memory the next one exceeds."""
 
     @property
-    def model(self) -> ModelShape | None:
+    def model(self) -> Model | None:
         """The largest model that fits. None if the smallest does not fit."""
         return None if self.at is None else self.at.model
 

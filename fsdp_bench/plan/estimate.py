@@ -28,7 +28,7 @@ from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -85,7 +85,7 @@ class MemoryPrediction:
 class Estimate:
     """The predicted memory of one setup: GPU, host, communicators, and whether it fits."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     cluster: Cluster | None
     gpu: Gpu | None
@@ -178,7 +178,7 @@ class Estimate:
 
 
 def predict_memory(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
+    shape: Model, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
 ) -> MemoryPrediction:
     """Return the peak allocated bytes of ``rank``, by default of the rank with the highest peak."""
     if rank is None:
@@ -211,7 +211,7 @@ def _block_at(log: Log, peak: Peak) -> int | None:
     return block + (log.extra_blocks - peak.runs if part.phase == "backward" else peak.runs)
 
 
-def refuse_too_slow(shape: ModelShape, setup: TrainSetup) -> None:
+def refuse_too_slow(shape: Model, setup: TrainSetup) -> None:
     """Refuse models whose replay would take minutes.
 
     Raises:
@@ -234,7 +234,7 @@ def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_byte
 
 
 def read_allocator(
-    shape: ModelShape,
+    shape: Model,
     setup: TrainSetup,
     kernels: Kernels,
     gpu_bytes: int | None,
@@ -255,20 +255,20 @@ def read_allocator(
     return replay(found, setup, gpu_bytes, expandable_segments, hardware, rates)
 
 
-def program_of(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
+def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
     """Return the first steps as a program for the allocator's replay. Models that differ only in depth share one."""
     shallow = for_any_depth(shape, setup)
     if shallow is not None and (found := _program(shallow, setup, kernels, rank)) and found.log.extra_blocks:
-        return dataclasses.replace(found, log=found.log.of_depth(shape.num_hidden_layers))
+        return dataclasses.replace(found, log=found.log.of_depth(shape.num_blocks))
     found = program(first_steps(shape, setup, kernels, rank))
     if found is None:  # a block uses what was made several blocks before: simulate them all
-        found = program(first_steps(shape, setup, kernels, rank, shape.num_hidden_layers))
+        found = program(first_steps(shape, setup, kernels, rank, shape.num_blocks))
         assert found is not None
     return found
 
 
 @lru_cache(maxsize=16)
-def _program(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
+def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
     return program(first_steps(shape, setup, kernels, rank))
 
 
@@ -288,7 +288,7 @@ def replay(
 
 
 def estimate(
-    shape: ModelShape,
+    shape: Model,
     setup: TrainSetup,
     hardware: Cluster | Gpu | None = None,
     kernels: Kernels = CUDA,

@@ -16,7 +16,7 @@ from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_c
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -25,7 +25,7 @@ from fsdp_bench.spec.setup import TrainSetup
 class Question:
     """One setup to predict, its hardware, and the assumptions."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     hardware: Cluster | Gpu | None = None
     kernels: str = "cuda"

@@ -11,7 +11,7 @@ from fsdp_bench.replay.schedule import StepTime, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -20,7 +20,7 @@ from fsdp_bench.spec.setup import TrainSetup
 class Speed:
     """Step time, throughput, MFU and HFU of one setup. Unknown values are None."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     peak_flops_per_second: float | None
     """The GPU's dense peak for the compute dtype."""
@@ -64,7 +64,7 @@ NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
 
 
 def speed(
-    model: ModelShape,
+    model: Model,
     setup: TrainSetup,
     hardware: Cluster | Gpu | None,
     kernels: str = "cuda",

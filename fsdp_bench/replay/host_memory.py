@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.simulation import Simulation
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.simulate.recorded.simulation import simulation_of
+from fsdp_bench.simulate.repeat import FEW_BLOCKS
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 
@@ -49,7 +50,7 @@ def pinned_bytes(num_bytes: int) -> int:
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
-def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
+def host_memory(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
     """Return one node's host memory. Without offload only building the model needs any."""
     copies = {Build.META: 0, Build.RANK_0: 1, Build.EVERY_RANK: ranks_per_node}[build]
     load = copies * shape.num_parameters * setup.precision.store_bytes
@@ -67,13 +68,14 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
     )
 
 
-def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
+def _shards(shape: Model, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    simulation, count = Simulation(shape, setup, CUDA, 1), shape.num_hidden_layers
+    few = min(shape.num_blocks, FEW_BLOCKS) if shape.repeats else shape.num_blocks
+    simulation = simulation_of(shape, setup, CUDA, few)
     if not simulation.blocks_are_alike:
-        simulation, count = Simulation(shape, setup, CUDA, count), 1
-    itemsize = simulation.sizes.store
-    pinned = [(numel * itemsize, count if block >= 0 else 1) for numel, block in simulation.wrapper.host_tensors()]
+        simulation = simulation_of(shape, setup, CUDA, shape.num_blocks)
+    itemsize, times = simulation.sizes.store, simulation.model.times
+    pinned = [(numel * itemsize, times(block)) for numel, block in simulation.wrapper.host_tensors()]
     shards = simulation.wrapper.shards(simulation.model)
-    held = sum(shard.numel * shard.itemsize * (count if shard.block >= 0 else 1) for shard in shards)
+    held = sum(shard.numel * shard.itemsize * times(shard.block) for shard in shards)
     return pinned, held

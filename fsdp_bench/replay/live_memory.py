@@ -14,7 +14,7 @@ from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import memory_of_a_step
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 BREAKDOWN = tuple(category.value for category in Category)
@@ -77,7 +77,7 @@ def live_memory(log: Log) -> LiveMemory:
 
 
 @lru_cache(maxsize=8)
-def worst_rank(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
+def worst_rank(shape: Model, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
     """Return a step in the steady state of the rank with the highest peak; of ties the lowest rank."""
     logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]
     return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)

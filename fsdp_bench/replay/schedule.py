@@ -17,7 +17,7 @@ from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 Intervals = list[tuple[float, float]]
@@ -60,7 +60,7 @@ class StepTime:
 
 
 def step_time(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, rates: Rates, with_spans: bool = False
+    shape: Model, setup: TrainSetup, kernels: Kernels, rates: Rates, with_spans: bool = False
 ) -> StepTime:
     """Return when a step ends, in the steady state, and what was exposed.
 

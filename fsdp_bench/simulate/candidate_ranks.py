@@ -17,21 +17,18 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from fsdp_bench.simulate.models.transformer import SimulatedTransformer, Weight
+from fsdp_bench.simulate.models.build import build, few_blocks
+from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
 from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
-_BLOCKS = 3
-"""The number of blocks that shows which pieces of weights follow each other."""
-
-
-def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[int]:
+def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
@@ -40,14 +37,14 @@ def candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> l
 
 
 @lru_cache(maxsize=64)
-def _candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[int]:
+def _candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     model, layouts = _layouts(shape, setup)
     if not setup.use_orig_params:
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
     pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_Score(shape, setup, kernels, model, held) for held in pieces.of_ranks(model)]
+    scores = [_Score(setup, kernels, model, held) for held in pieces.of_ranks(model)]
     wanted: tuple[Callable[[_Score], int], ...] = (
         lambda score: score.states,
         lambda score: score.states + score.temporary,
@@ -61,15 +58,13 @@ def _candidate_ranks(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> 
     return sorted(found)
 
 
-def _layouts(
-    shape: ModelShape, setup: TrainSetup
-) -> tuple[SimulatedTransformer, list[tuple[FlatLayout, list[Weight]]]]:
+def _layouts(shape: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
     """Return the model, with few of its blocks where they are alike, and each unit's flat parameter and weights."""
     operators = Operators(Tape(), CPU)
-    model = SimulatedTransformer(operators, shape, min(shape.num_hidden_layers, _BLOCKS))
+    model = few_blocks(operators, shape, setup)
     units = choose_units(model, setup)
     if not blocks_are_alike(model, units, setup):
-        model = SimulatedTransformer(operators, shape, shape.num_hidden_layers)
+        model = build(operators, shape, setup, shape.num_blocks)
         units = choose_units(model, setup)
     taken: set[int] = set()
     layouts = []
@@ -103,7 +98,7 @@ class _Pieces:
         in_the_midst = next(rank for rank in count() if rank not in ends)
         self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
-    def of_ranks(self, model: SimulatedTransformer) -> list[list[tuple[Weight, int]]]:
+    def of_ranks(self, model: SimulatedModel) -> list[list[tuple[Weight, int]]]:
         """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
         held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
         for weight in model.all_weights:
@@ -121,10 +116,9 @@ class _Score:
 
     def __init__(
         self,
-        shape: ModelShape,
         setup: TrainSetup,
         kernels: Kernels,
-        model: SimulatedTransformer,
+        model: SimulatedModel,
         held: list[tuple[Weight, int]],
     ) -> None:
         rounding = 1 if kernels.observed else CUDA_BLOCK_BYTES
@@ -134,8 +128,7 @@ class _Score:
             return num_bytes - num_bytes % -rounding
 
         def of_all_blocks(values: list[int]) -> int:
-            inside = sum(value for (weight, _), value in zip(held, values, strict=True) if weight.block >= 0)
-            return sum(values) - inside + inside * shape.num_hidden_layers // len(model.blocks)
+            return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
 
         sizes = [rounded(numel * store) for _, numel in held]
         each = of_all_blocks(sizes)

@@ -29,6 +29,11 @@ _MARK, _REPEAT = Kind.MARK, Kind.REPEAT
 _OF_A_TENSOR = (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM)
 
 
+def repeated_block(num_blocks: int) -> int:
+    """Return the index of the block that stands for those that are not simulated."""
+    return max(num_blocks // 2 - 1, 0)
+
+
 class Part(msgspec.Struct, frozen=True, gc=False):
     """Consecutive events of one phase, of one block or of none."""
 
@@ -63,7 +68,7 @@ class Log:
     @cached_property
     def repeated_block(self) -> int:
         """Index of the block that represents the others."""
-        return self.num_blocks // 2 - 1
+        return repeated_block(self.num_blocks)
 
     @cached_property
     def parts(self) -> list[Part]:

@@ -8,7 +8,8 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
-from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
+from fsdp_bench.simulate.models.build import build
+from fsdp_bench.simulate.models.transformer import Module
 from fsdp_bench.simulate.operators import optimizer
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
@@ -23,7 +24,7 @@ from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
@@ -36,22 +37,23 @@ _MICRO_BATCHES = 3
 class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
 
+    between_steps = BETWEEN_STEPS
+
     def __init__(
         self,
-        shape: ModelShape,
+        model: Model,
         setup: TrainSetup,
         kernels: Kernels,
         num_blocks: int,
         rank: int = 0,
     ) -> None:
-        self.shape = shape
         self.setup = setup
         self.rank = rank
         self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
         self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
-        self.model = SimulatedTransformer(self.op, shape, num_blocks)
+        self.model = build(self.op, model, setup, num_blocks)
         self.sizes = Sizes.of(setup.precision)
         self.on_host = not kernels.is_cuda
         units = choose_units(self.model, setup)
@@ -139,23 +141,30 @@ class Simulation:
     def step(self) -> None:
         """train/step.py, train_step."""
         setup, tape, begin = self.setup, self.tape, len(self.tape.events)
-        given, total = self._given(), tape.tensor(1, FP32, "aten::zeros")
-        count = min(setup.gradient_accumulation_steps, _MICRO_BATCHES)
-        for index in range(count):
-            is_last = index == count - 1
-            self.wrapper.reduces_gradients = setup.sync_every_micro_batch or is_last
-            stands_for = setup.gradient_accumulation_steps - count
-            tape.repeat(1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1)
-            tokens = given[index] if given else self._tokens()
-            micro_batch_loss = self.forward_backward(tokens)
-            del tokens, micro_batch_loss
+        held = self._micro_batches(min(setup.gradient_accumulation_steps, _MICRO_BATCHES))
         tape.repeat(1)
         tape.mark("optimizer")
         self.optimizer_step()
-        del total, given
+        del held
         self.steps.append(range(begin, len(tape.events)))
         tape.mark(BETWEEN_STEPS)
         tape.synchronize_device()  # who trains looks at the loss; train/processes/measurement.py times the step
+
+    def _micro_batches(self, count: int) -> object:
+        """Run micro-batches; return what stays alive until the end of the step."""
+        given, total = self._given(), self.tape.tensor(1, FP32, "aten::zeros")
+        for index in range(count):
+            self._begin_micro_batch(index, count)
+            tokens = given[index] if given else self._tokens()
+            micro_batch_loss = self.forward_backward(tokens)
+            del tokens, micro_batch_loss
+        return total, given
+
+    def _begin_micro_batch(self, index: int, count: int) -> None:
+        setup = self.setup
+        self.wrapper.reduces_gradients = setup.sync_every_micro_batch or index == count - 1
+        stands_for = setup.gradient_accumulation_steps - count
+        self.tape.repeat(1 + stands_for if count == _MICRO_BATCHES and index == 1 else 1)
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """train/step.py, _forward_backward."""
@@ -227,9 +236,7 @@ class Simulation:
                 reduce_norm_of_host_gradients(self.tape)
             return
         shards = [shard for shard in self.shards if optimizer.counts(shard)]
-        simulated = sum(shard.block >= 0 for shard in shards)
-        count = len(shards) - simulated
-        count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)
+        count = sum(self.model.times(shard.block) for shard in shards)
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)
             clip_sharded_fsdp1(self.tape, count, self.sizes.store)
@@ -242,4 +249,4 @@ class Simulation:
     def log(self, extra_blocks: int, further_steps: int = 0, replaces: list[tuple[int, int]] | None = None) -> Log:
         """Return what was recorded until now; the frees at the end of the simulation are not part of it."""
         events, self.tape.events = self.tape.events, []
-        return Log(events, self.steps, len(self.model.blocks), extra_blocks, self.rank, further_steps, replaces or ())
+        return Log(events, self.steps, self.model.num_blocks, extra_blocks, self.rank, further_steps, replaces or ())

@@ -12,39 +12,42 @@ from msgspec.structs import replace
 from fsdp_bench.simulate.further_steps import replaced_tensors
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
+from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 
-def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
+def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     """Return the model whose log is that of all deeper models of its width, ``Log.of_depth``; None where none is.
 
     What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
     units chosen by size, and DistributedDataParallel's buckets.
     """
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK or is_ddp:
+    if setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK or is_ddp or not shape.repeats:
         return None
-    return replace(shape, name="any depth", num_hidden_layers=min(shape.num_hidden_layers, MORE_BLOCKS + 1))
+    return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
 
 
 @lru_cache(maxsize=8)
 def steady_step(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
+    shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
 ) -> Log:
     """Return the log of loading and of one step in the steady state; all readers share it."""
     shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
-    if shallow is not None and shape.num_hidden_layers > shallow.num_hidden_layers:
+    if shallow is not None and shape.num_blocks > shallow.num_blocks:
         log = steady_step(shallow, setup, kernels, rank, num_blocks)
         if log.extra_blocks:
-            return log.of_depth(shape.num_hidden_layers)
+            return log.of_depth(shape.num_blocks)
     return _simulated(partial(_load_and_step, shape, setup, kernels), shape, setup, kernels, rank, num_blocks)
 
 
-def memory_of_a_step(shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
+def memory_of_a_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
     """Return the log of loading and of one step in the steady state, for readers of memory alone.
 
     DistributedDataParallel's buckets end in the middle of blocks, so that for its time every block is simulated. What
@@ -56,19 +59,19 @@ def memory_of_a_step(shape: ModelShape, setup: TrainSetup, kernels: Kernels, ran
 
 
 @lru_cache(maxsize=8)
-def _memory_under_ddp(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> Log:
+def _memory_under_ddp(shape: Model, setup: TrainSetup, kernels: Kernels) -> Log:
     run = partial(_load_and_step, shape, setup, kernels)
     return _simulated(run, shape, setup, kernels, 0, FEW_BLOCKS, for_memory=True)
 
 
 def _load_and_step(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
+    shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
 ) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
         one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
         simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
     elif isinstance(simulation.wrapper, Ddp):
-        simulation.wrapper.arrivals = _arrivals(shape, setup, kernels)
+        simulation.wrapper.numels_in_order = _arrivals(shape, setup, kernels)
     simulation.load()
     simulation.warm_up()
     simulation.step()
@@ -79,8 +82,10 @@ _ENOUGH_BLOCKS = 3
 """Enough for a step to end as it does with all blocks: prefetching reaches two units ahead."""
 
 
-def _as_small_as_units_allow(shape: ModelShape, setup: TrainSetup) -> ModelShape:
+def _as_small_as_units_allow(shape: Model, setup: TrainSetup) -> Model:
     """Return a small model with the same units: how events follow each other depends on nothing else."""
+    if isinstance(shape, RecordedModel):
+        return shape.with_blocks(min(shape.num_blocks, FEW_BLOCKS)) if shape.repeats else shape
     layers = min(shape.num_hidden_layers, _ENOUGH_BLOCKS)
     if setup.wrap is Wrap.SIZE:
         return replace(shape, num_hidden_layers=layers)
@@ -99,27 +104,28 @@ def _as_small_as_units_allow(shape: ModelShape, setup: TrainSetup) -> ModelShape
 
 
 @lru_cache(maxsize=64)
-def _events_left(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> int:
+def _events_left(shape: Model, setup: TrainSetup, kernels: Kernels) -> int:
     """Return how many frees FSDP1's rate limiter has not waited for at the end of a step."""
     if not setup.limit_all_gathers or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return 0
-    simulation = Simulation(shape, setup, kernels, shape.num_hidden_layers)
+    simulation = simulation_of(shape, setup, kernels, shape.num_blocks)
     simulation.load()
     for _ in range(2):
         simulation.step()
     return simulation.wrapper.num_free_events if isinstance(simulation.wrapper, Fsdp1) else 0
 
 
-def _arrivals(shape: ModelShape, setup: TrainSetup, kernels: Kernels) -> list[tuple[int, int]]:
-    """Return in which order DDP's gradients come; a model of few blocks shows it."""
-    simulation = Simulation(shape, setup, kernels, min(shape.num_hidden_layers, _ENOUGH_BLOCKS))
+def _arrivals(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+    """Return the elements of DDP's gradients in the order in which they come; a model of few blocks shows it."""
+    few = min(shape.num_blocks, FEW_BLOCKS) if shape.repeats else shape.num_blocks
+    simulation = simulation_of(shape, setup, kernels, few)
     simulation.load()
     simulation.step()
-    return simulation.wrapper.arrivals if isinstance(simulation.wrapper, Ddp) else []
+    return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
 
 
 def first_steps(
-    shape: ModelShape, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS
+    shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS
 ) -> Log:
     """Return the log of loading and of the first STEPS steps, for the caching allocator.
 
@@ -147,7 +153,7 @@ STEPS = 4
 
 def _simulated(
     run: Callable[[Simulation, int], Log],
-    shape: ModelShape,
+    shape: Model,
     setup: TrainSetup,
     kernels: Kernels,
     rank: int,
@@ -158,14 +164,14 @@ def _simulated(
     with _without_collections():
         fewest = MORE_BLOCKS if _leaves_more_behind(setup) else num_blocks
         for count in sorted({fewest, MORE_BLOCKS}):
-            if num_blocks <= count < shape.num_hidden_layers:
-                simulation = Simulation(shape, setup, kernels, count, rank)
+            if num_blocks <= count < shape.num_blocks and shape.repeats:
+                simulation = simulation_of(shape, setup, kernels, count, rank)
                 if not (simulation.blocks_are_alike or (for_memory and simulation.allocates_alike)):
                     break
-                log = run(simulation, shape.num_hidden_layers - count)
+                log = run(simulation, shape.num_blocks - count)
                 if log.is_sound:
                     return log
-        return run(Simulation(shape, setup, kernels, shape.num_hidden_layers, rank), 0)
+        return run(simulation_of(shape, setup, kernels, shape.num_blocks, rank), 0)
 
 
 def _leaves_more_behind(setup: TrainSetup) -> bool:

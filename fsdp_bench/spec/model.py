@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
 from fsdp_bench.spec.errors import SpecError, shown
@@ -71,6 +72,20 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError("num_key_value_heads: gpt2 has no grouped-query attention; leave it equal to the heads")
         if self.family is Family.LLAMA and self.head_dim % 2:
             raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks that are alike: all layers."""
+        return self.num_hidden_layers
+
+    repeats = True
+    """Whether one block may stand for others."""
+
+    def with_blocks(self, num_blocks: int) -> ModelShape:
+        """Return the model with another number of layers."""
+        return replace(self, num_hidden_layers=num_blocks)
+
+    with_layers = with_blocks
 
     @property
     def head_dim(self) -> int:

@@ -14,6 +14,7 @@ from fsdp_bench.simulate.operators.attention import Heads, attention, merge_head
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
 from fsdp_bench.simulate.operators.norms import layer_norm, rms_norm
+from fsdp_bench.simulate.repeat import repeated_block
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -23,7 +24,7 @@ M = TypeVar("M", bound="Module")
 class Weight:
     """One parameter of the bare model: its shape, and how operators see it while it is gathered."""
 
-    __slots__ = ("block", "dim0", "name", "ndim", "numel", "rest", "seen")
+    __slots__ = ("block", "dim0", "is_trained", "name", "ndim", "numel", "rest", "seen")
 
     def __init__(self, name: str, dim0: int, columns: int | None = None) -> None:
         rest = 1 if columns is None else columns
@@ -35,6 +36,8 @@ class Weight:
         self.numel = dim0 * rest
         self.block = -1
         """The block that it belongs to; -1 outside of blocks."""
+        self.is_trained = True
+        """Parameter.requires_grad."""
         self.seen: Parameter = None  # type: ignore[assignment]  # a wrapper sets it before the first forward
 
 
@@ -269,11 +272,48 @@ class ModuleList(Module):
     """nn.ModuleList."""
 
 
-class SimulatedTransformer(Module):
-    """train/models/transformer.py, Llama and GPT2. ``num_blocks`` may be fewer than the shape has: see memory.py."""
+class SimulatedModel(Module):
+    """A model with some of its blocks, of which one stands for those that are left out (simulate/repeat.py)."""
+
+    blocks: list[Module]
+    """In the order in which they run."""
+    lm_head: Module | None = None
+    """The head, where it is registered first and runs last."""
+
+    def __init__(self, op: Operators, num_blocks: int, extra_blocks: int) -> None:
+        super().__init__(op)
+        self.num_blocks = num_blocks
+        """What ``Weight.block`` numbers: blocks, or groups of them."""
+        self.extra_blocks = extra_blocks
+        """How many are left out."""
+
+    def times(self, block: int) -> int:
+        """Return for how many blocks a block stands; 1 for what is outside of blocks (-1)."""
+        return 1 + self.extra_blocks if self.extra_blocks and block == repeated_block(self.num_blocks) else 1
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the whole model."""
+        return sum(weight.numel * self.times(weight.block) for weight in self.all_weights)
+
+    def numel_of(self, module: Module) -> int:
+        """Return the parameters of a subtree, with all the blocks that the model has."""
+        return sum(weight.numel * self.times(weight.block) for weight in module.all_weights)
+
+    def kept_in_root(self) -> list[Module]:
+        """Return the modules that cannot be units because their weights are read elsewhere, too."""
+        return []
+
+    def forward_order(self) -> Iterator[Module]:
+        """Yield the modules in the order in which they run first."""
+        raise NotImplementedError
+
+
+class SimulatedTransformer(SimulatedModel):
+    """train/models/transformer.py, Llama and GPT2."""
 
     def __init__(self, op: Operators, shape: ModelShape, num_blocks: int) -> None:
-        super().__init__(op)
+        super().__init__(op, num_blocks, shape.num_hidden_layers - num_blocks)
         self.shape = shape
         llama = shape.family is Family.LLAMA
         tied = shape.tie_word_embeddings
@@ -284,18 +324,21 @@ class SimulatedTransformer(Module):
             self.positions = self.child(Embedding(op, shape.max_position_embeddings, shape.hidden_size))
         make = SimulatedLlamaBlock if llama else SimulatedGPT2Block
         self.block_list = self.child(ModuleList(op))
-        self.blocks: list[Module] = [self.block_list.child(make(op, shape)) for _ in range(num_blocks)]
+        self.blocks = [self.block_list.child(make(op, shape)) for _ in range(num_blocks)]
         for index, block in enumerate(self.blocks):
             for weight in block.all_weights:
                 weight.block = index
         self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
 
-    def numel_of(self, module: Module) -> int:
-        """Return the parameters of a subtree, with all the blocks that the shape has."""
-        numel = sum(weight.numel for weight in module.all_weights)
-        if module is self.block_list:
-            return numel // len(self.blocks) * self.shape.num_hidden_layers
-        return numel
+    def kept_in_root(self) -> list[Module]:
+        """Return a tied embedding, which the head reads (train/wrapping/units.py)."""
+        return [self.embedding] if self.lm_head is None else []
+
+    def forward_order(self) -> Iterator[Module]:
+        """Yield the modules in the order in which they run: the head is registered first and runs last."""
+        yield from (module for module in self.all_modules() if module is not self.lm_head)
+        if self.lm_head is not None:
+            yield self.lm_head
 
     def head(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to logits."""

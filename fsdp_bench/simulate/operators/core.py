@@ -255,7 +255,7 @@ class Operators:
         def product() -> Tensor:
             self.tape.product("nt", rows, out_features, in_features, itemsize)
             out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
-            self._make_workspace(self.tape.in_backward)
+            self.make_workspace(self.tape.in_backward)
             return out
 
         out = self.saved_output(product, is_product=bias is None)
@@ -266,7 +266,7 @@ class Operators:
         """A product in backward, seen through a view."""
         out = self.tape.tensor(numel, itemsize, "aten::mm", category)
         out.is_view = True
-        self._make_workspace(in_backward=True)
+        self.make_workspace(in_backward=True)
         return out
 
     def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
@@ -280,9 +280,9 @@ class Operators:
     def make_workspaces(self) -> None:
         """Have what the first step's products leave behind."""
         for in_backward in (False, True):
-            self._make_workspace(in_backward)
+            self.make_workspace(in_backward)
 
-    def _make_workspace(self, in_backward: bool) -> None:
+    def make_workspace(self, in_backward: bool) -> None:
         """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays.
 
         cuBLASLt, which runs products with a bias, shares it; torch 2.11 has 1 MiB more for that.

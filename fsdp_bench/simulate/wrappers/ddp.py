@@ -8,11 +8,12 @@ in fp32, matrix products run on copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine, accumulator
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer, Weight, fill
+from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import INT32, INT64
 from fsdp_bench.simulate.operators.optimizer import Shard
@@ -54,7 +55,7 @@ class Ddp(Wrapper):
         self,
         op: Operators,
         engine: Engine,
-        model: SimulatedTransformer,
+        model: SimulatedModel,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,
@@ -64,7 +65,6 @@ class Ddp(Wrapper):
         self.model = model
         self.sizes = sizes
         self.world_size = setup.world_size
-        self.shape = model.shape
         self.weights = model.all_weights
         self.num_parameters = sum(weight.numel for weight in self.weights)
         self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
@@ -75,9 +75,11 @@ class Ddp(Wrapper):
         self._has_reduced = False
         """Whether the first reduction was, and the buckets are not yet rebuilt."""
         self._was_rebuilt = False
-        self._is_whole = len(model.blocks) == self.shape.num_hidden_layers
-        self.arrivals: list[tuple[int, int]] = []
+        self._is_whole = model.extra_blocks == 0
+        self._arrivals: list[tuple[int, int]] = []
         """Block and elements of each gradient, in the order in which the first step's came."""
+        self.numels_in_order: list[int] = []
+        """The elements of all gradients in that order, where an earlier simulation has shown it."""
         model.around = self.around
 
     def _ready(self, weight: Weight) -> None:
@@ -90,7 +92,7 @@ class Ddp(Wrapper):
         if not self.reduces_gradients:
             return
         if not self._was_rebuilt:
-            self.arrivals.append((weight.block, weight.numel))
+            self._arrivals.append((weight.block, weight.numel))
         numel = weight.numel
         self._run("aten::mul_out", 2 * numel)  # mark_variable_ready_dense: divides into the bucket
         self._waiting_numel += numel
@@ -140,7 +142,7 @@ class Ddp(Wrapper):
         for weight in self._by_block(self.weights):
             fill(tape, weight)
         self._verify_parameters()
-        total = self.shape.num_parameters * itemsize
+        total = self.model.num_parameters * itemsize
         tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
         return held
@@ -150,9 +152,8 @@ class Ddp(Wrapper):
 
         Of one depth they are of another size than of another, but small.
         """
-        tape, blocks = self.op.tape, self.model.blocks
-        num_dims = sum(weight.ndim for weight in self.weights if weight.block < 0)
-        num_dims += self.shape.num_hidden_layers * sum(weight.ndim for weight in blocks[0].all_weights)
+        tape = self.op.tape
+        num_dims = sum(weight.ndim * self.model.times(weight.block) for weight in self.weights)
         each = max(INT64, tape.rounding)
         _counts = tape.storage((1 + self.world_size) * each, "verify_params_across_processes", Category.TEMPORARY)
         on_device = 1 if self.op.kernels.is_cuda else 2  # the copy to compare with is on the host
@@ -168,7 +169,7 @@ class Ddp(Wrapper):
         """
         self._has_reduced, self._was_rebuilt = False, True
         tape, sizes, limit = self.op.tape, [0], _FIRST_BUCKET_BYTES
-        numels = self._numels_of_all_blocks()
+        numels = self.numels_in_order or self.numels_of_all_blocks()
         for numel in numels:
             sizes[-1] += numel * self.sizes.store
             if sizes[-1] >= limit:
@@ -183,16 +184,11 @@ class Ddp(Wrapper):
         self._buckets.clear()
         self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
 
-    def _numels_of_all_blocks(self) -> list[int]:
-        """Return ``arrivals`` with as many blocks as the model has: those of one come together."""
-        in_a_block = [numel for block, numel in self.arrivals if block == 0]
-        numels, have_come = [], False
-        for block, numel in self.arrivals:
-            if block < 0:
-                numels.append(numel)
-            elif not have_come:
-                numels += in_a_block * self.shape.num_hidden_layers
-                have_come = True
+    def numels_of_all_blocks(self) -> list[int]:
+        """Return the elements of the gradients that came, with as many blocks as the model has: each's come together."""
+        numels: list[int] = []
+        for block, group in groupby(self._arrivals, key=lambda arrival: arrival[0]):
+            numels += [numel for _, numel in group] * self.model.times(block)
         return numels
 
     def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
@@ -203,7 +199,7 @@ class Ddp(Wrapper):
         self.op.tape.mark_block(-1)
 
     def after_a_step(self) -> None:
-        """Be as the first steps leave it: the buckets are those that stay. ``arrivals`` must be known."""
+        """Be as the first steps leave it: the buckets are those that stay. ``numels_in_order`` must be known."""
         self._rebuild_buckets()
 
     def zero_grad(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Queue, Stream
-from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
+from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
@@ -26,7 +26,7 @@ class Fsdp1(Wrapper):
         self,
         op: Operators,
         engine: Engine,
-        model: SimulatedTransformer,
+        model: SimulatedModel,
         units: list[Module],
         setup: TrainSetup,
         sizes: Sizes,
@@ -58,14 +58,8 @@ class Fsdp1(Wrapper):
             unit.put_around(handles[id(unit)].around)
         # A root without parameters of its own has hooks, but no flat parameter.
         self.wrapping_order = [handle for handle in handles.values() if handle.weights]
-        # The head is registered first and runs last; every other unit runs in the order of its registration.
-        self.forward_order = [
-            handles[id(m)]
-            for m in model.all_modules()
-            if id(m) in handles and handles[id(m)].weights and m is not model.lm_head
-        ]
-        if id(model.lm_head) in handles:
-            self.forward_order.append(handles[id(model.lm_head)])
+        in_order = (handles[id(module)] for module in model.forward_order() if id(module) in handles)
+        self.forward_order = [handle for handle in in_order if handle.weights]
         of_modules = (handles[id(module)] for module in model.all_modules() if id(module) in handles)
         self.handles = [handle for handle in of_modules if handle.weights]
 

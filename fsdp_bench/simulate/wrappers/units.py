@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedTransformer
+from fsdp_bench.simulate.models.build import few_blocks
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import (
     SELECTIVE_AROUND_UNITS,
     Api,
@@ -20,7 +21,7 @@ from fsdp_bench.spec.setup import (
 )
 
 
-def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | None:
+def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
     reason = impossible(setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
@@ -45,14 +46,14 @@ def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
     return setup.wrap is Wrap.SIZE and is_selective and is_sharded and recomputes_more
 
 
-def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:
-    """Whether wrapping by size makes units of parts of a block; of the blocks one stands for all."""
-    model = SimulatedTransformer(Operators(Tape(), CPU), shape, 1)
-    inside = {id(module) for module in model.blocks[0].all_modules()} - {id(model.blocks[0])}
+def _has_units_inside_blocks(shape: Model, setup: TrainSetup) -> bool:
+    """Whether wrapping by size makes units of parts of a block."""
+    model = few_blocks(Operators(Tape(), CPU), shape, setup)
+    inside = {id(module) for block in model.blocks for module in block.all_modules()} - set(map(id, model.blocks))
     return any(id(unit) in inside for unit in choose_units(model, setup))
 
 
-def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Module]:
+def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
     """Return the units below the root, children before parents."""
     if setup.wrap is Wrap.NONE:
         return []
@@ -61,7 +62,7 @@ def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Module]
     return _units_by_size(model, setup.min_num_params)
 
 
-def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: TrainSetup) -> bool:
+def blocks_are_alike(model: SimulatedModel, units: list[Module], setup: TrainSetup) -> bool:
     """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere
@@ -69,13 +70,13 @@ def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: Tr
     return all(id(weight) in inside for block in model.blocks for weight in block.all_weights)
 
 
-def _units_by_size(model: SimulatedTransformer, min_num_params: int) -> list[Module]:
+def _units_by_size(model: SimulatedModel, min_num_params: int) -> list[Module]:
     """torch.distributed.fsdp.wrap.size_based_auto_wrap_policy: subtrees that reach the size, never a ModuleList.
 
-    A tied embedding is read outside of its module, so it stays in the root (train/wrapping/units.py).
+    A tied embedding is read outside of its module, so it stays in the root.
     """
     units: list[Module] = []
-    kept = {id(model.embedding)} if model.lm_head is None else set()
+    kept = set(map(id, model.kept_in_root()))
 
     def visit(module: Module) -> int:
         numel = model.numel_of(module)

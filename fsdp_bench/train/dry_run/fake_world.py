@@ -82,8 +82,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
     Raises:
         MachineError: if this version of torch is not supported (workarounds.py).
     """
-    kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
-    mode = kind(allow_non_fake_inputs=True)  # made first: it imports torch._dynamo, which compares symbols with its own
+    mode = _fake_mode(kernels)
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
         stack.enter_context(futures_of_all_reduces())
@@ -91,13 +90,38 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         mesh = _mesh(setup, device)  # before the mode: a mesh computes with rank numbers, so its tensors must be real
-        stack.enter_context(mode)
-        if kernels == "cuda":
-            stack.enter_context(fused_kernels())
-            # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        _enter_mode(stack, mode, kernels)
         tracker = stack.enter_context(FakeTracker(device))
         yield FakeWorld(device, mesh, tracker)
+
+
+@contextmanager
+def fake_device(kernels: KernelSet) -> Iterator[torch.device]:
+    """Give this process a device without data, and no world.
+
+    Raises:
+        MachineError: if this version of torch is not supported (workarounds.py).
+    """
+    mode = _fake_mode(kernels)
+    with ExitStack() as stack:
+        stack.enter_context(applied(accelerator=kernels == "cuda"))
+        device = _device(kernels)
+        _enter_mode(stack, mode, kernels)
+        yield device
+
+
+def _fake_mode(kernels: KernelSet) -> FakeTensorMode:
+    """Make the mode; before anything is replaced, for it imports torch._dynamo, which compares symbols with its own."""
+    kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
+    return kind(allow_non_fake_inputs=True)
+
+
+def _enter_mode(stack: ExitStack, mode: FakeTensorMode, kernels: KernelSet) -> None:
+    stack.enter_context(mode)
+    if kernels == "cuda":
+        stack.enter_context(fused_kernels())
+        # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 
 
 @contextmanager

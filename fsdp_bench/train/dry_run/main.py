@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
@@ -60,7 +62,8 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
     setup = spec.setup
     _refuse(spec)
     is_real = spec.tensors == "real"
-    with real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
+    unpacked = unpacked_sequences() if spec.module is not None else nullcontext()
+    with unpacked, real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
         subject = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)

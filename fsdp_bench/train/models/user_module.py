@@ -139,7 +139,7 @@ def module_step(training: Training, batches: list[Any]) -> None:
         with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
             on_device = tree_map_only(Tensor, lambda tensor: tensor.to(training.device), batch)
             meter.phase("forward")
-            output = _call(training.model, on_device)
+            output = call_model(training.model, on_device)
             meter.phase("loss")
             loss = training.loss_function(output, on_device) / len(batches)
             del output
@@ -150,7 +150,7 @@ def module_step(training: Training, batches: list[Any]) -> None:
     optimizer_step(training)
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)

@@ -1,0 +1,53 @@
+"""Builds the simulated form of a model: a benchmark model, or a recorded one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fsdp_bench.simulate.models.transformer import SimulatedModel, SimulatedTransformer
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.recorded.bind import Program, bind
+from fsdp_bench.simulate.recorded.model import RecordedTransformer
+from fsdp_bench.simulate.repeat import FEW_BLOCKS
+from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+
+
+def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
+    """Return a model with so many of its blocks.
+
+    Raises:
+        SpecError: for a recorded model, whose code was not recorded for this sequence length.
+    """
+    if isinstance(model, RecordedModel):
+        simulated = model if num_blocks == model.num_blocks else model.with_blocks(num_blocks)
+        program = _program(simulated, variant_of(setup), setup.micro_batch_size, setup.sequence_length, op.kernels)
+        return RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
+    return SimulatedTransformer(op, model, num_blocks)
+
+
+def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel:
+    """Return a model with few of its blocks, where one may stand for the others."""
+    return build(op, model, setup, min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks)
+
+
+@lru_cache(maxsize=16)
+def _program(model: RecordedModel, variant: str, batch: int, length: int, kernels: Kernels) -> Program:
+    if length % model.code.multiple:
+        raise SpecError(
+            f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"
+            f" {model.code.multiple} tokens"
+        )
+    label = f"{variant}, one sequence" if batch == 1 else variant
+    return bind(model.code, label, model.values(batch, length), dict(model.counts), kernels)
+
+
+def variant_of(setup: TrainSetup) -> str:
+    """Return the name of the recorded variant that a setup runs."""
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if setup.precision.compute == "fp32":
+        return "fp32"
+    return "bf16-autocast" if is_ddp and setup.precision.compute != setup.precision.store else "bf16"

@@ -1,0 +1,309 @@
+"""Binds a recording to one number of blocks, batch size and sequence length: formulas become numbers, loops unroll."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.simulate.events import Category, Work
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.recorded.instructions import (
+    Begin,
+    CallModule,
+    Edge,
+    Forget,
+    Keep,
+    Made,
+    NodePlan,
+    Run,
+    TensorPlan,
+    kernel_event,
+)
+from fsdp_bench.simulate.recorded.references import Scope, Unrolled
+from fsdp_bench.simulate.recorded.workspaces import workspace_of
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
+from fsdp_bench.spec.recording.steps import Call, Drop, Instruction, Loop, MakeNode, NodeRecord, Operator, Save, TensorRef
+
+_KEPT = ("aten::mm", "aten::addmm", "aten::bmm")
+"""Operators whose outputs selective checkpointing keeps, with attention (train/wrapping/activation_checkpointing.py)."""
+_ATTENTION = "aten::_scaled_dot_product_"
+_PRODUCTS = (*_KEPT, "aten::baddbmm")
+_CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}
+
+Shape = tuple[int, ...]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A recorded step in plain numbers."""
+
+    modules: list[tuple[str, str, tuple[str, ...]]]
+    """Name, class, names of the own parameters, as nn.Module.named_modules."""
+    parameters: dict[str, tuple[Shape, bool]]
+    """Shape, and whether it is trained."""
+    groups: dict[str, int]
+    """The blocks in the order in which they run, each with the number of its group: an iteration of a loop, or the
+    blocks before or behind one."""
+    top: CallModule
+    loss: TensorPlan
+    buffers: tuple[int, ...]
+    batch: tuple[tuple[int, int, bool], ...]
+    """Elements, bytes of one, and whether wrappers cast it, of each tensor of a batch."""
+
+
+def bind(
+    code: RecordedCode, variant: str, sizes: Mapping[str, int], counts: Mapping[str, int], kernels: Kernels
+) -> Program:
+    """Return a recorded step in plain numbers.
+
+    Args:
+        code: the recording.
+        variant: the name of one of its variants.
+        sizes: values of all symbols, ``B`` and ``S`` among them.
+        counts: how many blocks each list of them has.
+        kernels: which kernels run.
+
+    Raises:
+        SpecError: for numbers of blocks that the recording does not hold for.
+    """
+    return _Binding(code, code.variants[variant], sizes, counts, kernels).program()
+
+
+def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) -> list[int]:
+    """Return the iterations of each loop for some numbers of blocks.
+
+    Raises:
+        SpecError: for numbers of blocks that the recording does not hold for.
+    """
+    found = []
+    for loop in variant.loops:
+        around = code.num_blocks[loop.path] - loop.iterations * loop.period
+        times, rest = divmod(counts[loop.path] - around, loop.period)
+        if rest or times < 0:
+            allowed = f"{around} or more" if loop.period == 1 else f"{around} and multiples of {loop.period} more"
+            raise SpecError(f"num_hidden_layers: {counts[loop.path]} is not allowed for this recorded model; {allowed}")
+        found.append(times)
+    looped = {loop.path for loop in variant.loops}
+    for path, count in counts.items():
+        if path not in looped and count != code.num_blocks[path]:
+            raise SpecError(f"{path}: only {code.num_blocks[path]} blocks were recorded, and they are unlike each other")
+    return found
+
+
+class _Binding:
+    """The recording's own numbers, and what they are bound to."""
+
+    def __init__(
+        self, code: RecordedCode, variant: Variant, sizes: Mapping[str, int], counts: Mapping[str, int], kernels: Kernels
+    ) -> None:
+        self._code, self._variant, self._kernels = code, variant, kernels
+        self._values = dict(sizes)
+        self._numbers = [evaluate(text, sizes) for text in variant.formulas]
+        times = iterations(code, variant, counts)
+        self._loops = [Unrolled(loop, index, times[index]) for index, loop in enumerate(variant.loops)]
+        self._counts = counts
+        self._outside = Scope(self._loops)
+
+    def program(self) -> Program:
+        """Return everything bound."""
+        variant, n = self._variant, self._numbers
+        modules = list(self._modules())
+        top = self._call(variant.top, self._outside)
+        return Program(
+            modules=modules,
+            parameters=self._parameters(modules),
+            groups=self._groups(),
+            top=top,
+            loss=self._tensor(variant.loss, self._outside),
+            buffers=tuple(n[size] for size in variant.buffers),
+            batch=tuple((evaluate(i.numel, self._values), i.itemsize, i.is_float) for i in self._code.batch),
+        )
+
+    # -- modules and parameters ----------------------------------------------------------------------------------
+
+    def _modules(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Yield the modules; those of blocks as often as there are blocks, named after them."""
+        lists = {f"{path}.": path for path in self._code.num_blocks}
+        inside: dict[str, dict[int, list[Any]]] = {path: {} for path in lists.values()}
+        for module in self._code.modules:
+            path = next((path for prefix, path in lists.items() if module.name.startswith(prefix)), None)
+            if path is not None:
+                number = int(module.name[len(path) + 1 :].partition(".")[0])
+                inside[path].setdefault(number, []).append(module)
+        for module in self._code.modules:
+            if any(module.name.startswith(prefix) for prefix in lists):
+                continue
+            yield module.name, module.kind, module.parameters
+            if module.name in inside:
+                path = module.name
+                for block in range(self._counts[path]):
+                    source = self._source(path, block)
+                    for each in inside[path][source]:
+                        names = tuple(_renamed(name, path, source, block) for name in each.parameters)
+                        yield _renamed(each.name, path, source, block), each.kind, names
+
+    def _source(self, path: str, block: int) -> int:
+        """Return the recorded block that is like a block."""
+        recorded = self._code.num_blocks[path]
+        loop = next((one for one in self._loops if one.record.path == path), None)
+        if loop is None or block < loop.record.first:
+            return block
+        behind = self._counts[path] - block
+        if behind <= recorded - loop.record.first - loop.record.iterations * loop.record.period:
+            return recorded - behind
+        return loop.record.first + (block - loop.record.first) % loop.record.period
+
+    def _parameters(self, modules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, tuple[Shape, bool]]:
+        recorded = {parameter.name: parameter for parameter in self._code.parameters}
+        found = {}
+        for _, _, names in modules:
+            for name in names:
+                parameter = recorded[self._recorded_name(name)]
+                shape = tuple(evaluate(size, self._values) for size in parameter.shape)
+                found[name] = shape, parameter.is_trained
+        return found
+
+    def _recorded_name(self, name: str) -> str:
+        for path in self._code.num_blocks:
+            found = re.match(rf"{re.escape(path)}\.(\d+)\.", name)
+            if found:
+                return _renamed(name, path, int(found[1]), self._source(path, int(found[1])))
+        return name
+
+    def _groups(self) -> dict[str, int]:
+        groups: dict[str, int] = {}
+        number = 0
+        for path, count in self._counts.items():
+            loop = next((one for one in self._loops if one.record.path == path), None)
+            for block in range(count):
+                groups[f"{path}.{block}"] = number
+                if loop is None or self._ends_group(loop, block):
+                    number += 1
+            if loop is not None:
+                number += 1
+        return groups
+
+    @staticmethod
+    def _ends_group(loop: Unrolled, block: int) -> bool:
+        """Whether the next block begins an iteration, or is the first behind the loop."""
+        offset = block + 1 - loop.record.first
+        return offset >= 0 and offset % loop.record.period == 0 and offset <= loop.iterations * loop.record.period
+
+    # -- instructions --------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call, scope: Scope) -> CallModule:
+        code: list[Any] = []
+        for instruction in call.code:
+            if type(instruction) is Loop:
+                loop = self._loops[instruction.number]
+                for iteration in range(loop.iterations):
+                    inside = scope.inside(loop, iteration)
+                    code += [bound for each in loop.record.code for bound in self._instructions(each, inside)]
+            else:
+                code += self._instructions(instruction, scope)
+        inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
+        return CallModule(scope.name(call.module), inputs, tuple(code), outputs)
+
+    def _instructions(self, instruction: Instruction, scope: Scope) -> list[Any]:
+        if type(instruction) is Drop:
+            return [Forget(number) for number in scope.all_of(instruction.storage)]
+        return [self._instruction(instruction, scope)]
+
+    def _instruction(self, instruction: Instruction, scope: Scope) -> Any:
+        kind = type(instruction)
+        if kind is Operator:
+            return self._run(instruction, scope)  # type: ignore[arg-type]
+        if kind is Save:
+            assert type(instruction) is Save
+            node = scope.refer(instruction.node, is_node=True)
+            assert isinstance(node, int)
+            return Keep(node, self._tensor(instruction.tensor, scope))
+        if kind is MakeNode:
+            assert type(instruction) is MakeNode
+            return self._begin(instruction.number, scope)
+        assert type(instruction) is Call
+        return self._call(instruction, scope)
+
+    def _run(self, operator: Operator, scope: Scope | None) -> Run:
+        n, (name, _, layout) = self._numbers, self._variant.names[operator.name].partition(" ")
+        dims = tuple(n[dim] for dim in operator.dims)
+        space = workspace_of(name, dims, operator.itemsize, self._kernels)
+        work = _work(name, layout, dims, n[operator.num_bytes], operator.itemsize)
+        return Run(
+            name=name,
+            event=None if work is None else kernel_event(work),
+            makes=tuple(
+                Made(each.number if scope is None else scope.own(each.number), n[each.num_bytes], _CATEGORIES[each.category])
+                for each in operator.makes
+            ),
+            is_kept=name in _KEPT or (name.startswith(_ATTENTION) and not name.endswith("_backward")),
+            is_product=name == "aten::mm",
+            uses_cublas=name in _PRODUCTS,
+            before=space.before,
+            after_second=space.after_second,
+            after=space.after,
+        )
+
+    def _begin(self, number: int, scope: Scope) -> Begin:
+        record = self._node_record(number, scope)
+        return Begin(scope.own(number, is_node=True), self._node(record, scope))
+
+    def _node_record(self, number: int, scope: Scope) -> NodeRecord:
+        loop = scope.loop
+        return self._variant.nodes[number] if loop is None else loop.record.nodes[number]
+
+    def _node(self, record: NodeRecord, scope: Scope) -> NodePlan:
+        n = self._numbers
+        adapts = tuple(tuple(self._local(each) for each in code) for code in record.adapts)
+        made = frozenset(m.number for code in adapts for each in code if type(each) is Run for m in each.makes)
+        return NodePlan(
+            name=record.name,
+            edges=tuple(self._edge(edge, scope) for edge in record.edges),
+            num_outputs=record.num_outputs,
+            code=tuple(self._local(each) for each in record.code),
+            gradients=tuple(
+                None if g is None else (g.source, g.index, n[g.numel], g.itemsize, g.is_view) for g in record.gradients
+            ),
+            adapts=adapts,
+            adapted=made,
+        )
+
+    def _local(self, instruction: Instruction) -> Run | Forget:
+        if type(instruction) is Drop:
+            return Forget(int(instruction.storage))
+        assert type(instruction) is Operator
+        return self._run(instruction, None)
+
+    def _tensor(self, tensor: TensorRef, scope: Scope) -> TensorPlan:
+        storage = scope.refer(tensor.storage)
+        return TensorPlan(storage, self._numbers[tensor.numel], tensor.itemsize, self._edge(tensor.edge, scope))
+
+    @staticmethod
+    def _edge(edge: str, scope: Scope) -> Edge:
+        if not edge:
+            return None
+        if edge.startswith("p:"):
+            return scope.name(edge[2:]), 0
+        node, _, output = edge.rpartition("/")
+        return scope.refer(node, is_node=True), int(output)
+
+
+def _renamed(name: str, path: str, source: int, block: int) -> str:
+    prefix = f"{path}.{source}"
+    return f"{path}.{block}{name[len(prefix) :]}"
+
+
+def _work(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:
+    """Return what an operator computes and moves; None for one that does neither."""
+    if layout:
+        return Work(f"aten::mm {layout}", num_bytes, dims, itemsize)
+    if name.startswith(_ATTENTION):
+        batch, heads, groups, length, keys, head_dim, is_causal = dims
+        ending = "_backward" if name.endswith("_backward") else ""
+        attention = batch, heads, heads // groups, length, head_dim, keys, is_causal
+        return Work(f"aten::scaled_dot_product_attention{ending}", num_bytes, attention, itemsize)
+    return Work(name, num_bytes, (), itemsize) if num_bytes else None

@@ -1,0 +1,367 @@
+"""What runs: the recorded instructions with plain numbers, and nodes of the graph that repeat what was recorded.
+
+While a module runs, a Frame holds what Python's variables hold: storages, and the newest nodes. So a storage is freed
+when neither a frame nor the graph holds it, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fsdp_bench.simulate.autograd import Gradients, Node, Packed
+from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.tape import Storage, Tape, Tensor
+
+if TYPE_CHECKING:
+    from fsdp_bench.simulate.recorded.model import RecordedTransformer
+
+Edge = tuple[Any, int] | None
+"""A node's number and its output, or a parameter's name and 0."""
+
+
+class Frame:
+    """One run of one module."""
+
+    __slots__ = ("edges", "nodes", "outer", "storages")
+
+    def __init__(self, outer: Frame | None) -> None:
+        self.outer = outer
+        self.storages: dict[int, Storage] = {}
+        self.nodes: dict[int, Node] = {}
+        self.edges: dict[tuple[int, int], tuple[Node | None, int]] = {}
+        """Where gradients go that a wrapper redirected: the nodes of inputs and outputs of calls."""
+
+    def drop(self, number: int) -> None:
+        """Hold a storage no longer."""
+        frame: Frame | None = self
+        while frame is not None:
+            frame.storages.pop(number, None)
+            frame = frame.outer
+
+    def storage(self, number: int | str) -> Storage | None:
+        """Return a storage; None for one that this step does not own."""
+        frame: Frame | None = self
+        while frame is not None:
+            if number in frame.storages:
+                return frame.storages[number]  # type: ignore[index]
+            frame = frame.outer
+        return None
+
+    def target(self, model: RecordedTransformer, edge: Edge) -> tuple[Node | None, int]:
+        """Return the node that a gradient goes to, and which of its outputs."""
+        if edge is None:
+            return None, 0
+        number, output = edge
+        if isinstance(number, str):
+            seen = model.by_parameter[number].seen
+            return seen.node, seen.output
+        frame: Frame | None = self
+        while frame is not None:
+            if edge in frame.edges:
+                return frame.edges[edge]
+            if number in frame.nodes:
+                return frame.nodes[number], output
+            frame = frame.outer
+        return None, 0
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.storages.clear()
+        self.nodes.clear()
+        self.edges.clear()
+
+
+class TensorPlan(msgspec.Struct, frozen=True, gc=False):
+    """A tensor that is passed on or saved."""
+
+    storage: int | str
+    numel: int
+    itemsize: int
+    edge: Edge = None
+
+
+class Made(msgspec.Struct, frozen=True, gc=False):
+    """A storage to make."""
+
+    number: int
+    num_bytes: int
+    category: Category
+
+
+class Run(msgspec.Struct, frozen=True):
+    """An operator."""
+
+    name: str
+    event: Event | None
+    makes: tuple[Made, ...]
+    is_kept: bool
+    """Whether selective checkpointing keeps its outputs; ``is_product`` if it is an aten::mm."""
+    is_product: bool
+    uses_cublas: bool
+    before: tuple[int, ...] = ()
+    """Bytes that its kernel allocates for itself: before its results, after the second one, or after all of them."""
+    after_second: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Run it in forward."""
+        op, tape = model.op, model.op.tape
+        if self.is_kept and tape.kept is not None:
+            self._take_or_make(frame, op)
+            return
+        if self.event is not None:
+            tape.events.append(self.event)
+        self.allocate(frame.storages, op)
+
+    def allocate(self, storages: dict[int, Storage], op: Operators, default: Category | None = None) -> None:
+        """Make the storages, and what the kernel needs for itself."""
+        tape = op.tape
+        held = [tape.storage(size, self.name, Category.TEMPORARY) for size in self.before]
+        for index, made in enumerate(self.makes):
+            category = default if made.category is Category.ACTIVATIONS and default is not None else made.category
+            storages[made.number] = tape.storage(made.num_bytes, self.name, category)
+            if index == 1:
+                held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after_second]
+        held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after]
+        if self.uses_cublas:
+            op.make_workspace(tape.in_backward)
+
+    def _take_or_make(self, frame: Frame, op: Operators) -> None:
+        tape = op.tape
+        for index, made in enumerate(self.makes):
+
+            def make(made: Made = made, is_first: bool = index == 0) -> Tensor:
+                if is_first and self.event is not None:
+                    tape.events.append(self.event)
+                storage = tape.storage(made.num_bytes, self.name, made.category)
+                if is_first and self.uses_cublas:
+                    op.make_workspace(tape.in_backward)
+                return Tensor(storage, made.num_bytes, 1)
+
+            is_product = self.is_product and index == 0
+            out = op.saved_output(make, is_product=is_product)
+            assert out.storage is not None
+            frame.storages[made.number] = out.storage
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """Python drops a storage."""
+
+    number: int | str
+
+    def run(self, frame: Frame, _model: RecordedTransformer) -> None:
+        """Drop it."""
+        frame.drop(self.number)  # type: ignore[arg-type]
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """What a node does in backward."""
+
+    name: str
+    edges: tuple[Edge, ...]
+    num_outputs: int
+    code: tuple[Run | Forget, ...]
+    gradients: tuple[tuple[str, int, int, int, bool] | None, ...]
+    adapts: tuple[tuple[Run | Forget, ...], ...]
+    adapted: frozenset[int]
+    """Storages that ``adapts`` makes."""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Autograd makes a node."""
+
+    number: int
+    plan: NodePlan
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Make it."""
+        op = model.op
+        if not op.tape.grad_enabled:
+            return
+        plan = self.plan
+        tape = op.tape
+        tape.next_sequence += 1
+        frame.nodes[self.number] = Node(
+            tape.next_sequence,
+            tape.stream,
+            [frame.target(model, edge) for edge in plan.edges],
+            [None] * plan.num_outputs,
+            backward_of(plan, op),
+            [],
+        )
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """A node saves a tensor."""
+
+    node: int
+    tensor: TensorPlan
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Save it, through the hooks in force; a node that saves nothing does not hold them."""
+        tape = model.op.tape
+        node = frame.nodes.get(self.node) if tape.grad_enabled else None
+        if node is None:
+            return
+        saved = self._tensor(frame, model)
+        if not tape.hooks:
+            node.saved.append(saved)
+            return
+        if type(node.saved) is list:
+            node.saved = Packed(tape.hooks[-1], [])
+        node.saved.packed += node.saved.hooks.pack([saved])
+
+    def _tensor(self, frame: Frame, model: RecordedTransformer) -> Tensor:
+        plan = self.tensor
+        if isinstance(plan.storage, str) and plan.storage.startswith("p:"):
+            found: Tensor = model.by_parameter[plan.storage[2:]].seen.view(plan.numel)
+            return found
+        return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize)
+
+
+def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]], Gradients]:
+    """Return what a node does when its gradients are there."""
+
+    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+        opened = saved.copy()
+        local: dict[int, Storage] = {}
+        _run_locally(plan.code, local, op)
+        found: list[Tensor | None] = []
+        for each in plan.gradients:
+            if each is None or (each[0] == "n" and each[1] in plan.adapted):
+                found.append(None)
+            else:
+                found.append(_gradient(each, local, gradients, opened))
+        del opened
+        for index, code in enumerate(plan.adapts):
+            _run_locally(code, local, op)
+            each = plan.gradients[index]
+            if found[index] is None and each is not None:
+                found[index] = _gradient(each, local, gradients, [])
+        local.clear()
+        return found
+
+    return backward
+
+
+def _run_locally(code: Sequence[Run | Forget], local: dict[int, Storage], op: Operators) -> None:
+    for instruction in code:
+        if type(instruction) is Forget:
+            local.pop(instruction.number, None)  # type: ignore[call-overload]
+        else:
+            assert type(instruction) is Run
+            if instruction.event is not None:
+                op.tape.events.append(instruction.event)
+            instruction.allocate(local, op, Category.TEMPORARY)
+
+
+def _gradient(
+    each: tuple[str, int, int, int, bool], local: dict[int, Storage], given: list[Tensor], opened: list[Tensor]
+) -> Tensor:
+    source, index, numel, itemsize, is_view = each
+    storage = None
+    if source == "n":
+        storage = local[index]
+    elif source == "g":
+        storage = given[index].storage
+    elif source == "s":
+        storage = opened[index].storage
+    return Tensor(storage, numel, itemsize, None, 0, is_view)
+
+
+class Outputs:
+    """The tensors that a module returns; wrappers put hooks on all of them."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def node(self) -> Outputs | None:
+        """Itself, if any of them needs a gradient: it stands for their nodes."""
+        return self if any(tensor.node is not None for tensor in self.tensors) else None
+
+    def before(self, hook: Callable[[], None]) -> None:
+        """Call a hook when the gradients of one of the outputs are known, for each of them."""
+        for tensor in self.tensors:
+            if tensor.node is not None:
+                tensor.node.before(hook)
+
+    def first(self, hook: Callable[[], None]) -> None:
+        """Call a hook before all others."""
+        for tensor in self.tensors:
+            if tensor.node is not None:
+                tensor.node.pre_hooks = [hook, *(tensor.node.pre_hooks or ())]
+
+
+class CallModule(msgspec.Struct, frozen=True):
+    """A module runs."""
+
+    module: str
+    inputs: tuple[TensorPlan, ...]
+    code: tuple[Any, ...]
+    outputs: tuple[TensorPlan, ...]
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Run it inside of what is around it; a module with nothing around it is part of its caller."""
+        module = model.by_name[self.module]
+        model.mark_block(module)
+        if module.around is None and module.block < 0:
+            for instruction in self.code:
+                instruction.run(frame, model)
+            return
+        self._run_wrapped(frame, model, module)
+
+    def _run_wrapped(self, frame: Frame, model: RecordedTransformer, module: Any) -> None:
+        inputs = tuple(_tensor(frame, model, plan) for plan in self.inputs)
+        times = 0
+
+        def body(*given: Tensor) -> Outputs:
+            nonlocal times
+            times += 1
+            return self._body(frame, model, given, is_recomputed=times > 1)
+
+        out = body(*inputs) if module.around is None else module.around(body, *inputs)
+        del inputs
+        model.after_block(module, out)
+        for plan, tensor in zip(self.outputs, out.tensors, strict=True):
+            if isinstance(plan.storage, int) and tensor.storage is not None:
+                frame.storages.setdefault(plan.storage, tensor.storage)
+            if plan.edge is not None and not isinstance(plan.edge[0], str):
+                frame.edges[plan.edge] = tensor.node, tensor.output
+
+    def _body(
+        self, frame: Frame, model: RecordedTransformer, given: Sequence[Tensor], is_recomputed: bool
+    ) -> Outputs:
+        own = Frame(frame)
+        for plan, tensor in zip(self.inputs, given, strict=True):
+            if isinstance(plan.storage, int) and tensor.storage is not None:
+                own.storages[plan.storage] = tensor.storage
+            if plan.edge is not None and not isinstance(plan.edge[0], str):
+                own.edges[plan.edge] = tensor.node, tensor.output
+        for instruction in self.code:
+            instruction.run(own, model)
+        out = Outputs([_tensor(own, model, plan) for plan in self.outputs])
+        if not is_recomputed:
+            passed = {plan.storage for plan in (*self.inputs, *self.outputs)}
+            for number, storage in own.storages.items():
+                if number not in passed:
+                    frame.storages[number] = storage  # an attribute or a cache: it outlives the module's call
+            frame.nodes.update(own.nodes)
+        own.clear()
+        return out
+
+
+def _tensor(frame: Frame, model: RecordedTransformer, plan: TensorPlan) -> Tensor:
+    node, output = frame.target(model, plan.edge) if model.op.tape.grad_enabled else (None, 0)
+    return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output, True)
+
+
+def kernel_event(work: Work) -> Event:
+    """Return the event of an operator on the compute stream."""
+    return Event(Kind.KERNEL, -1, 0, Category.TEMPORARY, Stream.COMPUTE, work.name, work)
+
+

@@ -1,0 +1,106 @@
+"""The module tree of a recorded model, and its forward pass with its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, Weight
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.recorded.bind import Program
+from fsdp_bench.simulate.recorded.instructions import CallModule, Frame, Outputs
+from fsdp_bench.simulate.tape import Tensor
+
+
+class RecordedModule(Module):
+    """A module of the recorded model. What it runs is in the instructions."""
+
+    def __init__(self, op: Operators, name: str, kind: str) -> None:
+        super().__init__(op)
+        self.name, self.kind = name, kind
+        self.block = -1
+        """The number of the block that it is, or of the group of blocks; -1 for other modules."""
+
+
+class RecordedList(RecordedModule, ModuleList):
+    """An nn.ModuleList."""
+
+
+class RecordedTransformer(SimulatedModel):
+    """A recorded model with some number of blocks."""
+
+    block = -1
+
+    def __init__(self, op: Operators, program: Program, num_blocks: int, extra_blocks: int) -> None:
+        super().__init__(op, num_blocks, extra_blocks)
+        _root, *rest = program.modules
+        self.program = program
+        self.by_name: dict[str, RecordedModule | RecordedTransformer] = {"": self}
+        for name, kind, _ in rest:
+            module = (RecordedList if kind == "ModuleList" else RecordedModule)(op, name, kind)
+            self.by_name[name] = module
+            self.by_name[name.rpartition(".")[0]].child(module)
+        self.by_parameter: dict[str, Weight] = {}
+        for name, _, own in program.modules:
+            for full in own:
+                self.by_parameter[full] = self._weight(self.by_name[name], full)
+        self.blocks = [self.by_name[name] for name in program.groups]
+        for name, group in program.groups.items():
+            block = self.by_name[name]
+            block.block = group
+            for weight in block.all_weights:
+                weight.block = group
+        self._is_in_block = self._is_marked = False
+
+    def _weight(self, module: Module, full: str) -> Weight:
+        shape, is_trained = self.program.parameters[full]
+        rest = 1
+        for size in shape[1:]:
+            rest *= size
+        weight = module.own(full, shape[0] if shape else 1, rest if len(shape) > 1 else None)
+        weight.is_trained = is_trained
+        return weight
+
+    def forward_order(self) -> Iterator[Module]:
+        """Yield modules in the order in which they are called first."""
+        seen: set[str] = set()
+
+        def visit(call: CallModule) -> Iterator[Module]:
+            if call.module not in seen:
+                seen.add(call.module)
+                yield self.by_name[call.module]
+            for instruction in call.code:
+                if type(instruction) is CallModule:
+                    yield from visit(instruction)
+
+        yield from visit(self.program.top)
+
+    def forward_and_loss(self) -> tuple[Tensor, Frame]:
+        """Run forward, with the loss, which Hugging Face's models compute themselves.
+
+        Returns the loss, and the frame that holds the model's output; whoever drops that clears the frame.
+        """
+        frame, plan = Frame(None), self.program.loss
+        for instruction in self.program.top.code:
+            instruction.run(frame, self)
+        node, output = frame.target(self, plan.edge)
+        return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output), frame
+
+    def mark_block(self, module: RecordedModule | RecordedTransformer) -> None:
+        """Mark where a block's part of forward begins; what comes between two blocks is the first one's."""
+        tape = self.op.tape
+        if tape.in_backward:
+            return
+        if module.block >= 0:
+            tape.mark(tape.phase, module.block)
+            self._is_in_block = self._is_marked = True
+        elif self._is_marked and not self._is_in_block:
+            tape.mark(tape.phase, -1)
+            self._is_marked = False
+
+    def after_block(self, module: RecordedModule | RecordedTransformer, out: Outputs) -> None:
+        """Mark where the block's part of backward begins."""
+        if module.block < 0:
+            return
+        self._is_in_block = False
+        tape, block = self.op.tape, module.block
+        out.first(lambda: tape.mark("backward", block))

@@ -1,0 +1,65 @@
+"""A recorded model's steps on the tape, as train/models/user_module.py runs them."""
+
+from __future__ import annotations
+
+from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.recorded.model import RecordedTransformer
+from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.tape import Storage, Tensor
+from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.setup import TrainSetup
+
+
+def simulation_of(model: Model, setup: TrainSetup, kernels: Kernels, num_blocks: int, rank: int = 0) -> Simulation:
+    """Return the simulation of a benchmark model, or of a recorded one."""
+    kind = RecordedSimulation if isinstance(model, RecordedModel) else Simulation
+    return kind(model, setup, kernels, num_blocks, rank)
+
+
+class RecordedSimulation(Simulation):
+    """A recorded model, its wrapper and its optimizer on one tape."""
+
+    model: RecordedTransformer
+
+    def load(self) -> None:
+        """Build and wrap the model; its buffers are on the device, too."""
+        super().load()
+        buffers = self.model.program.buffers
+        self.resident += [self.tape.storage(size, "buffer", Category.PARAMETERS) for size in buffers]
+
+    def _begin_first_forward(self) -> None:
+        batch = self._batch()
+        self.tape.mark("forward")
+        self.wrapper.lazy_init()
+        self.tape.mark(self.between_steps)
+        del batch
+
+    def _batch(self) -> list[Storage]:
+        """module_step: each tensor of a batch is moved to the device; the host waits for pageable memory."""
+        batch = [self.tape.storage(n * itemsize, "batch") for n, itemsize, _ in self.model.program.batch]
+        self.tape.synchronize(Stream.COMPUTE)
+        return batch
+
+    def _micro_batches(self, count: int) -> None:
+        for index in range(count):
+            self._begin_micro_batch(index, count)
+            batch = self._batch()
+            loss = self._forward_backward()
+            del batch, loss
+
+    def _forward_backward(self) -> Tensor:
+        """Run forward, which computes the loss, and backward."""
+        tape = self.tape
+        tape.mark("forward")
+        loss, output = self.model.forward_and_loss()
+        tape.mark("loss")
+        out = self.op.divide(loss)
+        output.clear()
+        del loss, output
+        tape.mark("backward")
+        scaled = self.scaler.scale(out) if self.scaler is not None else out
+        ones = tape.tensor(1, scaled.itemsize, "aten::ones_like", Category.TEMPORARY)
+        self.engine.run(scaled, ones)
+        return out.detach()

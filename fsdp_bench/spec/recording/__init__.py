@@ -1,0 +1,8 @@
+"""The file format of a recorded model: what a model's code allocates, saves for backward, frees and computes.
+
+Read in this order:
+    recorded.py   RecordedCode: one model's code, its variants, and what one training step of it does
+    steps.py      the instructions of a recorded step, and the names by which they refer to tensors
+    formula.py    sizes as formulas of the batch, the sequence length and the fields of config.json
+    request.py    what the recording subprocess is asked for, and its answer
+"""

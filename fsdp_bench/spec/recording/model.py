@@ -1,0 +1,163 @@
+"""RecordedModel: a recorded code with the sizes and the number of blocks of one model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.flops import forward_flops
+from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
+from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.units import format_count
+
+
+class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One model whose code was recorded. It answers what a ModelShape answers.
+
+    Raises:
+        SpecError: for numbers of blocks that the recording does not hold for, and sizes without a value.
+    """
+
+    name: str
+    code: RecordedCode
+    """Compared by identity."""
+    sizes: tuple[tuple[str, int], ...]
+    """Values of the recording's symbols, but for the batch and the sequence length."""
+    counts: tuple[tuple[str, int], ...]
+    """How many blocks each nn.ModuleList of them has."""
+    max_position_embeddings: int | None = None
+    """The longest sequence, where positions are learned."""
+
+    def __post_init__(self) -> None:
+        missing = set(self.code.sizes) - set(dict(self.sizes))
+        if missing:
+            raise SpecError(f"{self.name}: has no {', '.join(sorted(missing))}")
+        self.iterations()
+
+    @cached_property
+    def some_variant(self) -> Variant:
+        """One of the variants; all have the same loops."""
+        return next(iter(self.code.variants.values()))
+
+    def iterations(self) -> list[int]:
+        """Return how often each loop of blocks runs.
+
+        Raises:
+            SpecError: for numbers of blocks that the recording does not hold for.
+        """
+        found, counts = [], dict(self.counts)
+        for loop in self.some_variant.loops:
+            around = self.code.num_blocks[loop.path] - loop.iterations * loop.period
+            times, rest = divmod(counts[loop.path] - around, loop.period)
+            if rest or times < 0:
+                allowed = f"{around} or more" if loop.period == 1 else f"{around}, and {loop.period} more at a time"
+                raise SpecError(f"num_hidden_layers: {counts[loop.path]} is not allowed for {self.name}; {allowed}")
+            found.append(times)
+        looped = {loop.path for loop in self.some_variant.loops}
+        for path, recorded in self.code.num_blocks.items():
+            if path not in looped and counts[path] != recorded:
+                raise SpecError(f"{path}: only {recorded} blocks were recorded, not {counts[path]}: they differ")
+        return found
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The most blocks that a list of them has: of an encoder-decoder, those of the encoder or of the decoder."""
+        return max(count for _, count in self.counts)
+
+    @property
+    def num_blocks(self) -> int:
+        """Groups of blocks: the iterations of loops, what is before them, and what is behind them."""
+        loops = {loop.path: loop for loop in self.some_variant.loops}
+        around = sum(1 if path in loops else count for path, count in self.counts)
+        return around + sum(self.iterations()) + sum(loop.first > 0 for loop in loops.values())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether one group of blocks may stand for others: there is one list of them."""
+        return len(self.code.num_blocks) == 1 and len(self.some_variant.loops) == 1
+
+    def with_blocks(self, num_blocks: int) -> RecordedModel:
+        """Return the model with another number of groups of blocks."""
+        ((path, count),) = self.counts
+        period = self.some_variant.loops[0].period
+        counts = ((path, count + (num_blocks - self.num_blocks) * period),)
+        return msgspec.structs.replace(self, counts=counts)
+
+    def with_layers(self, num_layers: int) -> RecordedModel:
+        """Return the model with so many blocks in every list of them."""
+        return msgspec.structs.replace(self, counts=tuple((path, num_layers) for path, _ in self.counts))
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the model, by which charts and tables name it; 0 if it is not known."""
+        return dict(self.sizes).get("hidden_size", self.code.sizes.get("hidden_size", 0))
+
+    def values(self, batch: int, length: int) -> dict[str, int]:
+        """Return the values of all symbols."""
+        return {**dict(self.sizes), "B": batch, "S": length}
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Number of parameters. A tied one counts once."""
+        return sum(count for count, _ in self._parameters())
+
+    @cached_property
+    def num_trained_parameters(self) -> int:
+        """Number of parameters that need a gradient."""
+        return sum(count for count, is_trained in self._parameters() if is_trained)
+
+    def _parameters(self) -> list[tuple[int, bool]]:
+        times = self._times_of_blocks()
+        values = self.values(1, 1)
+        found = []
+        for parameter in self.code.parameters:
+            count = 1
+            for size in parameter.shape:
+                count *= evaluate(size, values)
+            found.append((count * times(parameter.name), parameter.is_trained))
+        return found
+
+    def _times_of_blocks(self) -> Any:
+        """Return a function from a parameter's name to how many blocks have one like it."""
+        iterations, loops = self.iterations(), self.some_variant.loops
+        counted: Counter[str] = Counter()
+        for loop, times in zip(loops, iterations, strict=True):
+            for offset in range(loop.period * loop.iterations):
+                counted[f"{loop.path}.{loop.first + offset}"] = times if offset < loop.period else 0
+
+        def of(name: str) -> int:
+            for loop in loops:
+                if name.startswith(f"{loop.path}."):
+                    number = name[len(loop.path) + 1 :].partition(".")[0]
+                    return counted.get(f"{loop.path}.{number}", 1)
+            return 1
+
+        return of
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def model_flops_per_token(self, sequence_length: int) -> float:
+        """Return the FLOPs of one training step for one token, without recomputation: three forward passes."""
+        return 3 * forward_flops(self, sequence_length) / sequence_length
+
+    def hardware_flops_per_token(self, sequence_length: int, checkpointing: Checkpointing) -> float:
+        """Return the FLOPs of one training step for one token, with what checkpointing computes again."""
+        flops = self.model_flops_per_token(sequence_length)
+        if checkpointing is Checkpointing.FULL:
+            flops += forward_flops(self, sequence_length, only_blocks=True) / sequence_length
+        return flops
+
+    def describe(self) -> str:
+        """Return one line for tables and charts."""
+        layers = " + ".join(str(count) for _, count in self.counts)
+        width = f" x {self.hidden_size}" if self.hidden_size else ""
+        return f"{self.code.origin.architecture} {format_count(self.num_parameters)} ({layers} layers{width})"

@@ -1,0 +1,97 @@
+"""RecordedCode: a model's code, recorded once, as ``fsdp-bench record`` writes it.
+
+It holds for all sizes of its symbols, for more and fewer blocks, and under every wrapper.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
+
+FORMAT_VERSION = 1
+
+
+class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One parameter of the bare model; a tied one is listed once."""
+
+    name: str
+    shape: tuple[str, ...]
+    """Formulas."""
+    is_trained: bool
+
+
+class ModuleRecord(msgspec.Struct, array_like=True, frozen=True):
+    """One module, in the order of nn.Module.named_modules."""
+
+    name: str
+    kind: str
+    """The name of its class."""
+    parameters: tuple[str, ...]
+    """Names of its own parameters."""
+
+
+class Input(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One tensor of a batch."""
+
+    name: str
+    numel: str
+    itemsize: int
+    """Of the tensor that the data loader makes."""
+    is_float: bool
+    """Whether wrappers cast it to the compute dtype."""
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One training step of the bare model in one compute dtype, for one sequence or for several."""
+
+    formulas: tuple[str, ...]
+    names: tuple[str, ...]
+    """Names of operators."""
+    top: Call
+    """The whole forward pass."""
+    nodes: dict[int, NodeRecord]
+    """Of the graph, without those of loops."""
+    loops: tuple[LoopRecord, ...]
+    loss: TensorRef
+    buffers: tuple[Size, ...]
+    """Bytes of each buffer, which are on the device all the time."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose code was recorded, and by what."""
+
+    code: str
+    """``huggingface`` or ``module``."""
+    architecture: str
+    """The class of the model, or the function ``pkg.mod:function``."""
+    versions: dict[str, str]
+    """Of torch, transformers, ..."""
+    date: str
+
+
+class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """A model's code, recorded once."""
+
+    origin: Origin
+    block: str
+    """The class of its blocks."""
+    num_blocks: dict[str, int]
+    """Recorded blocks of each nn.ModuleList of blocks."""
+    sizes: dict[str, int]
+    """Symbols in formulas beside B and S, with their values in the model that was recorded."""
+    parameters: tuple[Parameter, ...]
+    modules: tuple[ModuleRecord, ...]
+    batch: tuple[Input, ...]
+    variants: dict[str, Variant]
+    """By name: ``bf16``, ``fp32`` or ``bf16-autocast``, with ``, one sequence`` for a batch of one."""
+    config: dict[str, Any] = {}
+    """The fields of config.json that decide which code runs, with their values; every other one is a symbol or has
+    nothing to do with memory."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, in sentences for the user."""
+    multiple: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """The sequence lengths for which the formulas were found right: multiples of this."""
+    format_version: int = FORMAT_VERSION

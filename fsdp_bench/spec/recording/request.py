@@ -1,0 +1,41 @@
+"""What the recording subprocess is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fsdp_bench.spec.checked import Checked
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
+
+VARIANTS = ("bf16", "fp32", "bf16-autocast")
+"""The compute dtypes that are recorded. fp16 takes the same bytes as bf16. Autocast is what DistributedDataParallel
+trains under in mixed precision."""
+
+
+class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The code to record: a Hugging Face model, or a user's function."""
+
+    config: dict[str, Any] | None = None
+    """A config.json of Hugging Face's."""
+    module: UserModule | None = None
+    sizes: Literal["as given", "any"] = "as given"
+    """``any``: formulas hold for other values of the sizes in config.json, too."""
+
+    def _check(self) -> None:
+        if (self.config is None) == (self.module is None):
+            raise SpecError("a recording needs a config.json or a user's module, and not both")
+
+
+class RecordingAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A recording, or an error."""
+
+    recorded: RecordedCode | None = None
+    error: str | None = None
+    """The error in one line."""
+    users_mistake: bool = True
+    """Whether the user can correct the error."""
+    seconds: float = 0.0

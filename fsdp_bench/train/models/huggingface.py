@@ -1,0 +1,93 @@
+"""Builds a Hugging Face model and a batch from the fields of its config.json, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdp_bench.spec.errors import MachineError, SpecError, shown
+
+AS_IN_TRAINING = {"use_cache": False}
+"""TrainingArguments.use_cache: the Trainer of transformers 5 turns the cache of keys and values off."""
+
+
+def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
+    """Return a model that is initialized on the current device, and the name of its class.
+
+    Raises:
+        MachineError: if transformers is not installed.
+        SpecError: for a config that transformers does not know or refuses.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise MachineError("recording a Hugging Face model needs transformers: pip install 'fsdp-bench[hf]'") from None
+    fields = {**config, **AS_IN_TRAINING}
+    architectures = fields.get("architectures") or []
+    model_type = fields.pop("model_type", None)
+    try:
+        made = transformers.AutoConfig.for_model(model_type, **fields)
+        name = architectures[0] if architectures else _causal_lm(transformers, made)
+        kind = getattr(transformers, str(name), None)
+        if kind is None:
+            raise SpecError(f"architectures: transformers {transformers.__version__} has no {shown(name)}")
+        return kind._from_config(made), str(name)
+    except SpecError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise SpecError(f"model_type {shown(model_type)}: transformers refuses it: {text}") from error
+
+
+def _causal_lm(transformers: Any, config: Any) -> str:
+    """Return the class that AutoModelForCausalLM would take."""
+    try:
+        kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise SpecError(f"architectures: is not given, and {type(config).__name__} has no causal language model") from None
+    return str(kind.__name__)
+
+
+def batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Return a batch as a data loader makes it: full sequences, so that there is no attention mask."""
+    config = model.config
+    if "pixel_values" in _parameters_of(model):
+        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        pixels = torch.empty(batch, config.num_channels, size, size)
+        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.int64)}
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    return {"input_ids": ids, "labels": torch.zeros(batch, length, dtype=torch.int64)}
+
+
+def _parameters_of(model: nn.Module) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(model.forward).parameters)
+
+
+@contextmanager
+def unpacked_sequences() -> Iterator[None]:
+    """Let transformers see on tensors without data what it sees on real ones: sequences that are not packed.
+
+    It takes fake tensors for tracing (utils/import_utils.py, is_tracing), where it cannot look at position ids. Then
+    masking_utils.find_packed_sequence_indices always returns a mask, and attention runs another kernel.
+    """
+    try:
+        from transformers import masking_utils
+    except ImportError:
+        yield
+        return
+    original = masking_utils.find_packed_sequence_indices
+
+    def never_packed(position_ids: torch.Tensor) -> None:
+        original(position_ids)
+
+    masking_utils.find_packed_sequence_indices = never_packed
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original

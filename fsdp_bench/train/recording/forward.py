@@ -1,0 +1,202 @@
+"""Records the forward pass of a bare model on fake tensors: who allocates, what Python drops when, what autograd saves.
+
+It runs once under saved-tensor hooks that keep shapes instead of tensors. So a storage dies exactly when Python lets go
+of it, and what autograd holds is told apart: who replays the recording has an autograd of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fsdp_bench.train.recording.operators import described, is_view
+from fsdp_bench.train.recording.size import Size
+
+Code = list[Any]
+"""Instructions as lists, as spec/recording/steps.py has them; storages and nodes are numbers or [kind, name]."""
+
+
+class Recorder(TorchDispatchMode):
+    """Logs what operators do to storages on one device."""
+
+    def __init__(self, device: torch.device, logits_width: int | None) -> None:
+        super().__init__()
+        self.device = device.type
+        self.logits_width = logits_width
+        self.on = False
+        self.log: Code = []
+        self.known: dict[int, Any] = {}
+        """By the address of a storage what it is: the number of one that an operator made, or [kind, name]."""
+        self._watches: dict[int, Any] = {}
+        self.next_storage = 0
+        self.first_node = self._next_node = 0
+        self._tracks_nodes = False
+        self._num_packed = 0
+        self.unpacked: list[int] = []
+        """The numbers of the saved tensors that the running node has opened."""
+        self.opened_by: dict[int, int] = {}
+        """By the number of a saved tensor the node that opened it. An operator in place saves a clone of its input,
+        whose own node is newer than its."""
+        self.substitutes: list[torch.Tensor] = []
+        """Tensors that stand for what was saved, until the node has run."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; log it with the storages that it made."""
+        if not self.on:
+            return func(*args, **(kwargs or {}))
+        self.nodes_until_now()
+        result = func(*args, **(kwargs or {}))
+        if not is_view(func):
+            self._log_operator(func, (args, kwargs or {}), result)
+        return result
+
+    def _log_operator(self, func: Any, given: Any, result: Any) -> None:
+        made = [[number, size, category] for number, size, category in self._new_storages(result)]
+        args, kwargs = given
+        on_device = [leaf for leaf in tree_leaves((args, kwargs, result)) if self._counts(leaf)]
+        work = described(func, args, result) if on_device else None
+        if work is not None:
+            name, num_bytes, itemsize, dims = work
+            self.log.append(["o", name, num_bytes, itemsize, dims, made])
+        elif made:
+            self.log.append(["o", func.name().partition(".")[0], Size.product(0), 1, [], made])
+
+    def _new_storages(self, result: Any) -> Iterator[tuple[int, Size, str]]:
+        for leaf in tree_leaves(result):
+            if not self._counts(leaf):
+                continue
+            key = leaf.untyped_storage()._cdata
+            if key in self.known:
+                continue
+            number, storage = self.next_storage, leaf.untyped_storage()
+            self.next_storage += 1
+            self.known[key] = number
+            self._watches[key] = weakref.ref(storage, lambda _dead, key=key, number=number: self._forget(key, number))
+            is_logits = self.logits_width is not None and leaf.dim() > 1 and leaf.shape[-1] == self.logits_width
+            yield number, Size.of_storage(leaf), "l" if is_logits else ""
+
+    def _counts(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and getattr(value, "fake_device", value.device).type == self.device
+
+    def _forget(self, key: int, number: int) -> None:
+        self.known.pop(key, None)
+        self._watches.pop(key, None)
+        self.log.append(["d", number])
+
+    def name(self, tensor: torch.Tensor, reference: Any) -> None:
+        """Say what a tensor's storage is."""
+        self.known[tensor.untyped_storage()._cdata] = reference
+
+    def reference(self, tensor: torch.Tensor) -> Any:
+        """Return what a tensor's storage is."""
+        if not self._counts(tensor):
+            return ["?", 0]
+        return self.known.get(tensor.untyped_storage()._cdata, ["?", 0])
+
+    # -- the graph -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Record what runs inside of the context, and the nodes that it makes."""
+        self.first_node = self._next_node = torch.autograd._get_sequence_nr()
+        self._tracks_nodes = self.on = True
+        with self, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+            self.nodes_until_now()
+        self._tracks_nodes = self.on = False
+
+    def nodes_until_now(self) -> None:
+        """Log the nodes that were made since the last call."""
+        if self._tracks_nodes:
+            now = torch.autograd._get_sequence_nr()
+            while self._next_node < now:
+                self.log.append(["n", self._next_node])
+                self._next_node += 1
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if self.on:
+            self.nodes_until_now()
+            saved = [self.reference(tensor), Size.product(*tensor.shape), tensor.element_size(), None]
+            self.log.append(["s", self._next_node - 1, saved, self._num_packed])
+        self._num_packed += 1
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, self._num_packed - 1
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        shape, stride, dtype, device, number = packed
+        self.unpacked.append(number)
+        was_on, self.on = self.on, False
+        with torch.no_grad():
+            made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        self.on = was_on
+        self.substitutes.append(made)
+        self.name(made, ["s", len(self.substitutes) - 1])
+        return made
+
+
+def edge_of(tensor: torch.Tensor, names: dict[torch.Tensor, str]) -> Any:
+    """Return the edge of the graph that a tensor's gradient takes: a node and its output, or a parameter."""
+    if not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is None:
+        return ["p", names[tensor]] if tensor in names else None
+    return [tensor.grad_fn._sequence_nr(), tensor.output_nr]
+
+
+def described_tensors(recorder: Recorder, value: Any, names: dict[torch.Tensor, str]) -> list[Any]:
+    """Return the tensors in a module's inputs or outputs."""
+    return [
+        [recorder.reference(leaf), Size.product(*leaf.shape), leaf.element_size(), edge_of(leaf, names)]
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+@contextmanager
+def calls_logged(recorder: Recorder, model: nn.Module, names: dict[torch.Tensor, str]) -> Iterator[None]:
+    """Log every call of every module, with its inputs and outputs."""
+    handles = []
+    for name, module in model.named_modules():
+
+        def enter(_module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            recorder.nodes_until_now()
+            recorder.log.append(["enter", name, described_tensors(recorder, (args, kwargs), names)])
+
+        def leave(_module: Any, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
+            recorder.nodes_until_now()
+            recorder.log.append(["leave", name, described_tensors(recorder, output, names)])
+
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def nested(log: Code, nodes: dict[int, Any], opened_by: dict[int, int]) -> Code:
+    """Return the log with each module's part as a call, without nodes to which no gradient will come."""
+    top: Code = ["c", "", [], [], []]
+    stack = [top]
+    for event in log:
+        kind = event[0]
+        if kind == "enter":
+            call: Code = ["c", event[1], event[2], [], []]
+            stack[-1][3].append(call)
+            stack.append(call)
+        elif kind == "leave":
+            stack.pop()[4] = event[2]
+        elif kind == "s":
+            node = opened_by.get(event[3], event[1])
+            if node in nodes:
+                stack[-1][3].append(["s", node, event[2]])
+        elif kind != "n" or event[1] in nodes:
+            stack[-1][3].append(event)
+    return top

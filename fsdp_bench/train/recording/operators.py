@@ -1,0 +1,150 @@
+"""What an operator of a recorded step works on: from it the time it takes is computed, and what its kernel needs.
+
+    matrix products                  m, n, k, and in the name which of the matrices are transposed; several of them as
+                                     one with so many more rows
+    attention and its backward       batch, heads, key-value heads, length of the queries, of the keys, head size, and
+                                     1 if it is causal, else 0
+    aten::embedding_dense_backward   indices, rows, columns
+    aten::sum over rows              rows, columns
+    any other                        nothing: the bytes that it reads and writes decide
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fsdp_bench.train.recording.size import Size
+
+_MAKES_ONLY = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh", "aten::alias")
+"""Operators that read and write nothing."""
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operator returns a view and does nothing else."""
+    returned = func._schema.returns
+    alias = returned[0].alias_info if returned else None
+    return alias is not None and not alias.is_write
+
+
+def described(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Size]] | None:
+    """Return an operator's name, the bytes that it reads and writes, the bytes of an element, and its dimensions.
+
+    None if it has nothing to do.
+    """
+    name = func.name().partition(".")[0]
+    if is_view(func) or name.startswith(_MAKES_ONLY):
+        return None
+    read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    tensors = [*read, *(tensor for tensor in written if all(tensor is not other for other in read))]
+    if not tensors:
+        return None
+    itemsize = (read or written)[0].element_size()
+    label, dims = _dims(name, args, result)
+    return label, _bytes(tensors), itemsize, dims
+
+
+def _bytes(tensors: list[Tensor]) -> Size:
+    """Return the bytes of some tensors; what is expanded is read once."""
+    return Size.sum_of(
+        (*(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride or n == 1), t.element_size())
+        for t in tensors
+    )
+
+
+def _dims(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    find = _DIMS.get(name)
+    return (name, []) if find is None else find(name, args, result)
+
+
+def _layout(*matrices: Tensor) -> str:
+    """Return for each matrix whether its rows are contiguous (n) or its columns (t), as cuBLAS is told."""
+    return "".join("t" if m.stride(-1) != 1 and m.stride(-2) == 1 and m.shape[-1] > 1 else "n" for m in matrices)
+
+
+def _product(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    a, b = args[-2:] if name != "aten::addmm" else args[1:3]
+    m, n, k = Size.product(*a.shape[:-1]), Size.product(b.shape[-1]), Size.product(a.shape[-1])
+    return f"{name} {_layout(a, b)}", [m, n, k]
+
+
+def _batched(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    a, b = args[1:3] if name == "aten::baddbmm" else args[:2]
+    return f"{name} {_layout(a, b)}", [Size.product(*a.shape[:-1]), Size.product(b.shape[-1]), Size.product(a.shape[-1])]
+
+
+def _grouped(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    """aten::_grouped_mm: the rows of one matrix by several matrices, or, for their gradients, added up over rows."""
+    a, b = args[:2]
+    if a.dim() == b.dim() == 2:  # the gradient of the weights: columns of a and rows of b are cut into groups
+        return f"{name} {_layout(a, b)}", [Size.product(a.shape[0]), Size.product(b.shape[1]), Size.product(a.shape[1])]
+    return f"{name} {_layout(a, b)}", [Size.product(a.shape[-2]), Size.product(b.shape[-1]), Size.product(a.shape[-1])]
+
+
+def _convolution(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    """A convolution as one product: a row for each output pixel, k the weights of one output channel."""
+    weight, out = args[1], result
+    rows = Size.product(out.shape[0], *out.shape[2:])
+    return f"{name} nt", [rows, Size.product(weight.shape[0]), Size.product(*weight.shape[1:])]
+
+
+def _convolution_backward(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    gradient, weight = args[0], args[2]
+    rows = Size.product(gradient.shape[0], *gradient.shape[2:])
+    return f"{name} tn", [Size.product(weight.shape[0]), Size.product(*weight.shape[1:]), rows]
+
+
+def _attention(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    is_backward = name.endswith("_backward")
+    query, key = args[1:3] if is_backward else args[:2]
+    position = _CAUSAL_AT[name]
+    is_causal = len(args) > position and args[position]
+    dims = (*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], int(is_causal))
+    return name, [Size.product(dim) for dim in dims]
+
+
+_CAUSAL_AT = {
+    "aten::_scaled_dot_product_flash_attention": 4,
+    "aten::_scaled_dot_product_flash_attention_backward": 11,
+    "aten::_scaled_dot_product_efficient_attention": 6,
+    "aten::_scaled_dot_product_efficient_attention_backward": 11,
+}
+"""The place of ``is_causal`` among the arguments."""
+
+
+def _embedding(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    gradient, indices, rows = args[:3]
+    return name, [Size.product(*indices.shape), Size.product(rows), Size.product(gradient.shape[-1])]
+
+
+def _sum(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    """A sum over all dimensions but the last ones, as a bias's gradient."""
+    x = args[0]
+    if not isinstance(result, Tensor) or not x.is_contiguous() or len(args) < 2 or not args[1]:
+        return name, []
+    summed = sorted(dim % x.dim() for dim in args[1])
+    if summed != list(range(len(summed))) or len(summed) == x.dim():
+        return name, []
+    return name, [Size.product(*x.shape[: len(summed)]), Size.product(*x.shape[len(summed) :])]
+
+
+_DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::bmm": _batched,
+    "aten::baddbmm": _batched,
+    "aten::_grouped_mm": _grouped,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_backward": _attention,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention,
+    "aten::embedding_dense_backward": _embedding,
+    "aten::sum": _sum,
+}

@@ -1,0 +1,173 @@
+"""Records a model's code: every variant, at as many points as its formulas need."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
+from fsdp_bench.spec.recording.request import VARIANTS
+from fsdp_bench.train.dry_run.fake_world import fake_device
+from fsdp_bench.train.recording.blocks import block_class, block_lists
+from fsdp_bench.train.recording.formulas import Formulas
+from fsdp_bench.train.recording.loops import Writer, operator_names
+from fsdp_bench.train.recording.merge import merged
+from fsdp_bench.train.recording.size import Size
+from fsdp_bench.train.recording.variant import RawStep, record_step
+
+Point = Mapping[str, int]
+Build = Callable[[Point], tuple[nn.Module, Any]]
+"""Returns a bare model on the current device, and a batch, at one point: values of B, S and other symbols."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "bf16-autocast": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The code to record."""
+
+    build: Build
+    points: Sequence[Point]
+    """The first is the model as it was asked for."""
+    origin: Origin
+    block: type[nn.Module] | None = None
+
+
+def record(subject: Subject, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
+    """Record every variant of a model's code.
+
+    Raises:
+        SpecError: for code that cannot be recorded, with the reason.
+    """
+    with fake_device("cuda") as device:
+        gc.freeze()  # what is there already need not be looked through after every step
+        facts = _Facts(subject, device)
+        variants: dict[str, Variant] = {}
+        notes: list[str] = []
+        for name in VARIANTS:
+            for is_single in (False, True):
+                label = f"{name}, one sequence" if is_single else name
+                progress(label)
+                points = [{**point, "B": 1} for point in subject.points] if is_single else subject.points
+                points = _different(points)
+                steps = [_step(subject, point, name, device) for point in points]
+                variants[label] = _variant(steps, points, facts.lists)
+                notes += [note for step in steps for note in step.notes]
+    refuse_unknown(notes)
+    return RecordedCode(
+        origin=subject.origin,
+        block=facts.block,
+        num_blocks=facts.lists,
+        sizes={name: value for name, value in subject.points[0].items() if name not in "BS"},
+        parameters=facts.parameters,
+        modules=facts.modules,
+        batch=facts.batch,
+        variants=variants,
+    )
+
+
+def refuse_unknown(notes: Sequence[str]) -> None:
+    """Refuse a recording in which something could not be told.
+
+    Raises:
+        SpecError: with the first of them.
+    """
+    if notes:
+        raise SpecError(f"the model cannot be recorded exactly: {notes[0]}")
+
+
+def _different(points: Sequence[Point]) -> list[Point]:
+    return [dict(items) for items in dict.fromkeys(tuple(sorted(point.items())) for point in points)]
+
+
+def _step(subject: Subject, point: Point, variant: str, device: torch.device) -> RawStep:
+    model, batch = _built(subject, point, device)
+    gc.collect()
+    gc.disable()  # a collection would free cycles at another moment than in another run
+    try:
+        return record_step(model, batch, DTYPES[variant], variant.endswith("autocast"), device)
+    finally:
+        gc.enable()
+
+
+def _built(subject: Subject, point: Point, device: torch.device) -> tuple[nn.Module, Any]:
+    with torch.device(device):
+        model, batch = subject.build(point)
+    batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
+    return model.train(), batch
+
+
+def _variant(steps: Sequence[RawStep], points: Sequence[Point], lists: dict[str, int]) -> Variant:
+    formulas = Formulas(points)
+    top, nodes, loss, buffers = merged([step.plain() for step in steps], formulas)
+    names = operator_names(top, list(nodes.values()))
+    writer = Writer(top, nodes, names, lists)
+    return Variant(
+        top=writer.top(),
+        nodes=writer.nodes(),
+        loops=writer.loop_records(),
+        loss=writer.tensor(loss),
+        buffers=tuple(buffers),
+        names=tuple(names),
+        formulas=tuple(formulas.texts),
+    )
+
+
+class _Facts:
+    """What is the same in all variants: modules, parameters, the batch."""
+
+    def __init__(self, subject: Subject, device: torch.device) -> None:
+        built = [_built(subject, point, device) for point in subject.points]
+        model = built[0][0]
+        kind = subject.block or block_class(model)
+        self.block = kind.__name__
+        self.lists = block_lists(model, kind)
+        formulas = Formulas(subject.points)
+        everywhere = [dict(model.named_parameters()) for model, _ in built]
+        self.parameters = tuple(
+            Parameter(
+                name,
+                tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in _dimensions(everywhere, name)),
+                parameter.requires_grad,
+            )
+            for name, parameter in model.named_parameters()
+        )
+        self.modules = tuple(_module_records(model))
+        self.batch = tuple(_inputs([batch for _, batch in built], formulas))
+
+
+def _dimensions(everywhere: Sequence[Mapping[str, nn.Parameter]], name: str) -> list[tuple[int, ...]]:
+    return list(zip(*(parameters[name].shape for parameters in everywhere), strict=True))
+
+
+def _module_records(model: nn.Module) -> list[ModuleRecord]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    seen: set[nn.Parameter] = set()
+    records = []
+    for name, module in model.named_modules():
+        own = [p for p in module._parameters.values() if p is not None and p not in seen]
+        seen.update(own)
+        records.append(ModuleRecord(name, type(module).__name__, tuple(names[p] for p in own)))
+    return records
+
+
+def _inputs(batches: Sequence[Any], formulas: Formulas) -> list[Input]:
+    leaves = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches]
+    names = list(batches[0]) if isinstance(batches[0], Mapping) else [str(index) for index in range(len(leaves[0]))]
+    return [
+        Input(name, formulas.text([Size.product(*t.shape) for t in same]), same[0].element_size(), same[0].is_floating_point())
+        for name, same in zip(names, zip(*leaves, strict=True), strict=False)
+    ]
+
+
+def today() -> str:
+    """Return the date of a recording."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -1,0 +1,116 @@
+"""Records one training step of one model at one point: one compute dtype, batch size and sequence length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.train.models.user_module import CONTRACT, call_model, loss_of
+from fsdp_bench.train.recording.backward import record_backward
+from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, edge_of, nested
+from fsdp_bench.train.recording.loops import renumbered
+from fsdp_bench.train.recording.size import Size
+
+
+@dataclass(frozen=True)
+class RawStep:
+    """One step at one point, as lists; sizes are Size."""
+
+    top: Code
+    nodes: dict[int, Code]
+    loss: Code
+    buffers: list[Size]
+    notes: list[str]
+
+    def plain(self) -> list[Any]:
+        """Return what is merged with other points."""
+        return [self.top, self.nodes, self.loss, self.buffers]
+
+
+def record_step(model: nn.Module, batch: Any, dtype: torch.dtype, autocast: bool, device: torch.device) -> RawStep:
+    """Run forward and backward of a bare model once.
+
+    Args:
+        model: on ``device``, without data, with parameters in fp32.
+        batch: on ``device``.
+        dtype: the compute dtype.
+        autocast: parameters stay in fp32 and the model runs under torch.autocast, as under DistributedDataParallel.
+        device: the fake accelerator.
+
+    Raises:
+        SpecError: if the step cannot be recorded.
+    """
+    if not autocast:
+        compute_in(model, dtype, device)
+        batch = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    recorder = Recorder(device, _vocabulary(model))
+    for parameter, name in names.items():
+        recorder.name(parameter, ["p", name])
+    buffers = _name_buffers(recorder, model)
+    for index, leaf in enumerate(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
+        recorder.name(leaf, ["i", index])
+    context: Any = torch.autocast(device.type, dtype) if autocast else nullcontext()
+    with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():
+        with context:
+            output = call_model(model, batch)
+        loss = loss_of(output)
+    if loss.grad_fn is None:
+        raise SpecError(f"module: its loss needs no gradient, so there is nothing to train; {CONTRACT}")
+    log, recorder.log = recorder.log, []
+    del output  # held until the loss is divided by the number of micro-batches, as in module_step
+    described = [recorder.reference(loss), Size.product(*loss.shape), loss.element_size(), edge_of(loss, names)]
+    nodes, notes = record_backward(recorder, loss, names)
+    top = nested(log, nodes, recorder.opened_by)
+    plain = {number: node.plain() for number, node in nodes.items()}
+    top, plain, described = renumbered(top, plain, described, recorder.first_node)
+    return RawStep(top, dict(sorted(plain.items())), described, buffers, notes)
+
+
+@torch.no_grad()
+def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace parameters as wrappers show them while they are gathered; buffers stay as they are stored."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
+                continue
+            if id(parameter) not in made:
+                fresh = torch.empty(parameter.shape, dtype=dtype, device=device)
+                made[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+            module._parameters[name] = made[id(parameter)]
+
+
+def _name_buffers(recorder: Recorder, model: nn.Module) -> list[Size]:
+    sizes: list[Size] = []
+    for buffer in model.buffers():
+        if buffer.untyped_storage()._cdata not in recorder.known:
+            recorder.name(buffer, ["b", len(sizes)])
+            sizes.append(Size.of_storage(buffer))
+    return sizes
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """Return the width of the logits, if the model is known to have some."""
+    found = getattr(getattr(model, "config", None), "vocab_size", None)
+    return found if isinstance(found, int) else None
+
+
+@contextmanager
+def _data_dependence_explained() -> Iterator[None]:
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise SpecError(
+            f"the model's sizes or its course depend on data ({error.func}), so it cannot be recorded; rehearse a"
+            " training script of it, or measure it with a sweep"
+        ) from None
