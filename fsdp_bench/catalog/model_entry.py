@@ -72,8 +72,8 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def hf_config(self) -> dict[str, Any]:
         """Return what the model's config.json says of sizes and code: ``AutoConfig.for_model(**entry.hf_config())``.
 
-        The names are those of the family (``n_embd`` for gpt2, ``d_model`` for t5). Fields without influence on the
-        model's code, such as token numbers and dropout, are missing; so are lists that transformers derives itself.
+        The names are those of the family (``n_embd`` for gpt2, ``d_model`` for t5). Missing are fields whose published
+        value is the default in transformers (dropout, activations), lists that it derives, and token numbers.
         """
         architecture = self.architecture or ARCHITECTURES.get(self.family)
         config: dict[str, Any] = {"architectures": [architecture]} if architecture else {}
