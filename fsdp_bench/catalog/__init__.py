@@ -1,14 +1,15 @@
 """Facts about GPUs, servers and models, each with its source and date, and their lookup by name.
 
 Read in this order:
-    gpus.toml       each GPU's usable memory, dense peak FLOP/s, sustained clock
-    servers.toml    each server's GPUs, links between GPUs, network between nodes, host memory
-    models.toml     each published model's dimensions, with the names of Hugging Face's config.json
-    published.csv   other people's measurements: peak memory, throughput, fits or not; validate/published reads it
-    loader.py       the catalogue: the built-in files, and a user's file whose entries replace or add
-    lookup.py       gpu(), server() and model() by name, size or file; the GPUs that a run uses
-    model_entry.py  one model of models.toml, and whether predictions can express it exactly
-    hf_config.py    reads a Hugging Face config.json
-    ladder.py       the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
-    user_file.py    reads and checks TOML files of this format, the built-in ones and a user's
+    gpus.toml        each GPU's usable memory, dense peak FLOP/s, sustained clock
+    servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
+    models.toml      each published model's dimensions, with the names of Hugging Face's config.json
+    published.csv    other people's measurements: peak memory, throughput, fits or not; validate/published reads it
+    loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
+    lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses
+    model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly
+    config_names.py  what a model's common fields are called in the config.json of each family
+    hf_config.py     reads a Hugging Face config.json
+    ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
+    user_file.py     reads and checks TOML files of this format, the built-in ones and a user's
 """

@@ -5,37 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
 from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shortened, shown
 from fsdp_bench.spec.model import ModelShape
 
-_NAMES = (
+_REQUIRED = (
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
-    "num_key_value_heads",
     "intermediate_size",
     "vocab_size",
     "max_position_embeddings",
-    "tie_word_embeddings",
-    "head_dim",
-    "attention_bias",
-    "mlp_bias",
 )
-_OPTIONAL = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "attention_bias", "mlp_bias"}
-
-_GPT2_NAMES = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "n_positions",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
-"""transformers/models/gpt2/configuration_gpt2.py, GPT2Config.attribute_map and its own names."""
+"""Fields that a config.json must have. The others have defaults."""
 
 _ACTIVATIONS = {
     "llama": ("hidden_act", ("silu",)),
@@ -74,7 +59,7 @@ def read_hf_config(path: Path) -> ModelShape:
         raise SpecError(f"{path}: model_type {shown(model_type)} is not built here; one of {', '.join(FAMILIES)}")
     try:
         _refuse_variants(config)
-        fields = _gpt2_fields(config) if model_type == "gpt2" else _llama_fields(config)
+        fields = _common_fields(config)
         name = config.get("_name_or_path") or path.absolute().parent.name
         name = shortened(name, LONGEST_VALUE) if isinstance(name, str) else name
         entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
@@ -127,24 +112,16 @@ def _refuse_variants(config: dict[str, Any]) -> None:
             raise SpecError(f"{field} is set, which is not built here")
 
 
-def _llama_fields(config: dict[str, Any]) -> dict[str, Any]:
-    fields = {name: config[name] for name in _NAMES if config.get(name) is not None}
-    _require(fields, {name: name for name in _NAMES})
+def _common_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the common fields that a config.json sets, and defaults of transformers for what it leaves out."""
+    names = config_names(config["model_type"])
+    fields = {field: config[name] for field, name in names.items() if config.get(name) is not None}
+    if config["model_type"] == "gpt2":
+        fields.setdefault("tie_word_embeddings", True)  # PretrainedConfig's default, which GPT-2's files leave out
+        if isinstance(fields.get("hidden_size"), int):
+            fields.setdefault("intermediate_size", 4 * fields["hidden_size"])  # GPT2MLP: n_inner is null
     if config["model_type"] == "mistral" and "num_key_value_heads" not in config:
         fields["num_key_value_heads"] = _MISTRAL_KEY_VALUE_HEADS
-    return fields
-
-
-def _gpt2_fields(config: dict[str, Any]) -> dict[str, Any]:
-    fields = {name: config[own] for name, own in _GPT2_NAMES.items() if config.get(own) is not None}
-    fields.setdefault("tie_word_embeddings", True)  # PretrainedConfig's default, which GPT-2's files leave out
-    if isinstance(fields.get("hidden_size"), int):
-        fields.setdefault("intermediate_size", 4 * fields["hidden_size"])  # GPT2MLP: n_inner is null
-    _require(fields, _GPT2_NAMES)
-    return fields
-
-
-def _require(fields: dict[str, Any], own_names: dict[str, str]) -> None:
-    missing = [own for name, own in own_names.items() if name not in fields and name not in _OPTIONAL]
-    if missing:
+    if missing := [names[field] for field in _REQUIRED if field not in fields]:
         raise SpecError(f"has no {', '.join(missing)}")
+    return fields

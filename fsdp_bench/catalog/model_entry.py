@@ -1,7 +1,10 @@
-"""A published model as data: Hugging Face's config names, and whether ModelShape can express it exactly."""
+"""A published model as data: its config.json, and whether ModelShape can express it exactly."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from fsdp_bench.catalog.config_names import ARCHITECTURES, config_names
 from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Source
@@ -16,6 +19,9 @@ _UNSUPPORTED_FAMILIES = {
     "t5": "T5 is an encoder-decoder; only decoders are built here",
 }
 
+_KNOWN_CONFIG = ("sliding_window", "rope_theta", "rope_scaling", "rope_parameters")
+"""Further fields of a config.json that change no module and no parameter of the models that are built here."""
+
 
 class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published model. All sizes are numbers of elements, named as in Hugging Face's config.json.
@@ -27,19 +33,22 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: str
     family: str
     """Hugging Face's model_type: llama, mistral, gpt2, qwen2, qwen3, t5, or any other."""
+    architecture: str | None = None
+    """The class of transformers that is trained, ``LlamaForCausalLM``. None: the usual one of the family."""
     num_hidden_layers: Count
     """Layers; of the encoder, in an encoder-decoder model."""
     hidden_size: Count
     num_attention_heads: Count
     intermediate_size: Count
-    vocab_size: Count
+    vocab_size: Count | None = None
+    """None only for a family without a vocabulary, such as vit."""
     source: Source
     num_key_value_heads: Count | None = None
     """None: the number of attention heads."""
     max_position_embeddings: Count | None = None
     tie_word_embeddings: bool = False
     head_dim: Count | None = None
-    """None: hidden_size / num_attention_heads."""
+    """None: hidden_size / num_attention_heads, or the family's own default in transformers."""
     attention_bias: bool = False
     mlp_bias: bool = False
     num_decoder_layers: Count | None = None
@@ -47,10 +56,38 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_parameters: Count | None = None
     """The published number of parameters. ``shape().num_parameters`` computes it. A tied head counts once."""
     aliases: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    """Further fields of its config.json, by their names there: ``num_experts``, ``sliding_window``, ``patch_size``.
+    "null" stands for null, which TOML does not have. A ``layer_types`` shorter than the model repeats."""
 
     def _check(self) -> None:
+        names = config_names(self.family)
+        if "vocab_size" in names and self.vocab_size is None:
+            raise SpecError("has no `vocab_size`")
+        if twice := [name for name in (*names, *names.values()) if name in self.config]:
+            raise SpecError(f"config.{twice[0]}: is not allowed; the entry has a field of its own for it")
         if self.supported:
             self.shape()
+
+    def hf_config(self) -> dict[str, Any]:
+        """Return what the model's config.json says of sizes and code: ``AutoConfig.for_model(**entry.hf_config())``.
+
+        The names are those of the family (``n_embd`` for gpt2, ``d_model`` for t5). Missing are fields whose published
+        value is the default in transformers (dropout, activations), lists that it derives, and token numbers.
+        """
+        architecture = self.architecture or ARCHITECTURES.get(self.family)
+        config: dict[str, Any] = {"architectures": [architecture]} if architecture else {}
+        config["model_type"] = self.family
+        for field, name in config_names(self.family).items():
+            value = getattr(self, field)
+            if field == "num_key_value_heads":
+                value = value or self.num_attention_heads  # some families have a default of their own
+            if value is not None and (value is not False or field == "tie_word_embeddings"):
+                config[name] = value
+        config |= {name: None if value == "null" else value for name, value in self.config.items()}
+        if pattern := config.get("layer_types"):
+            config["layer_types"] = [pattern[layer % len(pattern)] for layer in range(self.num_hidden_layers)]
+        return config
 
     @property
     def unsupported_because(self) -> str | None:
@@ -68,6 +105,8 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return "it has biases in its projections, which the llama family here does not have"
         if self.max_position_embeddings is None:
             return "its max_position_embeddings is not given"
+        if unknown := [name for name in self.config if name not in _KNOWN_CONFIG]:
+            return f"its config sets {', '.join(unknown)}, which the {self.family} family here does not know"
         return None
 
     @property
@@ -84,6 +123,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if (reason := self.unsupported_because) is not None:
             raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")
         assert self.max_position_embeddings is not None
+        assert self.vocab_size is not None
         return ModelShape(
             name=self.name,
             family=FAMILIES[self.family],

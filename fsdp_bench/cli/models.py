@@ -78,10 +78,10 @@ def _facts(entry: ModelEntry) -> list[Fact]:
         ("family", entry.family),
     ]
     facts += _parameters(entry)
-    skipped = ("name", "aliases", "family", "num_parameters", "source")
-    for field in entry.__struct_fields__:
-        value = getattr(entry, field)
-        if field not in skipped and value is not None:
+    skipped = ("name", "aliases", "family", "num_parameters", "source", "config")
+    fields = {field: getattr(entry, field) for field in entry.__struct_fields__ if field not in skipped}
+    for field, value in (fields | entry.config).items():
+        if value is not None:
             facts.append((field, str(value).lower() if isinstance(value, bool) else str(value)))
     if entry.max_position_embeddings is None:
         facts.append(("max_position_embeddings", UNKNOWN))

@@ -24,17 +24,22 @@ DATA_ONLY = [entry for entry in models() if not entry.supported]
         *(f"Qwen2.5-{size}" for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")),
         *(f"Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")),
         *(f"t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
+        *("Llama-3.3-70B", "SmolLM2-135M", "SmolLM3-3B", "Ministral-8B", "Mixtral-8x7B", "Mixtral-8x22B"),
+        *("Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3-Next-80B-A3B", "Gemma-2-27B", "Gemma-3-1B", "Gemma-3-27B-text"),
+        *("Phi-3-mini-4k", "Phi-4", "OLMo-2-32B", "OLMo-3-7B", "gpt-oss-20b", "gpt-oss-120b"),
+        *("DeepSeek-V2-Lite", "DeepSeek-V3", "bert-large", "ModernBERT-base", "ViT-H/14", "google/t5-v1_1-xl"),
     ],
 )
 def test_every_model_that_was_promised_is_there(name: str) -> None:
-    assert model(name).name == name
+    assert name in (model(name).name, *model(name).aliases)
 
 
-def test_every_model_has_a_source_with_a_date_and_a_published_count() -> None:
+def test_every_model_has_a_source_with_a_date_and_a_published_count_or_says_of_what_it_is_a_part() -> None:
     for entry in models():
         assert entry.source.title, entry.name
         assert re.match(r"^\d{4}-\d\d-\d\d$", entry.source.date), entry.name
-        assert entry.num_parameters is not None, entry.name
+        part = "the published count of the whole" in (entry.source.note or "")
+        assert entry.num_parameters is not None or part, entry.name
 
 
 @pytest.mark.parametrize("entry", SUPPORTED, ids=lambda entry: entry.name)
@@ -43,15 +48,22 @@ def test_the_count_of_what_can_be_planned_is_the_published_one(entry: ModelEntry
     assert entry.shape().num_parameters == entry.num_parameters
 
 
-@pytest.mark.parametrize("entry", DATA_ONLY, ids=lambda entry: entry.name)
+COUNTED = [entry for entry in DATA_ONLY if entry.family in ("mistral", "qwen2", "qwen3", "t5")]
+
+
+@pytest.mark.parametrize("entry", COUNTED, ids=lambda entry: entry.name)
 def test_the_sizes_of_what_is_data_only_give_the_published_count(entry: ModelEntry) -> None:
-    """Counted here from the modules of transformers (modeling_mistral, _qwen2, _qwen3, _t5), apart from the code."""
+    """Counted here from the modules of transformers (modeling_mistral, _qwen2, _qwen3, _t5), apart from the code.
+
+    test_built_models builds these and the other families with transformers.
+    """
     count = count_t5(entry) if entry.family == "t5" else count_decoder(entry)
     assert count == entry.num_parameters
 
 
 def count_decoder(entry: ModelEntry) -> int:
     """Embedding, blocks of attention and SwiGLU with two norms, a last norm, a head unless it is tied."""
+    assert entry.vocab_size is not None
     hidden, heads = entry.hidden_size, entry.num_attention_heads
     head_dim = entry.head_dim or hidden // heads
     queries, keys = heads * head_dim, (entry.num_key_value_heads or heads) * head_dim
@@ -65,21 +77,26 @@ def count_decoder(entry: ModelEntry) -> int:
 
 
 def count_t5(entry: ModelEntry) -> int:
-    """A shared embedding, two stacks of blocks without biases, 32 relative position buckets a head in each stack."""
+    """A shared embedding, two stacks of blocks without biases, 32 relative position buckets a head in each stack.
+
+    T5 v1.1 and Flan-T5 have gated feed-forward layers, and a head of their own.
+    """
     assert entry.head_dim is not None
     assert entry.num_decoder_layers is not None
+    assert entry.vocab_size is not None
     hidden, heads = entry.hidden_size, entry.num_attention_heads
     attention = 4 * hidden * heads * entry.head_dim
-    feed_forward = 2 * hidden * entry.intermediate_size
+    feed_forward = (3 if "feed_forward_proj" in entry.config else 2) * hidden * entry.intermediate_size
     encoder = entry.num_hidden_layers * (attention + feed_forward + 2 * hidden)
     decoder = entry.num_decoder_layers * (2 * attention + feed_forward + 3 * hidden)
-    return entry.vocab_size * hidden + encoder + decoder + 2 * (32 * heads + hidden)
+    embeddings = entry.vocab_size * hidden * (1 if entry.tie_word_embeddings else 2)
+    return embeddings + encoder + decoder + 2 * (32 * heads + hidden)
 
 
 def test_what_can_be_planned_is_what_the_modules_here_express() -> None:
     names = {entry.name for entry in SUPPORTED}
     assert names >= {"gpt2-xl", "Llama-2-7B", "Llama-3.1-405B", "Llama-3.2-1B", "Mistral-7B-v0.3"}
-    assert {entry.family for entry in DATA_ONLY} == {"mistral", "qwen2", "qwen3", "t5"}
+    assert {entry.family for entry in DATA_ONLY}.isdisjoint({"llama", "gpt2"})
 
 
 @pytest.mark.parametrize(
