@@ -15,6 +15,7 @@ from fsdp_bench.simulate.recorded.instructions import (
     CallModule,
     Edge,
     Forget,
+    ForgetInEachBlock,
     Keep,
     Made,
     NodePlan,
@@ -107,6 +108,7 @@ class _Binding:
         self._loops = [Unrolled(loop, index, times[index]) for index, loop in enumerate(variant.loops)]
         self._counts = counts
         self._outside = Scope(self._loops)
+        self._group_of = self._groups()
 
     def program(self) -> Program:
         """Return everything bound."""
@@ -116,7 +118,7 @@ class _Binding:
         return Program(
             modules=modules,
             parameters=self._parameters(modules),
-            groups=self._groups(),
+            groups=self._group_of,
             top=top,
             loss=self._tensor(variant.loss, self._outside),
             buffers=tuple(n[size] for size in variant.buffers),
@@ -202,19 +204,23 @@ class _Binding:
                 loop = self._loops[instruction.number]
                 for iteration in range(loop.iterations):
                     inside = scope.inside(loop, iteration)
-                    code += [bound for each in loop.record.code for bound in self._instructions(each, inside)]
+                    code += [self._instruction(each, inside) for each in loop.record.code]
             else:
-                code += self._instructions(instruction, scope)
+                code.append(self._instruction(instruction, scope))
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs)
 
-    def _instructions(self, instruction: Instruction, scope: Scope) -> list[Any]:
-        if type(instruction) is Drop:
-            return [Forget(number) for number in scope.all_of(instruction.storage)]
-        return [self._instruction(instruction, scope)]
+    def _drop(self, storage: str, scope: Scope) -> Forget | ForgetInEachBlock:
+        if ".*." not in storage:
+            return Forget(scope.refer(storage))
+        loop, numbers = scope.all_of(storage)
+        first = self._group_of[f"{loop.record.path}.{loop.record.first}"]
+        return ForgetInEachBlock(first, tuple(numbers))
 
     def _instruction(self, instruction: Instruction, scope: Scope) -> Any:
         kind = type(instruction)
+        if kind is Drop:
+            return self._drop(instruction.storage, scope)  # type: ignore[union-attr]
         if kind is Operator:
             return self._run(instruction, scope)  # type: ignore[arg-type]
         if kind is Save:

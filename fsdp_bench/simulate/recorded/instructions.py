@@ -158,6 +158,22 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
         frame.drop(self.number)  # type: ignore[arg-type]
 
 
+class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):
+    """Python drops a storage of every block: what autocast has cast, when it ends."""
+
+    first_block: int
+    numbers: tuple[int, ...]
+    """The storage in each block, from the first on."""
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Drop them, each as part of its block."""
+        tape = model.op.tape
+        for index, number in enumerate(self.numbers):
+            tape.mark_block(self.first_block + index)
+            frame.drop(number)
+        tape.mark_block(-1)
+
+
 class NodePlan(msgspec.Struct, frozen=True):
     """What a node does in backward."""
 

@@ -57,13 +57,12 @@ class Scope:
         assert self.loop is not None
         return self.loop.key(self._iteration - back, place, is_node)
 
-    def all_of(self, reference: str) -> list[int | str]:
-        """Return the numbers that a reference means: one, or with ``L0.*.5`` one of each iteration."""
-        if ".*." not in reference:
-            return [self.refer(reference)]
+    def all_of(self, reference: str) -> tuple[Unrolled, list[int]]:
+        """Return the loop of a reference like ``L0.*.5``, and the number of that storage in each iteration."""
         loop, _, place = reference[1:].split(".")
         unrolled = self._loops[int(loop)]
-        return [unrolled.key(iteration, int(place), is_node=False) for iteration in range(unrolled.iterations)]
+        numbers = [unrolled.key(iteration, int(place), is_node=False) for iteration in range(unrolled.iterations)]
+        return unrolled, numbers
 
     def name(self, name: str) -> str:
         """Return the name of a module or parameter with the numbers of its blocks."""
