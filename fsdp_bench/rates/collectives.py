@@ -106,6 +106,8 @@ class Groups:
     """Each is None if the group has one rank or its interconnect is not documented."""
     replicate: Topology | None
     world: Topology | None
+    post_forward: Topology | None = None
+    """Consecutive ranks too: fully_shard's all-gather in backward with reshard_after_forward=N."""
 
 
 def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
@@ -117,11 +119,14 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
     replicas = cluster.world_size // shard
     if each % shard and shard % each:
         return Groups(shard=None, replicate=None, world=_topology(cluster, cluster.world_size, each))
+    ranks = setup.reshard_after_forward or 1
+    is_even = each % ranks == 0 or ranks % each == 0
     within = max(each // shard, 1) if replicas > 1 else 1
     return Groups(
         shard=_topology(cluster, shard, min(shard, each)),
         replicate=_topology(cluster, replicas, min(within, replicas), stride=shard),
         world=_topology(cluster, cluster.world_size, each),
+        post_forward=_topology(cluster, ranks, min(ranks, each)) if is_even else None,
     )
 
 

@@ -23,7 +23,7 @@ from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
-from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
+from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
@@ -73,11 +73,11 @@ def _layouts(
         units = choose_units(model, setup)
     taken: set[int] = set()
     layouts = []
-    for unit in [*units, model]:
+    for unit in [*units, Unit((model,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if weights:
-            layouts.append((flat_layout(weights, setup), weights))
+            layouts.append((flat_layout(weights, setup, unit.precision), weights))
     return model, layouts
 
 

@@ -26,7 +26,7 @@ def for_any_depth(shape: ModelShape, setup: TrainSetup) -> ModelShape | None:
     units chosen by size, and DistributedDataParallel's buckets.
     """
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK or is_ddp:
+    if setup.max_grad_norm is not None or not setup.wrap.has_blocks or is_ddp:
         return None
     return replace(shape, name="any depth", num_hidden_layers=min(shape.num_hidden_layers, MORE_BLOCKS + 1))
 

@@ -16,6 +16,7 @@ from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
@@ -27,7 +28,7 @@ class Fsdp1(Wrapper):
         op: Operators,
         engine: Engine,
         model: SimulatedTransformer,
-        units: list[Module],
+        units: list[Unit],
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,
@@ -44,18 +45,18 @@ class Fsdp1(Wrapper):
         self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
-        self.keeps_copies = self.offload and not self.is_sharded and not sizes.casts
         self.post_forward_order: list[FlatParamHandle] = []
         self._num_free_events = 0
         self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
         handles: dict[int, FlatParamHandle] = {}
-        for unit in [*units, model]:
+        for unit in [*units, Unit((model,), setup.precision)]:
+            (module,) = unit.modules
             weights = [weight for weight in unit.all_weights if id(weight) not in taken]
             taken.update(map(id, weights))
-            handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
-            unit.put_around(handles[id(unit)].around)
+            handles[id(module)] = FlatParamHandle(self, module, weights, unit.precision, module is model)
+            module.put_around(handles[id(module)].around)
         # A root without parameters of its own has hooks, but no flat parameter.
         self.wrapping_order = [handle for handle in handles.values() if handle.weights]
         # The head is registered first and runs last; every other unit runs in the order of its registration.
@@ -117,8 +118,8 @@ class Fsdp1(Wrapper):
         """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
         for _ in range(self.events_left):
             self.enqueue_free()
-        if self.keeps_copies:
-            for handle in self._by_block():
+        for handle in self._by_block():
+            if handle.keeps_copies:
                 copy, handle.loaded = handle._pre_unshard(), None
                 if self.setup.use_orig_params:
                     handle.backward_copy = copy

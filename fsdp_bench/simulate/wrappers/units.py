@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedTransformer
+from dataclasses import dataclass
+
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import (
     SELECTIVE_AROUND_UNITS,
+    TIED_ENDS,
     Api,
     BackwardPrefetch,
     Checkpointing,
     Offload,
+    Precision,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -20,11 +24,32 @@ from fsdp_bench.spec.setup import (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One FSDP unit."""
+
+    modules: tuple[Module, ...]
+    """One module, or several that fully_shard makes one unit of: ``fully_shard([norm, head])``."""
+    precision: Precision
+    stays_gathered: bool = False
+    """Whether fully_shard is given reshard_after_forward=False for this unit, whatever the strategy."""
+
+    @property
+    def all_weights(self) -> list[Weight]:
+        """The weights of the modules and of all below them."""
+        if len(self.modules) == 1:
+            return self.modules[0].all_weights
+        return [weight for module in self.modules for weight in module.all_weights]
+
+
 def why_impossible(shape: ModelShape, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
     reason = impossible(setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if reason is None and setup.wrap is Wrap.BLOCK_AND_ENDS and shape.tie_word_embeddings and not is_ddp:
+        return TIED_ENDS
     return reason
 
 
@@ -49,19 +74,36 @@ def _has_units_inside_blocks(shape: ModelShape, setup: TrainSetup) -> bool:
     """Whether wrapping by size makes units of parts of a block; of the blocks one stands for all."""
     model = SimulatedTransformer(Operators(Tape(), CPU), shape, 1)
     inside = {id(module) for module in model.blocks[0].all_modules()} - {id(model.blocks[0])}
-    return any(id(unit) in inside for unit in choose_units(model, setup))
+    return any(id(module) in inside for unit in choose_units(model, setup) for module in unit.modules)
 
 
-def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Module]:
+def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Unit]:
     """Return the units below the root, children before parents."""
     if setup.wrap is Wrap.NONE:
         return []
-    if setup.wrap is Wrap.BLOCK:
-        return list(model.blocks)
-    return _units_by_size(model, setup.min_num_params)
+    if setup.wrap is Wrap.SIZE:
+        return [Unit((module,), setup.precision) for module in _units_by_size(model, setup.min_num_params)]
+    last = model.blocks[-1]
+    blocks = [Unit((block,), setup.precision, block is last and not setup.reshard_last_block) for block in model.blocks]
+    if setup.wrap is Wrap.BLOCK or model.lm_head is None:
+        return blocks
+    first, head = _ends(model, model.lm_head, setup.api)
+    return [
+        Unit(first, setup.precision),
+        *blocks,
+        Unit(head, setup.head_precision, stays_gathered=True),
+    ]
 
 
-def blocks_are_alike(model: SimulatedTransformer, units: list[Module], setup: TrainSetup) -> bool:
+def _ends(model: SimulatedTransformer, head: Module, api: Api) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+    """Return the modules of the first unit and of the last one; FSDP1 wraps single modules."""
+    if api is Api.FSDP1:
+        return (model.embedding,), (head,)
+    positions = () if model.positions is None else (model.positions,)
+    return (model.embedding, *positions), (model.norm, head)
+
+
+def blocks_are_alike(model: SimulatedTransformer, units: list[Unit], setup: TrainSetup) -> bool:
     """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere
