@@ -242,7 +242,7 @@ class FlatParamHandle:
         self.needs_pre_forward_unshard = False
         self.tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
         wrapper.prefetch_forward(self)
-        out = forward(*inputs)
+        out = forward(*self._cast_forward_inputs(inputs))
         wrapper.hook("_post_forward")
         if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
             self.post_forward_index = len(wrapper.post_forward_order)
@@ -253,6 +253,16 @@ class FlatParamHandle:
             self.ran_pre_backward = False
             out.node.before(self.pre_backward)
         return out
+
+    def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""
+        if self.precision == self.wrapper.setup.precision:
+            return inputs
+        tape, wanted, to = self.tape, self.sizes.compute, self.wrapper.op.to
+        category, tape.category = tape.category, Category.ACTIVATIONS
+        cast = tuple(to(x, wanted) if isinstance(x, Tensor) and x.itemsize != wanted else x for x in inputs)
+        tape.category = category
+        return cast
 
     def _use_unsharded_views(self) -> None:
         """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes).

@@ -34,6 +34,7 @@ class Fsdp1(Wrapper):
         on_host: bool,
         rank: int = 0,
     ) -> None:
+        self.op = op
         self.tape = op.tape
         self.rank = rank % setup.shard_group_size
         """Within its shard group."""

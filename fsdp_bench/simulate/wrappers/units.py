@@ -87,20 +87,14 @@ def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Unit]:
     blocks = [Unit((block,), setup.precision, block is last and not setup.reshard_last_block) for block in model.blocks]
     if setup.wrap is Wrap.BLOCK or model.lm_head is None:
         return blocks
-    first, head = _ends(model, model.lm_head, setup.api)
-    return [
-        Unit(first, setup.precision),
-        *blocks,
-        Unit(head, setup.head_precision, stays_gathered=True),
-    ]
-
-
-def _ends(model: SimulatedTransformer, head: Module, api: Api) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
-    """Return the modules of the first unit and of the last one; FSDP1 wraps single modules."""
-    if api is Api.FSDP1:
-        return (model.embedding,), (head,)
+    if setup.api is Api.FSDP1:  # _recursive_wrap visits modules in the order of their registration: the head first
+        return [Unit((model.lm_head,), setup.head_precision), Unit((model.embedding,), setup.precision), *blocks]
     positions = () if model.positions is None else (model.positions,)
-    return (model.embedding, *positions), (model.norm, head)
+    return [
+        Unit((model.embedding, *positions), setup.precision),
+        *blocks,
+        Unit((model.norm, model.lm_head), setup.head_precision, stays_gathered=True),
+    ]
 
 
 def blocks_are_alike(model: SimulatedTransformer, units: list[Unit], setup: TrainSetup) -> bool:
