@@ -434,7 +434,7 @@ def _reshard_impossible(setup: TrainSetup) -> str | None:
         if setup.api is Api.FSDP1:
             return "FullyShardedDataParallel reshards to all ranks; reshard_after_forward = N needs fsdp2"
         if strategy is not ShardingStrategy.FULL_SHARD:
-            return f"reshard_after_forward = N is for FULL_SHARD, which reshards to all ranks; {strategy.value} does not"
+            return f"reshard_after_forward = N replaces FULL_SHARD's resharding to all ranks, not {strategy.value}'s"
         if setup.wrap is Wrap.NONE:
             return "wrap = none: the root is the only unit, and torch never reshards it after forward"
         if ranks >= setup.world_size or setup.world_size % ranks:
@@ -460,7 +460,7 @@ def _head_impossible(setup: TrainSetup) -> str | None:
     if setup.precision.compute == "fp32":
         return f"fp32_head: with {setup.precision} the head computes in fp32 as it is"
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-        return "DistributedDataParallel (NO_SHARD under fsdp2) has no units, so fp32_head needs another strategy or fsdp1"
+        return "DistributedDataParallel (NO_SHARD under fsdp2) has no units, of which fp32_head needs one; fsdp1 has"
     return None
 
 

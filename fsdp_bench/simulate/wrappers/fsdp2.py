@@ -251,8 +251,13 @@ class ParamGroup:
                 group.unshard()
         out = forward(*inputs)
         self.modules_to_run -= 1
-        if self.modules_to_run > 0:
-            return out
+        if self.modules_to_run == 0:
+            self._post_forward(out, recomputes)
+        return out
+
+    def _post_forward(self, out: Any, recomputes: bool) -> None:
+        """FSDPState._post_forward, after the unit's last module."""
+        wrapper = self.wrapper
         wrapper.hook("_post_forward")
         if not recomputes:
             self.reshard_after_forward()
@@ -262,7 +267,6 @@ class ParamGroup:
             out.node.before(self.pre_backward)
         if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
             wrapper.forget_all_gather()
-        return out
 
     def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """FSDPState._cast_forward_inputs: activations to the unit's compute dtype, where it is not the model's."""

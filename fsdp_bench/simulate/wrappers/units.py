@@ -97,6 +97,18 @@ def choose_units(model: SimulatedTransformer, setup: TrainSetup) -> list[Unit]:
     ]
 
 
+def num_resharded_units(shape: ModelShape, setup: TrainSetup) -> int:
+    """Return how many units are resharded to the ranks of ``reshard_after_forward``, of which each has own groups."""
+    if setup.reshard_after_forward is None:
+        return 0
+    model = SimulatedTransformer(Operators(Tape(), CPU), shape, 1)
+    units = choose_units(model, setup)
+    in_blocks = sum(unit.all_weights[0].block >= 0 for unit in units)
+    outside = sum(unit.all_weights[0].block < 0 and not unit.stays_gathered for unit in units)
+    kept = sum(unit.all_weights[0].block >= 0 and unit.stays_gathered for unit in units)
+    return outside + in_blocks * shape.num_hidden_layers - kept
+
+
 def blocks_are_alike(model: SimulatedTransformer, units: list[Unit], setup: TrainSetup) -> bool:
     """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:

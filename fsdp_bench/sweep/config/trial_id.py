@@ -16,7 +16,6 @@ from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
 
-
 _DEFAULT = TrainSetup()
 
 

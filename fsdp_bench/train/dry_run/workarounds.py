@@ -138,8 +138,8 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
         marker="HSDPMeshInfo(",
-        why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers, so that its tensors "
-        "must be real; they are host memory, which a dry run does not count",
+        why="reshard_after_forward=N makes a mesh for every unit: it computes with rank numbers, so its tensors must be"
+        " real, and a dry run does not count them",
         replace=replacements.without_modes,
         also_real=True,
     ),

@@ -47,9 +47,7 @@ def _policy_of(unit: Unit, setup: TrainSetup) -> MixedPrecisionPolicy:
     """Return a unit's policy. One that differs from the model's names its compute dtype, which inputs are cast to."""
     if unit.precision == setup.precision:
         return mixed_precision(unit.precision)
-    return MixedPrecisionPolicy(
-        param_dtype=DTYPES[unit.precision.compute], reduce_dtype=DTYPES[unit.precision.reduce]
-    )
+    return MixedPrecisionPolicy(param_dtype=DTYPES[unit.precision.compute], reduce_dtype=DTYPES[unit.precision.reduce])
 
 
 def _mesh(plan: WrapPlan) -> DeviceMesh:
