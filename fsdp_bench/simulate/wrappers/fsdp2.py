@@ -475,8 +475,6 @@ class Fsdp2(Wrapper):
         tape, itemsize = self.tape, self.sizes.store
         held = []
         for group in self._by_block():
-            if self.kernels.mesh and group.post_forward_size not in (None, self.group_size):
-                held.append(tape.storage(4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY))
             for param in group.params:
                 if not self.moves_to_device:
                     num_bytes = param.padded_shard_numel * itemsize

@@ -107,7 +107,6 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
     Collectives end at once. An all-gather fills its output with copies of this rank's own shard.
     """
     with ExitStack() as stack:
-        stack.enter_context(applied(accelerator=False, real=True))
         stack.enter_context(fake_collectives())
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)

@@ -34,8 +34,6 @@ class Workaround:
     replace: Replace
     """Takes the original, returns the replacement."""
     only_accelerator: bool = False
-    also_real: bool = False
-    """Whether it is replaced where tensors have data, too."""
 
     def find(self) -> tuple[Any, str, Any]:
         """Return the object that has the symbol, its attribute name, and the symbol.
@@ -75,19 +73,13 @@ def _text(symbol: Any) -> str:
 
 
 @contextmanager
-def applied(accelerator: bool, real: bool = False) -> Iterator[None]:
+def applied(accelerator: bool) -> Iterator[None]:
     """Replace every symbol inside a ``with`` block. If one cannot be replaced, replace none.
-
-    Args:
-        accelerator: replace what the fake accelerator needs, too.
-        real: replace only what runs on tensors with data need.
 
     Raises:
         MachineError: naming the first symbol that the installed torch lacks or has changed.
     """
     chosen = [entry for entry in WORKAROUNDS if accelerator or not entry.only_accelerator]
-    if real:
-        chosen = [entry for entry in chosen if entry.also_real]
     places = [(entry, *entry.find()) for entry in chosen]
     inherited = {entry.symbol for entry, owner, name, _ in places if name not in vars(owner)}
     try:
@@ -138,10 +130,9 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
         marker="HSDPMeshInfo(",
-        why="reshard_after_forward=N makes a mesh for every unit: it computes with rank numbers, so its tensors must be"
-        " real, and a dry run does not count them",
+        why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers: its tensors must be"
+        " real",
         replace=replacements.without_modes,
-        also_real=True,
     ),
     Workaround(
         symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",

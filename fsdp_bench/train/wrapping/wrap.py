@@ -9,6 +9,9 @@ compile blocks, then shard. fsdp1.py, fsdp2.py or ddp.py do the last step:
     HYBRID_SHARD         HYBRID_SHARD            fully_shard on a 2-D mesh, resharded after forward
     _HYBRID_SHARD_ZERO2  _HYBRID_SHARD_ZERO2     fully_shard on a 2-D mesh, reshard_after_forward=False
     NO_SHARD             NO_SHARD                DistributedDataParallel, mixed precision by autocast
+
+With reshard_after_forward=N fully_shard's units are resharded to N ranks instead; the last block and the head's unit
+can stay gathered (TrainSetup.reshard_last_block, Wrap.BLOCK_AND_ENDS).
 """
 
 from __future__ import annotations
