@@ -97,6 +97,10 @@ class Simulation:
 
     def warm_up(self) -> None:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
+        if self.wrapper.first_step_differs:
+            self.step()
+            self.steps.clear()
+            return
         self._begin_first_forward()
         self.op.make_workspaces()
         self.states = self._optimizer_states()

@@ -115,6 +115,11 @@ class Fsdp1(Wrapper):
             call, self._waits_for_loaded = self._waits_for_loaded, None
             call()
 
+    @property
+    def first_step_differs(self) -> bool:
+        """Whether the first forward does not prefetch, as it has yet to show in which order units run."""
+        return self.setup.forward_prefetch
+
     def after_a_step(self) -> None:
         """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
         for _ in range(self.events_left):
@@ -217,12 +222,15 @@ class Fsdp1(Wrapper):
     is_initialized = False
     """Whether a forward has begun before."""
 
+    knows_order = False
+    """Whether an iteration has ended (_ExecOrderData.is_first_iter), so that the order of the units is known."""
+
     zeroed = False
     """Whether the optimizer's zero_grad ran since the gradients were made."""
 
     def prefetch_forward(self, current: FlatParamHandle) -> None:
         """_prefetch_handle in forward: the next unit in the order of the first iteration."""
-        if self.setup.forward_prefetch:
+        if self.setup.forward_prefetch and self.knows_order:
             index = self.forward_order.index(current) + 1
             if index < len(self.forward_order):
                 target = self.forward_order[index]
@@ -253,4 +261,5 @@ class Fsdp1(Wrapper):
         for handle in self._by_block():
             handle.finalize()
         self.post_forward_order.clear()
+        self.knows_order = True  # _ExecOrderData.next_iter
         self._callback_queued = False
