@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.models.transformer import SimulatedTransformer
 from fsdp_bench.simulate.operators import optimizer
@@ -98,8 +99,10 @@ class Simulation:
     def warm_up(self) -> None:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
         if self.wrapper.first_step_differs:
+            begin = len(self.tape.events)
             self.step()
             self.steps.clear()
+            self.tape.events[begin:] = first_forward_alone(self.tape.events[begin:], BETWEEN_STEPS)
             return
         self._begin_first_forward()
         self.op.make_workspaces()
