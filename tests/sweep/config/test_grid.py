@@ -208,7 +208,7 @@ def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> Non
 
 
 def test_what_earlier_versions_did_not_have_is_part_of_the_id_only_where_it_is_set(tmp_path: Path) -> None:
-    """Records that were committed before keep their IDs: test_results_on_disk and the first test of a record's ID."""
+    """Else records that earlier versions wrote would be measured again."""
     grid = "[grid]\nmodel='tiny'\nworld_size=4\napi='fsdp2'\n"
     written = "reshard_after_forward='none'\nreshard_last_block=true\nfp32_head=false\n"
     (plain,), (defaults,) = (read(tmp_path, grid + more).trials for more in ("", written))
