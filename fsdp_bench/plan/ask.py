@@ -24,6 +24,7 @@ from fsdp_bench.plan.search.search import SearchResult, find_largest
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
@@ -41,7 +42,6 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 
 P = TypeVar("P", bound=Estimate | SearchResult)
@@ -67,6 +67,9 @@ class SetupFields(TypedDict, total=False):
     compile: bool
     wrap: Wrap | str
     min_num_params: int
+    reshard_after_forward: int | None
+    reshard_last_block: bool
+    fp32_head: bool
     backward_prefetch: BackwardPrefetch | str
     forward_prefetch: bool
     limit_all_gathers: bool
@@ -127,7 +130,7 @@ def estimate(
         where = sized(where, gpu_memory, profile)
     elif where is not None:
         where = without_context(where, profile)
-    if (reason := impossible(found, kernel_set.name)) is not None:
+    if (reason := why_impossible(shape, found, kernel_set.name)) is not None:
         raise SpecError(reason)
     kept = stated_headroom(headroom, where)
     answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments, headroom_bytes=kept)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.plan.estimate import Verdict, available_bytes
+from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.rates.communicators import communicators_of
+from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -55,13 +55,16 @@ class DryRun:
     @property
     def required_headroom(self) -> Headroom:
         """The GPU memory that is kept free."""
-        return headroom_of(self.gpu, communicators_of(self.spec.setup, self.cluster), self.stated_headroom_bytes)
+        return headroom_of(self.gpu, self._communicators, self.stated_headroom_bytes)
 
     @property
     def available_bytes(self) -> int | None:
         """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
-        communicators = communicators_of(self.spec.setup, self.cluster)
-        return available_bytes(self.gpu, communicators, self.stated_headroom_bytes)
+        return available_bytes(self.gpu, self._communicators, self.stated_headroom_bytes)
+
+    @property
+    def _communicators(self) -> Communicators:
+        return communicators_for(self.spec.model, self.spec.setup, self.cluster)
 
     @property
     def exceeds(self) -> bool:

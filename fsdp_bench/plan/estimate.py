@@ -26,9 +26,10 @@ from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSE
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
+from fsdp_bench.simulate.wrappers.units import num_resharded_units
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -148,7 +149,7 @@ class Estimate:
     @cached_property
     def communicators(self) -> Communicators:
         """NCCL's communicators of one rank, and the GPU memory that they take outside of torch's allocator."""
-        return communicators_of(self.setup, self.cluster)
+        return communicators_for(self.model, self.setup, self.cluster)
 
     @property
     def context_bytes(self) -> int | None:
@@ -224,6 +225,11 @@ def refuse_too_slow(shape: Model, setup: TrainSetup) -> None:
             f"gradient_accumulation_steps: {count} is not allowed here; up to {MOST_MICRO_BATCHES}, because each"
             " micro-batch is replayed"
         )
+
+
+def communicators_for(shape: Model | None, setup: TrainSetup, cluster: Cluster | None) -> Communicators:
+    """Return the communicators of one rank; without a model, those that do not depend on it."""
+    return communicators_of(setup, cluster, 0 if shape is None else num_resharded_units(shape, setup))
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
@@ -316,7 +322,7 @@ def estimate(
             f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    limit = available_bytes(gpu, communicators_of(setup, cluster), headroom_bytes)
+    limit = available_bytes(gpu, communicators_for(shape, setup, cluster), headroom_bytes)
     reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank, hardware)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(

@@ -15,8 +15,8 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -145,8 +145,8 @@ class Prediction:
                 f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
                 f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
             )
-        if setup.sequence_length > model.max_position_embeddings:
-            longest = model.max_position_embeddings
+        longest = model.max_position_embeddings
+        if longest is not None and setup.sequence_length > longest:
             notes.append(f"{setup.sequence_length} tokens are beyond the {longest} positions of {model.name}")
         window = self.question.sliding_window
         if window is not None and setup.sequence_length > window:

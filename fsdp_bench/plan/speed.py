@@ -10,8 +10,8 @@ from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 

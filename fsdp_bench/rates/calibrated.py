@@ -50,8 +50,8 @@ class MeasuredGroups:
     @staticmethod
     def of(setup: TrainSetup) -> MeasuredGroups:
         """Return the groups that rank 0 belongs to."""
-        neighbours = {"shard": True, "replicate": setup.shard_group_size == 1, "world": True}
-        return MeasuredGroups({name: (size, neighbours[name]) for name, size in setup.group_sizes.items()})
+        neighbours = {"replicate": setup.shard_group_size == 1}
+        return MeasuredGroups({name: (size, neighbours.get(name, True)) for name, size in setup.group_sizes.items()})
 
 
 class Calibrated:

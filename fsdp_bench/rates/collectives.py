@@ -106,6 +106,10 @@ class Groups:
     """Each is None if the group has one rank or its interconnect is not documented."""
     replicate: Topology | None
     world: Topology | None
+    post_forward: Topology | None = None
+    """Consecutive ranks too: fully_shard's all-gather in backward with reshard_after_forward=N."""
+    across_post_forward: Topology | None = None
+    """Corresponding ranks of all those groups, which send nothing."""
 
 
 def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
@@ -118,11 +122,24 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
     if each % shard and shard % each:
         return Groups(shard=None, replicate=None, world=_topology(cluster, cluster.world_size, each))
     within = max(each // shard, 1) if replicas > 1 else 1
+    post_forward, across = _post_forward_groups(cluster, setup)
     return Groups(
         shard=_topology(cluster, shard, min(shard, each)),
         replicate=_topology(cluster, replicas, min(within, replicas), stride=shard),
         world=_topology(cluster, cluster.world_size, each),
+        post_forward=post_forward,
+        across_post_forward=across,
     )
+
+
+def _post_forward_groups(cluster: Cluster, setup: TrainSetup) -> tuple[Topology | None, Topology | None]:
+    """Return the groups of the mesh that reshard_after_forward=N makes: (all ranks / N, N)."""
+    each, ranks = cluster.gpus_per_node, setup.reshard_after_forward
+    if ranks is None or (each % ranks and ranks % each):
+        return None, None
+    others = cluster.world_size // ranks
+    within = min(max(each // ranks, 1), others)
+    return _topology(cluster, ranks, min(ranks, each)), _topology(cluster, others, within, stride=ranks)
 
 
 def _topology(cluster: Cluster, size: int, ranks_per_node: int, stride: int = 1) -> Topology | None:

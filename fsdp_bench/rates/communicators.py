@@ -7,6 +7,10 @@ replicate group, split from the default group without sharing its resources (ncc
 default group then serves barriers only. Its communicator is created by init_process_group if that gets a ``device_id``,
 as in train/processes/worker.py, and otherwise by the first barrier.
 
+With reshard_after_forward=N every call of fully_shard makes a mesh of its own (_get_post_forward_mesh_info in
+_fully_shard/_fsdp_init.py; https://github.com/pytorch/pytorch/issues/153302). So each unit has a communicator for its
+all-gathers in backward and, with a ``device_id``, one for the other dimension of its mesh, in which nothing is sent.
+
 Connections. All-gather and reduce-scatter use ring algorithms. Within a node NCCL's cost model never chooses NVLink
 SHARP for them; between nodes NVLink SHARP needs CollNet (updateCollCostTable, src/enqueue.cc). Broadcasts use rings as
 well. All-reduces of a few bytes (barriers, norms) use rings within a node and may use trees between nodes. All-reduces
@@ -42,6 +46,10 @@ class Purpose(StrEnum):
     """All-reduce of gradients."""
     BARRIERS = "barriers"
     """All ranks, in addition to the groups of a hybrid strategy."""
+    POST_FORWARD = "post_forward"
+    """All-gather in backward among the ranks of reshard_after_forward; each unit has its own."""
+    ACROSS_POST_FORWARD = "across_post_forward"
+    """The other dimension of that mesh, in which nothing is sent."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,11 @@ class Communicators:
         return next((one.unknown for one in self.each if one.unknown), None)
 
 
-def communicators_of(setup: TrainSetup, cluster: Cluster | None) -> Communicators:
-    """Return the communicators of one rank, with their bytes if the cluster's topology is known."""
+def communicators_of(setup: TrainSetup, cluster: Cluster | None, num_resharded_units: int = 0) -> Communicators:
+    """Return the communicators of one rank, with their bytes if the cluster's topology is known.
+
+    ``num_resharded_units`` is the number of units that ``reshard_after_forward = N`` reshards to fewer ranks.
+    """
     if setup.world_size == 1:
         return Communicators(())
     purposes = {Purpose.SHARD: setup.world_size}
@@ -89,7 +100,13 @@ def communicators_of(setup: TrainSetup, cluster: Cluster | None) -> Communicator
         shard = setup.shard_group_size
         purposes = {Purpose.SHARD: shard, Purpose.REPLICATE: setup.world_size // shard}
         purposes[Purpose.BARRIERS] = setup.world_size
-    return Communicators(tuple(_communicator(*one, setup, cluster) for one in purposes.items()))
+    found = [_communicator(*one, setup, cluster) for one in purposes.items()]
+    ranks = setup.reshard_after_forward
+    if ranks is not None:
+        across = setup.world_size // ranks
+        gathers = _communicator(Purpose.POST_FORWARD, ranks, setup, cluster)
+        found += num_resharded_units * [gathers, _communicator(Purpose.ACROSS_POST_FORWARD, across, setup, cluster)]
+    return Communicators(tuple(found))
 
 
 def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: Cluster | None) -> Communicator:
@@ -97,7 +114,11 @@ def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: 
         return Communicator(purpose, num_ranks, unknown="--server is missing or has another world size")
     groups = groups_of(cluster, setup)
     group = groups.world
-    if num_ranks < setup.world_size:
+    if purpose is Purpose.POST_FORWARD:
+        group = groups.post_forward
+    elif purpose is Purpose.ACROSS_POST_FORWARD:
+        group = groups.across_post_forward
+    elif num_ranks < setup.world_size:
         group = groups.shard if purpose is Purpose.SHARD else groups.replicate
     unknown = _why_unknown(purpose, group, cluster)
     if group is None or unknown:
@@ -120,7 +141,7 @@ def _why_unknown(purpose: Purpose, group: Topology | None, cluster: Cluster) -> 
         return "between nodes only InfiniBand, RoCE and EFA are covered"
     if group.ranks_per_node not in (1, cluster.server.gpus_per_node):
         return "the group spans nodes with only some of their GPUs"
-    if group.ranks_per_node == 1 and purpose is not Purpose.REPLICATE:
+    if group.ranks_per_node == 1 and purpose not in (Purpose.REPLICATE, Purpose.ACROSS_POST_FORWARD):
         return "with one GPU a node, gathers and scatters may go by NCCL's PAT, which is not covered"
     return None
 
@@ -152,6 +173,8 @@ def _bytes(purpose: Purpose, group: Topology, channels: Bounds, cluster: Cluster
     """Return the bytes of a communicator: those allocated when it is created, and those of its connections."""
     start, rings, trees = _start(group, channels), _rings(group, channels, cluster), _trees(group, channels, cluster)
     across = group.num_nodes > 1
+    if purpose is Purpose.ACROSS_POST_FORWARD:  # made without a device_id only where something is sent
+        return Bounds(0, start.high)
     if purpose is Purpose.REPLICATE:
         return start + rings + trees + _multicast(group, cluster)
     small = trees if across else Bounds(0, 0)

@@ -87,7 +87,7 @@ class Datasheet:
     def is_over_pcie(self) -> bool:
         """Whether any group communicates over PCIe within a node."""
         found = self.groups
-        topologies = (found.shard, found.replicate, found.world) if found else ()
+        topologies = (found.shard, found.replicate, found.world, found.post_forward) if found else ()
         return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in topologies)
 
     def run(self, work: Work) -> float | None:
@@ -174,7 +174,8 @@ def topology_of(group: str, groups: Groups | None) -> Topology | None:
     """Return the topology of a group, or None if it is unknown."""
     if groups is None:
         return None
-    return {"shard": groups.shard, "replicate": groups.replicate, "world": groups.world}[group]
+    found: Topology | None = getattr(groups, group)
+    return found
 
 
 def tile_fraction(m: int, n: int, multiprocessors: int | None) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.simulate.events import Event, Kind, Stream, Work
+from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
@@ -59,9 +59,7 @@ class StepTime:
     """Where they were asked for."""
 
 
-def step_time(
-    shape: Model, setup: TrainSetup, kernels: Kernels, rates: Rates, with_spans: bool = False
-) -> StepTime:
+def step_time(shape: Model, setup: TrainSetup, kernels: Kernels, rates: Rates, with_spans: bool = False) -> StepTime:
     """Return when a step ends, in the steady state, and what was exposed.
 
     Raises:
@@ -111,7 +109,9 @@ class _Clock:
         elif kind is Kind.RECORD_EVENT:
             self.events.setdefault(event.number, deque()).append(streams[stream])
         elif kind is Kind.WAIT_EVENT:
-            streams[stream] = max(streams[stream], self.events[event.number].popleft())
+            pending = self.events[event.number]
+            at = pending.pop() if event.number == Queue.RESHARD else pending.popleft()
+            streams[stream] = max(streams[stream], at)
         elif kind is Kind.HOST_WAIT:
             self.host = max(self.host, self.events[event.number].popleft())
         elif kind is Kind.SYNCHRONIZE:

@@ -18,7 +18,7 @@ class Traffic:
     kind: str
     """all_gather, reduce_scatter, all_reduce."""
     group: str
-    """``shard``, ``replicate`` or ``world``."""
+    """``shard``, ``replicate``, ``world`` or ``post_forward``."""
     group_size: int
     calls: int
     message_bytes: int

@@ -24,9 +24,10 @@ from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
-from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
+from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
+
 
 def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
@@ -68,11 +69,11 @@ def _layouts(shape: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tupl
         units = choose_units(model, setup)
     taken: set[int] = set()
     layouts = []
-    for unit in [*units, model]:
+    for unit in [*units, Unit((model,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if weights:
-            layouts.append((flat_layout(weights, setup), weights))
+            layouts.append((flat_layout(weights, setup, unit.precision), weights))
     return model, layouts
 
 

@@ -17,7 +17,7 @@ Who waits for whom:
 
     WAIT_STREAM                ``stream`` waits for all that stream ``number`` has been given
     RECORD_EVENT               an event behind all that ``stream`` has been given; ``number`` is its Queue
-    WAIT_EVENT                 ``stream`` waits for the oldest event of Queue ``number`` that nobody waited for
+    WAIT_EVENT                 ``stream`` waits for the next event of Queue ``number`` that nobody waited for
     HOST_WAIT                  the host waits for that event (Event.synchronize)
     SYNCHRONIZE                the host waits for all that ``stream`` has been given
     WAIT_COLLECTIVES           ``stream`` waits for all collectives that were started
@@ -88,7 +88,7 @@ class Stream(IntEnum):
 
 
 class Queue(IntEnum):
-    """Queues of CUDA events. The events of one queue are waited for in the order in which they were recorded."""
+    """Queues of CUDA events, which are waited for in the order in which they were recorded; RESHARD in the reverse."""
 
     FREE = 0
     """FSDP1's _FreeEventQueue, which limits how far all-gathers run ahead."""
@@ -98,6 +98,9 @@ class Queue(IntEnum):
     """fully_shard's AllGatherState.event: the gathered parameters were copied out of the buffer."""
     REDUCE_SCATTER = 3
     """fully_shard's ReduceScatterState.event."""
+    RESHARD = 4
+    """fully_shard's _reshard_after_forward_event: a unit was resharded to fewer ranks. Backward visits units in the
+    reverse order of forward."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -112,7 +115,7 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     of an optimizer step."""
     itemsize: int = 0
     group: str = ""
-    """The process group of a collective: ``shard``, ``replicate`` or ``world``."""
+    """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``."""
 
     @property
     def is_product(self) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.models.build import build
-from fsdp_bench.simulate.models.transformer import Module
 from fsdp_bench.simulate.operators import optimizer
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
@@ -23,7 +23,7 @@ from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
-from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
+from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
 
@@ -74,7 +74,7 @@ class Simulation:
         self.steps: list[range] = []
         """The events of each step."""
 
-    def _wrapped(self, units: list[Module]) -> Wrapper:
+    def _wrapped(self, units: list[Unit]) -> Wrapper:
         """Wrap the model. Of fully_shard and DDP only rank 0 is simulated, which has the most."""
         given = self.op, self.engine, self.model, units, self.setup, self.sizes, self.on_host
         if self.setup.api is Api.FSDP1:
@@ -99,6 +99,12 @@ class Simulation:
 
     def warm_up(self) -> None:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
+        if self.wrapper.first_step_differs:
+            begin = len(self.tape.events)
+            self.step()
+            self.steps.clear()
+            self.tape.events[begin:] = first_forward_alone(self.tape.events[begin:], BETWEEN_STEPS)
+            return
         self._begin_first_forward()
         self.op.make_workspaces()
         self.states = self._optimizer_states()

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from fsdp_bench.simulate.further_steps import replaced_tensors
 from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
 from fsdp_bench.simulate.recorded.simulation import simulation_of
+from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
@@ -29,15 +29,13 @@ def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     units chosen by size, and DistributedDataParallel's buckets.
     """
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.max_grad_norm is not None or setup.wrap is not Wrap.BLOCK or is_ddp or not shape.repeats:
+    if setup.max_grad_norm is not None or not setup.wrap.has_blocks or is_ddp or not shape.repeats:
         return None
     return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
 
 
 @lru_cache(maxsize=8)
-def steady_step(
-    shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS
-) -> Log:
+def steady_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS) -> Log:
     """Return the log of loading and of one step in the steady state; all readers share it."""
     shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
     if shallow is not None and shape.num_blocks > shallow.num_blocks:
@@ -64,9 +62,7 @@ def _memory_under_ddp(shape: Model, setup: TrainSetup, kernels: Kernels) -> Log:
     return _simulated(run, shape, setup, kernels, 0, FEW_BLOCKS, for_memory=True)
 
 
-def _load_and_step(
-    shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int
-) -> Log:
+def _load_and_step(shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
         one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
         simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
@@ -124,9 +120,7 @@ def _arrivals(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
 
 
-def first_steps(
-    shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS
-) -> Log:
+def first_steps(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS) -> Log:
     """Return the log of loading and of the first STEPS steps, for the caching allocator.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left. Steps are

@@ -134,7 +134,7 @@ class Tape:
         self.events.append(Event(Kind.RECORD_EVENT, queue, 0, _TEMPORARY, stream))
 
     def wait_event(self, stream: Stream, queue: Queue) -> None:
-        """``stream.wait_event(event)``: the oldest of that queue."""
+        """``stream.wait_event(event)``: the next of that queue."""
         self.events.append(Event(Kind.WAIT_EVENT, queue, 0, _TEMPORARY, stream))
 
     def host_wait(self, queue: Queue) -> None:

@@ -87,6 +87,10 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     with_layers = with_blocks
 
+    def allowed_layers(self, most: int) -> range:
+        """Return the numbers of layers that the model can have."""
+        return range(1, most + 1)
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""

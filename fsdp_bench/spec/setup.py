@@ -108,11 +108,23 @@ class Loss(CaseInsensitiveEnum):
 
 
 class Wrap(CaseInsensitiveEnum):
-    """The FSDP units: each block, each subtree over a size, or the whole model."""
+    """The FSDP units: each block, each block and both ends of the model, each subtree over a size, or the whole model.
+
+    With ``block`` the root holds the embedding, the final norm and the head. ``block-and-ends`` makes units of them:
+    under fsdp2 the embeddings are one and the final norm and the head another, which is not resharded after forward, as
+    in torchtitan; under fsdp1, which wraps modules one by one, the token embedding and the head are, and the rest stays
+    in the root.
+    """
 
     BLOCK = "block"
+    BLOCK_AND_ENDS = "block-and-ends"
     SIZE = "size"
     NONE = "none"
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each block is one unit."""
+        return self in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS)
 
 
 class BackwardPrefetch(CaseInsensitiveEnum):
@@ -272,6 +284,17 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wrap: Wrap = Wrap.BLOCK
     min_num_params: Count = 100_000_000
     """Minimum number of parameters of a unit with ``wrap = "size"`` (torch's default)."""
+    reshard_after_forward: Annotated[int, Meta(ge=2, le=MOST_RANKS)] | None = None
+    """Number of ranks over which fully_shard keeps a unit's parameters sharded between forward and backward.
+
+    By default the strategy decides: all ranks of the shard group (FULL_SHARD, HYBRID_SHARD), or not sharded. Fewer
+    ranks, such as a node's, take more memory, and the all-gather in backward stays among them."""
+    reshard_last_block: bool = True
+    """Whether the last block is resharded after forward. Backward needs it first, so torchtitan keeps it gathered."""
+    fp32_head: bool = False
+    """Whether the head's unit computes in fp32, with its own mixed precision policy; needs block-and-ends.
+
+    Under fsdp2 the final norm is in that unit, too."""
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
@@ -308,9 +331,18 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """Sizes of the process groups: ``shard``, ``replicate`` (hybrid strategies), ``world``."""
+        """Sizes of the process groups: ``shard``, ``replicate`` (hybrid strategies), ``world``, ``post_forward``.
+
+        ``post_forward`` is that of ``reshard_after_forward``.
+        """
         shard = self.shard_group_size
-        return {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
+        sizes = {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
+        return sizes | ({"post_forward": self.reshard_after_forward} if self.reshard_after_forward else {})
+
+    @property
+    def head_precision(self) -> Precision:
+        """The precision of the head's unit."""
+        return Precision(self.precision.store, "fp32", self.precision.reduce) if self.fp32_head else self.precision
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
@@ -363,7 +395,12 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
         if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
             return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
-    return _option_impossible(setup) or _precision_impossible(setup, device)
+    return (
+        _option_impossible(setup)
+        or _reshard_impossible(setup)
+        or _head_impossible(setup)
+        or _precision_impossible(setup, device)
+    )
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:
@@ -388,6 +425,50 @@ def _option_impossible(setup: TrainSetup) -> str | None:
             "fsdp2 prefetches before the gradient computation (BACKWARD_PRE) or not at all; BACKWARD_POST needs fsdp1"
         )
     return None
+
+
+def _reshard_impossible(setup: TrainSetup) -> str | None:
+    """Return why units cannot be resharded after forward as reshard_after_forward and reshard_last_block say."""
+    ranks, strategy = setup.reshard_after_forward, setup.strategy
+    if ranks is not None:
+        if setup.api is Api.FSDP1:
+            return "FullyShardedDataParallel reshards to all ranks; reshard_after_forward = N needs fsdp2"
+        if strategy is not ShardingStrategy.FULL_SHARD:
+            return f"reshard_after_forward = N replaces FULL_SHARD's resharding to all ranks, not {strategy.value}'s"
+        if setup.wrap is Wrap.NONE:
+            return "wrap = none: the root is the only unit, and torch never reshards it after forward"
+        if ranks >= setup.world_size or setup.world_size % ranks:
+            allowed = [str(size) for size in range(2, setup.world_size // 2 + 1) if setup.world_size % size == 0]
+            which = f"one of {', '.join(allowed)}" if allowed else "no number is"
+            return f"reshard_after_forward: {ranks} is not allowed with world_size {setup.world_size}; {which}"
+    if not setup.reshard_last_block:
+        if setup.api is Api.FSDP1:
+            return "FullyShardedDataParallel reshards all units alike; reshard_last_block = false needs fsdp2"
+        if not strategy.reshards_after_forward:
+            return f"{strategy.value} reshards no unit after forward, so reshard_last_block = false changes nothing"
+        if not setup.wrap.has_blocks:
+            return "reshard_last_block = false needs blocks as units: wrap = block or block-and-ends"
+    return None
+
+
+def _head_impossible(setup: TrainSetup) -> str | None:
+    """Return why the head cannot compute in fp32."""
+    if not setup.fp32_head:
+        return None
+    if setup.wrap is not Wrap.BLOCK_AND_ENDS:
+        return "fp32_head: only a unit has its own precision, so the head must be one: wrap = block-and-ends"
+    if setup.precision.compute == "fp32":
+        return f"fp32_head: with {setup.precision} the head computes in fp32 as it is"
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        return "DistributedDataParallel (NO_SHARD under fsdp2) has no units, of which fp32_head needs one; fsdp1 has"
+    return None
+
+
+TIED_ENDS = (
+    "wrap = block-and-ends: the head of this model is its embedding (tie_word_embeddings), and torch needs a shared"
+    " parameter in one unit, here the root; use wrap = block"
+)
+"""fully_shard, FSDPState._validate_no_duplicate_params; FSDP1 frees a unit's parameters before their second use."""
 
 
 def _hybrid_impossible(setup: TrainSetup) -> str | None:

@@ -48,6 +48,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
         if setup.offload is Offload.PARAMS:
             parts.append("offload")
+        if setup.reshard_after_forward is not None:
+            parts.append(f"reshard after forward {setup.reshard_after_forward}")
+        if not setup.reshard_last_block:
+            parts.append("last block not resharded")
+        if setup.fp32_head:
+            parts.append("fp32 head")
         if self.rank:
             parts.append(f"rank {self.rank}")
         return ", ".join(parts)
@@ -112,11 +118,13 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
     most = max(WORLDS) if device == "cuda" or api is Api.FSDP2 else 24 if small else 100
     world = source.choice([world for world in WORLDS if world <= most])
     strategy = source.choice(list(ShardingStrategy))
+    precision = source.choice((free, Precision.parse(source.choice(PRECISIONS))))
+    wrap = source.choice((Wrap.BLOCK, Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.SIZE, Wrap.SIZE, Wrap.NONE))
     divisors = [size for size in range(1, world + 1) if world % size == 0]
     return TrainSetup(
         strategy=strategy,
         api=api,
-        precision=source.choice((free, Precision.parse(source.choice(PRECISIONS)))),
+        precision=precision,
         offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
         checkpointing=source.choice(list(Checkpointing)),
         optimizer=source.choice(list(OptimizerKind)),
@@ -128,9 +136,20 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
         sync_every_micro_batch=source.random() < 0.5,
         max_grad_norm=source.choice((None, 1.0)),
         loss=source.choice((Loss.PLAIN, Loss.PLAIN, Loss.CHUNKED)),
-        wrap=source.choice((Wrap.BLOCK, Wrap.BLOCK, Wrap.SIZE, Wrap.SIZE, Wrap.NONE)),
+        wrap=wrap,
         min_num_params=source.choice((1, 30, 300, 3000, 20000, 100000)),
         backward_prefetch=source.choice(list(BackwardPrefetch)),
         forward_prefetch=source.random() < 0.25,
-        **fsdp1,
+        fp32_head=wrap is Wrap.BLOCK_AND_ENDS and precision.compute != "fp32" and source.random() < 0.5,
+        **(fsdp1 if api is Api.FSDP1 else _resharding(source, strategy, wrap, divisors)),
     )
+
+
+def _resharding(source: random.Random, strategy: ShardingStrategy, wrap: Wrap, divisors: list[int]) -> dict[str, Any]:
+    """Return what a random setup of fully_shard reshards after forward, in half of those that can choose."""
+    found: dict[str, Any] = {}
+    if strategy is ShardingStrategy.FULL_SHARD and wrap is not Wrap.NONE and len(divisors) > 2:
+        found["reshard_after_forward"] = source.choice((None, source.choice(divisors[1:-1])))
+    if strategy.reshards_after_forward and wrap.has_blocks:
+        found["reshard_last_block"] = source.random() < 0.5
+    return found

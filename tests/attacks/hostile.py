@@ -55,7 +55,10 @@ GOOD: dict[str, tuple[str, ...]] = {
     "checkpointing": ("none", "selective", "full"),
     "optimizer": ("adamw", "adamw-fused", "adamw-for-loop", "sgd"),
     "loss": ("plain", "chunked", "compiled"),
-    "wrap": ("block", "size", "none"),
+    "wrap": ("block", "block-and-ends", "size", "none"),
+    "reshard_after_forward": ("2", "4", "'none'"),
+    "reshard_last_block": ("true", "false"),
+    "fp32_head": ("true", "false"),
     "backward_prefetch": ("pre", "post", "none"),
     "family": ("llama", "gpt2"),
     "params": ("10M", "50M", "124M", "1B", "25% of card"),
@@ -101,6 +104,7 @@ GOOD: dict[str, tuple[str, ...]] = {
 GRID_KEYS = (
     *("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap", "world_size"),
     *("micro_batch_size", "sequence_length", "gradient_accumulation_steps", "max_grad_norm", "compile"),
+    *("reshard_after_forward", "reshard_last_block", "fp32_head"),
     *("use_orig_params", "forward_prefetch", "sync_every_micro_batch", "min_num_params", "seed", "shard_size"),
 )
 RUN_KEYS = (

@@ -88,6 +88,18 @@ def test_every_option_reaches_its_field() -> None:
     assert (hardware.num_nodes, hardware.gpus_per_node, hardware.gpu.name) == (2, 8, "H100-SXM")
 
 
+def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> None:
+    words = parse(
+        *("--params", "1B", "--world-size", "8", "--api", "fsdp2", "--wrap", "block-and-ends"),
+        *("--reshard-after-forward", "4", "--no-reshard-last-block", "--fp32-head"),
+    )
+    _, setup, _ = read_setup(words)
+    assert (setup.wrap, setup.reshard_after_forward) == (Wrap.BLOCK_AND_ENDS, 4)
+    assert (setup.reshard_last_block, setup.fp32_head) == (False, True)
+    with pytest.raises(SpecError, match="reshard_after_forward: 3 is not allowed with world_size 8; one of 2, 4"):
+        read_setup(parse("--params", "1B", "--world-size", "8", "--api", "fsdp2", "--reshard-after-forward", "3"))
+
+
 @pytest.mark.parametrize(
     ("alias", "strategy"),
     [("zero3", "FULL_SHARD"), ("zero2", "SHARD_GRAD_OP"), ("DDP", "NO_SHARD"), ("hsdp", "HYBRID_SHARD"), ("5", None)],

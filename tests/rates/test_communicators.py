@@ -16,6 +16,7 @@ from dataclasses import astuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.rates.collectives import collective_seconds, groups_of
@@ -256,3 +257,20 @@ def test_more_channels_or_ranks_never_take_less(ranks: int, local: int, channels
 def test_channels_in_a_node_are_an_even_number_up_to_64(link: float, major: int) -> None:
     found = channels_within(link, major)
     assert found is None or (found % 2 == 0 and 2 <= found <= 64)
+
+
+def test_each_unit_that_is_resharded_to_fewer_ranks_has_communicators_of_its_own() -> None:
+    """https://github.com/pytorch/pytorch/issues/153302: one mesh, and so one pair of groups, for every fully_shard."""
+    setup = TrainSetup(api=Api.FSDP2, world_size=16, reshard_after_forward=8)
+    where = cluster("DGX-A100", 2)
+    found, without = (
+        communicators_of(setup, where, 3),
+        communicators_of(replace(setup, reshard_after_forward=None), where),
+    )
+    gathers = [one for one in found.each if one.purpose is Purpose.POST_FORWARD]
+    across = [one for one in found.each if one.purpose is Purpose.ACROSS_POST_FORWARD]
+    assert [one.num_ranks for one in gathers] == [8] * 3
+    assert [one.num_ranks for one in across] == [2] * 3
+    assert len(found.each) == 6 + len(without.each)
+    (alone,) = found_on("DGX-A100").each  # the eight GPUs of a node, whatever gathers
+    assert {one.num_bytes for one in gathers} == {alone.num_bytes}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.spec.setup import (
+    Api,
     Checkpointing,
     Offload,
     OptimizerKind,
@@ -50,6 +52,35 @@ def with_copies(use_orig_params: bool, checkpointing: Checkpointing) -> Cell:
     return Cell(model=shape(num_hidden_layers=4, hidden_size=128, num_attention_heads=4), setup=setup)
 
 
+MIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed")}
+RESHARDED: dict[str, Any] = {"api": Api.FSDP2, "world_size": 8, "reshard_after_forward": 4}
+ENDS: dict[str, Any] = {"world_size": 8, "wrap": Wrap.BLOCK_AND_ENDS, **MIXED}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "resharded": RESHARDED,
+    "resharded, mixed, checkpointed, prefetched": RESHARDED
+    | MIXED
+    | {"checkpointing": Checkpointing.FULL, "forward_prefetch": True, "reshard_last_block": False},
+    "resharded, offloaded, accumulated": RESHARDED
+    | MIXED
+    | {"offload": Offload.PARAMS, "gradient_accumulation_steps": 3, "sync_every_micro_batch": False},
+    "last block stays": {"api": Api.FSDP2, "world_size": 8, "reshard_last_block": False, **MIXED},
+    "fsdp2 ends": ENDS | {"api": Api.FSDP2, "fp32_head": True},
+    "fsdp1 ends": ENDS | {"fp32_head": True},
+    "fsdp1 ends, not sharded": ENDS
+    | {"strategy": ShardingStrategy.NO_SHARD, "offload": Offload.PARAMS, "fp32_head": True},
+    # Without the optimizer's states the first forward can have the peak, and it prefetches nothing.
+    "fsdp1 ends, prefetched": ENDS
+    | {"forward_prefetch": True, "sequence_length": 1, "optimizer": OptimizerKind.SGD, "strategy": "SHARD_GRAD_OP"},
+}
+
+
+def chosen(name: str) -> Cell:
+    """A cell of more blocks than are simulated."""
+    return Cell(
+        model=shape(num_hidden_layers=8, hidden_size=128), setup=TrainSetup(**{"sequence_length": 64, **CHOSEN[name]})
+    )
+
+
 DRAWN: dict[KernelSet, tuple[Cell, ...]] = {
     "cpu": tuple(map(shallow, draw_cells(CELLS, 101, "cpu"))),
     "cuda": tuple(map(shallow, draw_cells(CELLS // 2, 102, "cuda"))),
@@ -61,6 +92,7 @@ def compared() -> dict[KernelSet, list[MemoryComparison]]:
     """Every drawn cell and those with copies, predicted and run by one process."""
     cells = [(kernels, cell) for kernels, drawn in DRAWN.items() for cell in drawn]
     cells += [("cuda", with_copies(*case)) for case in WITH_COPIES]
+    cells += [("cuda", chosen(name)) for name in CHOSEN]
     specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for kernels, cell in cells]
     answers = dict(dry_runs(specs))
     found: dict[KernelSet, list[MemoryComparison]] = {"cpu": [], "cuda": []}
@@ -97,6 +129,15 @@ def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
     assert found.is_equal, found.phases
 
 
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_is_resharded_and_the_units_of_the_ends_are_pytorchs(
+    name: str, compared: dict[KernelSet, list[MemoryComparison]]
+) -> None:
+    found = compared["cuda"][len(DRAWN["cuda"]) + len(WITH_COPIES) + list(CHOSEN).index(name)]
+    assert found.error is None
+    assert found.is_equal, found.phases
+
+
 def test_what_was_loaded_goes_before_the_gradient_scaler_comes() -> None:
     """The first forward's peak is with the one and without the other."""
     setup = TrainSetup(
@@ -126,5 +167,8 @@ def test_the_drawn_cells_cover_what_the_model_claims() -> None:
     assert {str(cell.setup.precision) for cell in cells} > {"fp32", "bf16-mixed", "fp16-mixed", "bf16-true"}
     assert {cell.setup.world_size for cell in cells} == set(WORLDS)
     assert any(cell.rank for cell in cells)
+    assert any(cell.setup.reshard_after_forward for cell in cells)
+    assert any(cell.setup.fp32_head for cell in cells)
+    assert not all(cell.setup.reshard_last_block for cell in cells)
     assert {cell.model.hidden_size % 2 for cell in cells} == {0, 1}
     assert len({cell.setup.sequence_length for cell in cells}) >= 6

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetup, Wrap
 from fsdp_bench.train.measuring.meters import build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import loss_function
@@ -20,6 +21,14 @@ from tests.train.training import ADAMW, CPU, FOUR, SHAPES, TWO, S, attempt, setu
 
 Cases = dict[str, tuple[Family, TrainSetup]]
 PHASES = ("forward", "loss", "backward", "optimizer")
+
+
+HEAD: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "fp32_head": True}
+RESHARDED: dict[str, dict[str, Any]] = {
+    "": {},
+    ", mixed": {"precision": Precision.parse("bf16-mixed"), "forward_prefetch": True},
+    ", but for the last block": {"reshard_last_block": False, "wrap": Wrap.BLOCK_AND_ENDS},
+}
 
 
 def measured_phases(family: Family, setup: TrainSetup) -> dict[str, int]:
@@ -60,6 +69,11 @@ def cases_of(world: int) -> Cases:
             family = list(Family)[index % 2]
             setup = setup_of(world, api=api, strategy=strategy, **ADAMW, **extra)
             cases[f"{api.value} {strategy.value} {index}"] = (family, setup)
+    for api in Api:
+        cases[f"{api.value} ends"] = (Family.LLAMA, setup_of(world, api=api, wrap=Wrap.BLOCK_AND_ENDS, **HEAD, **ADAMW))
+    for name, extra in RESHARDED.items() if world == 4 else ():
+        setup = setup_of(world, api=Api.FSDP2, reshard_after_forward=2, **ADAMW, **extra)
+        cases[f"resharded to two ranks{name}"] = (Family.LLAMA, setup)
     return cases
 
 

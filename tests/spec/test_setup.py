@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsdp_bench.spec.codec import from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap, impossible
 
 S = ShardingStrategy
 
@@ -160,7 +161,41 @@ def test_what_cannot_work_says_why_and_what_would(setup: TrainSetup, device: str
     assert part in (impossible(setup, device) or "")
 
 
+RESHARDED: dict[str, Any] = {"api": Api.FSDP2, "world_size": 8, "reshard_after_forward": 4}
+ENDS = {"wrap": Wrap.BLOCK_AND_ENDS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        (RESHARDED | {"api": Api.FSDP1}, "needs fsdp2"),
+        (RESHARDED | {"strategy": S.SHARD_GRAD_OP}, "not SHARD_GRAD_OP's"),
+        (RESHARDED | {"strategy": S.HYBRID_SHARD}, "not HYBRID_SHARD's"),
+        (RESHARDED | {"reshard_after_forward": 3}, "3 is not allowed with world_size 8; one of 2, 4"),
+        (RESHARDED | {"reshard_after_forward": 8}, "8 is not allowed with world_size 8; one of 2, 4"),
+        (RESHARDED | {"world_size": 7}, "4 is not allowed with world_size 7; no number is"),
+        (RESHARDED | {"wrap": Wrap.NONE}, "the root is the only unit"),
+        ({"reshard_last_block": False}, "needs fsdp2"),
+        ({"reshard_last_block": False, "api": Api.FSDP2, "strategy": S.SHARD_GRAD_OP}, "changes nothing"),
+        ({"reshard_last_block": False, "api": Api.FSDP2, "wrap": Wrap.SIZE}, "wrap = block or block-and-ends"),
+        ({"fp32_head": True, "precision": Precision.parse("bf16")}, "wrap = block-and-ends"),
+        ({"fp32_head": True, **ENDS}, "with fp32 the head computes in fp32 as it is"),
+        (
+            {"fp32_head": True, "precision": Precision.parse("bf16"), "api": Api.FSDP2, "strategy": S.NO_SHARD, **ENDS},
+            "has no units",
+        ),
+    ],
+)
+def test_resharding_and_the_heads_precision_are_refused_where_they_mean_nothing(
+    fields: dict[str, Any], part: str
+) -> None:
+    reason = impossible(TrainSetup(**fields), "cuda") or ""
+    assert part in reason
+    assert "\n" not in reason
+
+
 def test_what_works_is_not_refused() -> None:
+    assert impossible(TrainSetup(**RESHARDED, reshard_last_block=False, **ENDS), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS, api=Api.FSDP2), "cpu") is None
     assert impossible(TrainSetup(strategy=S.HYBRID_SHARD, world_size=4), "cpu") is None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import plain
 from fsdp_bench.train.step import train_step
@@ -77,6 +77,7 @@ def bf16_loss_tolerance(family: Family) -> float:
 
 
 BF16: dict[str, Any] = {"precision": Precision.parse("bf16-mixed")}
+HEAD_IN_FP32: dict[str, Any] = {**BF16, "wrap": Wrap.BLOCK_AND_ENDS, "fp32_head": True}
 
 
 def bf16_cases(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
@@ -85,6 +86,9 @@ def bf16_cases(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
         for family in Family:
             setup = setup_of(world_size, api=api, strategy=strategy, **BF16)
             cases[f"{family.value} {api.value} {strategy.value}"] = (family, setup)
+        if (api, strategy) != (Api.FSDP2, S.NO_SHARD):
+            setup = setup_of(world_size, api=api, strategy=strategy, **HEAD_IN_FP32)
+            cases[f"llama {api.value} {strategy.value} head in fp32"] = (Family.LLAMA, setup)
         for kind in (Checkpointing.FULL, Checkpointing.SELECTIVE):
             setup = setup_of(world_size, api=api, strategy=strategy, checkpointing=kind, **BF16)
             cases[f"llama {api.value} {strategy.value} {kind.value} checkpointing"] = (Family.LLAMA, setup)

@@ -55,6 +55,9 @@ class SetupOptions:
     compile: bool | None = None
     wrap: str | None = None
     min_num_params: str | None = None
+    reshard_after_forward: int | None = None
+    reshard_last_block: bool | None = None
+    fp32_head: bool | None = None
     backward_prefetch: str | None = None
     forward_prefetch: bool | None = None
     limit_all_gathers: bool | None = None
@@ -128,6 +131,7 @@ SETUP_FIELDS = {
     "seq": "sequence_length",
     "accumulate": "gradient_accumulation_steps",
     **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
+    **{name: name for name in ("reshard_after_forward", "reshard_last_block", "fp32_head")},
     **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
 }
 """Options that set one field of TrainSetup, each with the field's name."""
@@ -167,8 +171,11 @@ _STEP = {
     "--compile": "Compile the blocks with torch.compile.",
 }
 _WRAPPING = {
-    "--wrap block|size|none": "What becomes an FSDP unit.",
+    "--wrap block|block-and-ends|size|none": "What becomes an FSDP unit; the ends are the embedding and the head.",
     "--min-num-params 100M": "Smallest unit, with --wrap size.",
+    "--reshard-after-forward N": "Ranks over which fsdp2 shards a unit between forward and backward; by default all.",
+    "--reshard-last-block/--no-reshard-last-block": "Reshard the last block after forward, too (fsdp2); on by default.",
+    "--fp32-head": "Compute the head in fp32, with --wrap block-and-ends.",
     "--backward-prefetch MODE": "BACKWARD_PRE (pre), BACKWARD_POST (post) or none.",
     "--forward-prefetch": "Gather the next unit early in forward, too.",
     "--limit-all-gathers/--no-limit-all-gathers": "FSDP1's rate limiter; on by default.",
@@ -182,6 +189,7 @@ _DEFAULTS = {
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"), _COUNT),
+    "reshard_after_forward": _COUNT,
     **dict.fromkeys(("hf_config", "catalog"), _FILE),
     "max_grad_norm": float,
 }

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
-from fsdp_bench.plan.estimate import available_bytes, predict_memory
+from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict_memory
 from fsdp_bench.plan.question import Prediction, Question, answer
-from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -237,7 +236,8 @@ def _switches_text(change: Alternative) -> str:
 def _may_fit(question: Question) -> bool:
     """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
     cluster = question.hardware if isinstance(question.hardware, Cluster) else None
-    available = available_bytes(question.gpu, communicators_of(question.setup, cluster), question.headroom_bytes) or 0
+    communicators = communicators_for(question.model, question.setup, cluster)
+    available = available_bytes(question.gpu, communicators, question.headroom_bytes) or 0
     if _live_bytes(question) > available:
         return False
     if cluster is None or cluster.server.host_memory_bytes is None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fsdp_bench.plan.estimate import Estimate, available_bytes, estimate, read_allocator, refuse_too_slow
+from fsdp_bench.plan.estimate import (
+    Estimate,
+    available_bytes,
+    communicators_for,
+    estimate,
+    read_allocator,
+    refuse_too_slow,
+)
 from fsdp_bench.plan.search.quantity import Candidate
-from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
@@ -76,7 +82,7 @@ class FitCheck:
         """Return the budget, or the GPU memory that torch's allocator can reserve."""
         if self.budget_bytes is not None:
             return self.budget_bytes
-        communicators = communicators_of(candidate.setup, _cluster(candidate))
+        communicators = communicators_for(candidate.model, candidate.setup, _cluster(candidate))
         return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
     def fullness(self, candidate: Candidate) -> float:

@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
 from fsdp_bench.plan.estimate import DEEPEST
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
 
 Hardware = Cluster | Gpu | None
@@ -37,7 +39,7 @@ MOST_GPUS = 4096
 class Candidate:
     """One model, setup and hardware, which may fit or not."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     hardware: Hardware
 
@@ -91,16 +93,16 @@ POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
-def layer_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
     """Return one model with 1 to DEEPEST layers."""
     return Quantity(
         "num_hidden_layers",
-        range(1, DEEPEST + 1),
-        lambda layers: Candidate(replace(shape, num_hidden_layers=layers), setup, hardware),
+        shape.allowed_layers(DEEPEST),
+        lambda layers: Candidate(shape.with_layers(layers), setup, hardware),
     )
 
 
-def batch_sizes(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def batch_sizes(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
     """Return micro-batch sizes from 1 upwards."""
     return Quantity(
         "micro_batch_size",
@@ -109,13 +111,14 @@ def batch_sizes(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Qua
     )
 
 
-def sequence_lengths(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
     """Return sequence lengths, for gpt2 up to its learned positions.
 
     Raises:
         SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
     """
-    longest = shape.max_position_embeddings if shape.family is Family.GPT2 else LONGEST_SEQUENCE
+    learned = isinstance(shape, RecordedModel) or shape.family is Family.GPT2
+    longest = (learned and shape.max_position_embeddings) or LONGEST_SEQUENCE
     longest = min(longest, MOST_TOKENS // setup.micro_batch_size)
     if longest < SEQUENCE_STEP:
         raise SpecError(f"seq: {shape.name} has only {longest} learned positions; the search begins at {SEQUENCE_STEP}")
@@ -126,7 +129,7 @@ def sequence_lengths(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -
     )
 
 
-def gpu_counts(shape: ModelShape, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def gpu_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
     """Return world sizes in decreasing order: whole nodes, then fewer GPUs of one node.
 
     A hybrid strategy keeps its shard size, so world sizes that it does not divide are not among them.
@@ -152,7 +155,7 @@ def _on_gpus(setup: TrainSetup, hardware: Hardware, count: int) -> tuple[TrainSe
     return replace(setup, world_size=count), hardware
 
 
-OF_ONE_MODEL: dict[str, Callable[[ModelShape, TrainSetup, Hardware], Quantity]] = {
+OF_ONE_MODEL: dict[str, Callable[[Model, TrainSetup, Hardware], Quantity]] = {
     "num_hidden_layers": layer_counts,
     "micro_batch_size": batch_sizes,
     "sequence_length": sequence_lengths,

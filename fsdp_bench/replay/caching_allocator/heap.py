@@ -17,7 +17,7 @@ Heap = MutableSequence[int]
 
 NUM_STREAMS = 5
 """events.Stream."""
-NUM_QUEUES = 4
+NUM_QUEUES = 5
 """events.Queue."""
 MAX_EVENTS = 4096
 """The most CUDA events of one queue that are recorded and not waited for yet."""

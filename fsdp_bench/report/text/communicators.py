@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import fact
@@ -11,6 +13,8 @@ _PURPOSE_TEXTS = {
     Purpose.SHARD: "to shard",
     Purpose.REPLICATE: "to add gradients up",
     Purpose.BARRIERS: "for barriers",
+    Purpose.POST_FORWARD: "to gather in backward, one for each unit",
+    Purpose.ACROSS_POST_FORWARD: "unused, of the same meshes",
 }
 
 
@@ -19,12 +23,16 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
-    each = "; ".join(map(_described, found.each))
+    each = "; ".join(_times(count) + _described(one) for one, count in Counter(found.each).items())
     total = found.num_bytes
     if total is None:
         why = each if any(one.num_bytes for one in found.each) else found.unknown
         return [fact("NCCL", f"unknown: {why}")]
     return [fact("NCCL", f"{bounds_text(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f"{count} "
 
 
 def _described(one: Communicator) -> str:

@@ -28,7 +28,17 @@ from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
-from fsdp_bench.spec.recording.steps import Call, Drop, Instruction, Loop, MakeNode, NodeRecord, Operator, Save, TensorRef
+from fsdp_bench.spec.recording.steps import (
+    Call,
+    Drop,
+    Instruction,
+    Loop,
+    MakeNode,
+    NodeRecord,
+    Operator,
+    Save,
+    TensorRef,
+)
 
 _KEPT = ("aten::mm", "aten::addmm", "aten::bmm")
 """Operators whose outputs selective checkpointing keeps, with attention (train/wrapping/activation_checkpointing.py)."""
@@ -91,7 +101,9 @@ def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) 
     looped = {loop.path for loop in variant.loops}
     for path, count in counts.items():
         if path not in looped and count != code.num_blocks[path]:
-            raise SpecError(f"{path}: only {code.num_blocks[path]} blocks were recorded, and they are unlike each other")
+            raise SpecError(
+                f"{path}: only {code.num_blocks[path]} blocks were recorded, and they are unlike each other"
+            )
     return found
 
 
@@ -99,7 +111,12 @@ class _Binding:
     """The recording's own numbers, and what they are bound to."""
 
     def __init__(
-        self, code: RecordedCode, variant: Variant, sizes: Mapping[str, int], counts: Mapping[str, int], kernels: Kernels
+        self,
+        code: RecordedCode,
+        variant: Variant,
+        sizes: Mapping[str, int],
+        counts: Mapping[str, int],
+        kernels: Kernels,
     ) -> None:
         self._code, self._variant, self._kernels = code, variant, kernels
         self._values = dict(sizes)
@@ -243,7 +260,11 @@ class _Binding:
             name=name,
             event=None if work is None else kernel_event(work),
             makes=tuple(
-                Made(each.number if scope is None else scope.own(each.number), n[each.num_bytes], _CATEGORIES[each.category])
+                Made(
+                    each.number if scope is None else scope.own(each.number),
+                    n[each.num_bytes],
+                    _CATEGORIES[each.category],
+                )
                 for each in operator.makes
             ),
             is_kept=name in _KEPT or (name.startswith(_ATTENTION) and not name.endswith("_backward")),

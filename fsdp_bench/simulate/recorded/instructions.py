@@ -14,7 +14,7 @@ import msgspec
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.tape import Storage, Tape, Tensor
+from fsdp_bench.simulate.tape import Storage, Tensor
 
 if TYPE_CHECKING:
     from fsdp_bench.simulate.recorded.model import RecordedTransformer
@@ -47,7 +47,7 @@ class Frame:
         frame: Frame | None = self
         while frame is not None:
             if number in frame.storages:
-                return frame.storages[number]  # type: ignore[index]
+                return frame.storages[number]
             frame = frame.outer
         return None
 
@@ -267,7 +267,7 @@ def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]]
 def _run_locally(code: Sequence[Run | Forget], local: dict[int, Storage], op: Operators) -> None:
     for instruction in code:
         if type(instruction) is Forget:
-            local.pop(instruction.number, None)  # type: ignore[call-overload]
+            local.pop(instruction.number, None)  # type: ignore[arg-type]
         else:
             assert type(instruction) is Run
             if instruction.event is not None:
@@ -349,9 +349,7 @@ class CallModule(msgspec.Struct, frozen=True):
             if plan.edge is not None and not isinstance(plan.edge[0], str):
                 frame.edges[plan.edge] = tensor.node, tensor.output
 
-    def _body(
-        self, frame: Frame, model: RecordedTransformer, given: Sequence[Tensor], is_recomputed: bool
-    ) -> Outputs:
+    def _body(self, frame: Frame, model: RecordedTransformer, given: Sequence[Tensor], is_recomputed: bool) -> Outputs:
         own = Frame(frame)
         for plan, tensor in zip(self.inputs, given, strict=True):
             if isinstance(plan.storage, int) and tensor.storage is not None:
@@ -379,5 +377,3 @@ def _tensor(frame: Frame, model: RecordedTransformer, plan: TensorPlan) -> Tenso
 def kernel_event(work: Work) -> Event:
     """Return the event of an operator on the compute stream."""
     return Event(Kind.KERNEL, -1, 0, Category.TEMPORARY, Stream.COMPUTE, work.name, work)
-
-

@@ -44,7 +44,7 @@ def workspace_of(name: str, dims: tuple[int, ...], itemsize: int, kernels: Kerne
     if name == "aten::embedding_dense_backward":
         return Workspace(before=tuple(embedding_backward_workspace(*dims)))
     if name == "aten::sum":
-        return Workspace(after=tuple(sum_over_rows_workspace(*dims, kernels)))
+        return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE
 
 

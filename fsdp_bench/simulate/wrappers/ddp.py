@@ -20,6 +20,7 @@ from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.setup import TrainSetup
 
 _BROADCAST_BYTES = 250 * 1024**2
@@ -56,7 +57,7 @@ class Ddp(Wrapper):
         op: Operators,
         engine: Engine,
         model: SimulatedModel,
-        units: list[Module],
+        units: list[Unit],
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,

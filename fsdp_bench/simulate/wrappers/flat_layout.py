@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.precision import Sizes
-from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 
 ALIGNMENT_BYTES = 16
 """_flat_param.py, _get_aligned_numel: with use_orig_params every parameter starts at a multiple of this."""
 
 
-def flat_layout(weights: list[Weight], setup: TrainSetup) -> FlatLayout:
-    """Return where the weights of one unit lie."""
-    compute_bytes = Sizes.of(setup.precision).compute
+def flat_layout(weights: list[Weight], setup: TrainSetup, precision: Precision) -> FlatLayout:
+    """Return where the weights of one unit lie, which computes in this precision."""
+    compute_bytes = Sizes.of(precision).compute
     aligned = ALIGNMENT_BYTES // compute_bytes if setup.use_orig_params else 0
     # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
     is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD

@@ -14,9 +14,10 @@ from fsdp_bench.simulate.autograd import accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
+from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
-from fsdp_bench.spec.setup import BackwardPrefetch
+from fsdp_bench.spec.setup import BackwardPrefetch, Precision
 
 if TYPE_CHECKING:
     from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
 class FlatParamHandle:
     """One unit: its flat parameter's shard, its gathered self, its gradient."""
 
-    def __init__(self, wrapper: Fsdp1, unit: Module, weights: list[Weight], is_root: bool) -> None:
+    def __init__(
+        self, wrapper: Fsdp1, unit: Module, weights: list[Weight], precision: Precision, is_root: bool
+    ) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
-        self.sizes = wrapper.sizes
+        self.precision = precision
+        self.sizes = Sizes.of(precision)
+        self.keeps_copies = wrapper.offload and not wrapper.is_sharded and not self.sizes.casts
         self.is_root = is_root
         self.weights = weights
         """In the order of nn.Module.parameters, which is that of the flat parameter."""
         self.unit = unit
         self.block = weights[0].block if weights else -1
-        self.layout = flat_layout(weights, wrapper.setup)
+        self.layout = flat_layout(weights, wrapper.setup, precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
@@ -160,7 +165,7 @@ class FlatParamHandle:
         which then stays until the next forward; forward's is gone once no product holds a t() of it.
         """
         uses_orig_params = self.wrapper.setup.use_orig_params
-        if not self.wrapper.keeps_copies:
+        if not self.keeps_copies:
             self.full_param = moved
         elif self.wrapper.engine.is_running:
             self.backward_copy = moved
@@ -169,7 +174,7 @@ class FlatParamHandle:
         else:
             self.forward_copy = moved
             self.backward_copy = None
-        if self.wrapper.keeps_copies and uses_orig_params:
+        if self.keeps_copies and uses_orig_params:
             for seen in self.seen:
                 seen.storage = moved
 
@@ -237,7 +242,7 @@ class FlatParamHandle:
         self.needs_pre_forward_unshard = False
         self.tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
         wrapper.prefetch_forward(self)
-        out = forward(*inputs)
+        out = forward(*self._cast_forward_inputs(inputs))
         wrapper.hook("_post_forward")
         if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
             self.post_forward_index = len(wrapper.post_forward_order)
@@ -248,6 +253,16 @@ class FlatParamHandle:
             self.ran_pre_backward = False
             out.node.before(self.pre_backward)
         return out
+
+    def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""
+        if self.precision == self.wrapper.setup.precision:
+            return inputs
+        tape, wanted, to = self.tape, self.sizes.compute, self.wrapper.op.to
+        category, tape.category = tape.category, Category.ACTIVATIONS
+        cast = tuple(to(x, wanted) if isinstance(x, Tensor) and x.itemsize != wanted else x for x in inputs)
+        tape.category = category
+        return cast
 
     def _use_unsharded_views(self) -> None:
         """Views of the flat parameter, tracked by autograd: their gradients are concatenated (SplitWithSizes).
@@ -278,7 +293,7 @@ class FlatParamHandle:
 
     def _accumulate(self, gradient: Tensor) -> None:
         if self.grad is None:
-            self.grad, self.grad_dtype = gradient, self.wrapper.setup.precision.compute
+            self.grad, self.grad_dtype = gradient, self.precision.compute
         else:
             num_bytes = 3 * gradient.numel * gradient.itemsize
             self.tape.kernel("aten::add_", num_bytes, gradient.itemsize, self.tape.stream)
@@ -321,7 +336,7 @@ class FlatParamHandle:
         if not wrapper.reduces_gradients:
             self._use_unsharded_grad_views()
             return
-        computed, precision = self.grad, wrapper.setup.precision
+        computed, precision = self.grad, self.precision
         self.tape.wait_stream(Stream.REDUCE_SCATTER, self.tape.stream)
         if computed is not None and computed.storage is not None:
             wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)

@@ -16,6 +16,7 @@ from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
@@ -27,12 +28,13 @@ class Fsdp1(Wrapper):
         op: Operators,
         engine: Engine,
         model: SimulatedModel,
-        units: list[Module],
+        units: list[Unit],
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,
         rank: int = 0,
     ) -> None:
+        self.op = op
         self.tape = op.tape
         self.rank = rank % setup.shard_group_size
         """Within its shard group."""
@@ -44,18 +46,18 @@ class Fsdp1(Wrapper):
         self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
-        self.keeps_copies = self.offload and not self.is_sharded and not sizes.casts
         self.post_forward_order: list[FlatParamHandle] = []
         self._num_free_events = 0
         self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
         handles: dict[int, FlatParamHandle] = {}
-        for unit in [*units, model]:
+        for unit in [*units, Unit((model,), setup.precision)]:
+            (module,) = unit.modules
             weights = [weight for weight in unit.all_weights if id(weight) not in taken]
             taken.update(map(id, weights))
-            handles[id(unit)] = FlatParamHandle(self, unit, weights, unit is model)
-            unit.put_around(handles[id(unit)].around)
+            handles[id(module)] = FlatParamHandle(self, module, weights, unit.precision, module is model)
+            module.put_around(handles[id(module)].around)
         # A root without parameters of its own has hooks, but no flat parameter.
         self.wrapping_order = [handle for handle in handles.values() if handle.weights]
         in_order = (handles[id(module)] for module in model.forward_order() if id(module) in handles)
@@ -107,12 +109,17 @@ class Fsdp1(Wrapper):
             call, self._waits_for_loaded = self._waits_for_loaded, None
             call()
 
+    @property
+    def first_step_differs(self) -> bool:
+        """Whether the first forward does not prefetch, as it has yet to show in which order units run."""
+        return self.setup.forward_prefetch
+
     def after_a_step(self) -> None:
         """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
         for _ in range(self.events_left):
             self.enqueue_free()
-        if self.keeps_copies:
-            for handle in self._by_block():
+        for handle in self._by_block():
+            if handle.keeps_copies:
                 copy, handle.loaded = handle._pre_unshard(), None
                 if self.setup.use_orig_params:
                     handle.backward_copy = copy
@@ -209,12 +216,15 @@ class Fsdp1(Wrapper):
     is_initialized = False
     """Whether a forward has begun before."""
 
+    knows_order = False
+    """Whether an iteration has ended (_ExecOrderData.is_first_iter), so that the order of the units is known."""
+
     zeroed = False
     """Whether the optimizer's zero_grad ran since the gradients were made."""
 
     def prefetch_forward(self, current: FlatParamHandle) -> None:
         """_prefetch_handle in forward: the next unit in the order of the first iteration."""
-        if self.setup.forward_prefetch:
+        if self.setup.forward_prefetch and self.knows_order:
             index = self.forward_order.index(current) + 1
             if index < len(self.forward_order):
                 target = self.forward_order[index]
@@ -245,4 +255,5 @@ class Fsdp1(Wrapper):
         for handle in self._by_block():
             handle.finalize()
         self.post_forward_order.clear()
+        self.knows_order = True  # _ExecOrderData.next_iter
         self._callback_queued = False

@@ -19,8 +19,9 @@ from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
-from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup
+from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup, Wrap
 
 
 class FSDPParam:
@@ -28,7 +29,7 @@ class FSDPParam:
 
     __slots__ = (
         *("weight", "padded_shard_numel", "shard_numel", "gathered_bytes", "padded_numel"),
-        *("grad", "accumulated_grad", "all_gather_output", "unsharded"),
+        *("grad", "accumulated_grad", "all_gather_output", "unsharded", "sharded_post_forward"),
     )
 
     def __init__(self, tape: Tape, weight: Weight, sizes: Sizes, group_size: int) -> None:
@@ -41,6 +42,8 @@ class FSDPParam:
         self.grad: Tensor | None = None
         self.accumulated_grad: Tensor | None = None
         self.all_gather_output: Storage | None = None
+        self.sharded_post_forward: Storage | None = None
+        """_sharded_post_forward_param_data: the part that is kept by reshard_after_forward=N, in the compute dtype."""
         self.unsharded = Parameter(None, weight.numel, sizes.compute, name=weight.name, in_features=weight.rest)
         self.unsharded.node = accumulator(self._accumulate)
         weight.seen = self.unsharded
@@ -53,15 +56,22 @@ class FSDPParam:
 class ParamGroup:
     """_fsdp_param_group.py, FSDPParamGroup: one unit."""
 
-    def __init__(self, wrapper: Fsdp2, weights: list[Weight], reshards: bool) -> None:
+    def __init__(self, wrapper: Fsdp2, unit: Unit, weights: list[Weight], post_forward_size: int | None) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
-        self.sizes = wrapper.sizes
+        self.precision = unit.precision
+        self.sizes = Sizes.of(unit.precision)
         self.group_size = wrapper.group_size
+        self.num_modules = len(unit.modules)
+        self.modules_to_run = 0
+        """Modules of the unit that have not run in this forward (FSDPState._modules_to_run_forward)."""
         self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
         self.block = weights[0].block if weights else -1
         self.shard_numel = sum([param.padded_shard_numel for param in self.params])
-        self.reshards_after_forward = reshards
+        self.post_forward_size = post_forward_size
+        """Ranks that the parameters are sharded over between forward and backward; None if they stay gathered."""
+        self.is_sharded_post_forward = False
+        """ShardedState.SHARDED_POST_FORWARD: sharded over fewer ranks than the group's."""
         self.all_gather_result: Storage | None = None
         self.is_unsharded = False
         self.gradient: Storage | None = None
@@ -78,24 +88,38 @@ class ParamGroup:
         """foreach_all_gather: copy the shards into one buffer, gather."""
         if self.all_gather_result is not None or self.is_unsharded:
             return
-        tape, sizes, world = self.tape, self.sizes, self.group_size
+        tape, sizes = self.tape, self.sizes
         copy_in = Stream.ALL_GATHER_COPY_IN
-        if world == 1:
+        if self.is_sharded_post_forward:
+            tape.wait_event(copy_in, Queue.RESHARD)
+        if self.group_size == 1:
             self.all_gather_result = tape.storage(0, "empty", Category.UNSHARDED_PARAMETERS)
             return
         inputs: list[Storage] = []
+        gathered = self.shard_numel * self.group_size
+        numel = gathered // self._gathering_ranks
+        group = "post_forward" if self.is_sharded_post_forward else "shard"
         if self.wrapper.offload:
-            inputs += self._inputs_from_host(copy_in)
-        elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype
-            inputs.append(self._unsharded_storage(self.shard_numel * sizes.compute, copy_in))
-            num_bytes = self.shard_numel * (sizes.store + sizes.compute)
-            tape.kernel("aten::_foreach_copy_", num_bytes, sizes.store, copy_in)
-        self.all_gather_result = self._unsharded_storage(self.shard_numel * world * sizes.compute, copy_in)
-        tape.kernel("fsdp::all_gather_copy_in", 2 * self.shard_numel * sizes.compute, sizes.compute, copy_in)
+            if not self.is_sharded_post_forward:  # else it is on the device, in the compute dtype
+                inputs += self._inputs_from_host(copy_in)
+        elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
+            source = sizes.compute if self.is_sharded_post_forward else sizes.store
+            inputs.append(self._unsharded_storage(numel * sizes.compute, copy_in))
+            tape.kernel("aten::_foreach_copy_", numel * (source + sizes.compute), source, copy_in)
+        self.all_gather_result = self._unsharded_storage(gathered * sizes.compute, copy_in)
+        tape.kernel("fsdp::all_gather_copy_in", 2 * numel * sizes.compute, sizes.compute, copy_in)
         tape.wait_stream(Stream.ALL_GATHER, copy_in)
-        tape.collective("all_gather", "shard", self.shard_numel * world * sizes.compute, Stream.ALL_GATHER)
+        tape.collective("all_gather", group, gathered * sizes.compute, Stream.ALL_GATHER)
         tape.record_event(Stream.ALL_GATHER, Queue.ALL_GATHER)
         del inputs
+
+    @property
+    def _gathering_ranks(self) -> int:
+        """Return the size of _all_gather_process_group."""
+        if self.is_sharded_post_forward:
+            assert self.post_forward_size is not None
+            return self.post_forward_size
+        return self.group_size
 
     def _inputs_from_host(self, stream: Stream) -> list[Storage]:
         """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
@@ -136,7 +160,7 @@ class ParamGroup:
             )
         if self.group_size > 1:
             self._copy_out()
-        self.is_unsharded = True
+        self._to_unsharded()
         tape.record_event(Stream.COMPUTE, Queue.COPY_OUT)
         if in_forward and self.group_size > 1:
             self.wrapper.all_gather_state = self.all_gather_result
@@ -149,8 +173,9 @@ class ParamGroup:
         """split_with_sizes_copy: of each rank's shard every parameter's part."""
         itemsize, kernels = self.sizes.compute, self.wrapper.kernels
         if not kernels.observed:
-            parts = [param.padded_shard_numel * itemsize for param in self.params]
-            num_bytes = split_arguments(parts, self.group_size, kernels)
+            ranks = self._gathering_ranks
+            parts = [param.padded_numel // ranks * itemsize for param in self.params]
+            num_bytes = split_arguments(parts, ranks, kernels)
             _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
         gathered = sum([param.gathered_bytes for param in self.params])
         self.tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, itemsize)
@@ -168,12 +193,35 @@ class ParamGroup:
         tape.kernel("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
         return moved
 
+    def _to_unsharded(self) -> None:
+        """FSDPParam.to_unsharded: what was kept after forward is free once it is copied out."""
+        self.is_unsharded = True
+        self.is_sharded_post_forward = False
+        for param in self.params:
+            param.sharded_post_forward = None
+
     def reshard(self) -> None:
-        """Free the gathered parameters."""
+        """_to_sharded: free the gathered parameters."""
         if self.is_unsharded:
             for param in self.params:
                 param.all_gather_output = None
             self.is_unsharded = False
+
+    def reshard_after_forward(self) -> None:
+        """Free the gathered parameters, but for the part of fewer ranks (FSDPParam.to_sharded_post_forward)."""
+        if self.post_forward_size is None:
+            return
+        if self.post_forward_size == self.group_size:
+            self.reshard()
+            return
+        tape, itemsize = self.tape, self.sizes.compute
+        for param in self.params:
+            num_bytes = param.padded_numel // self.post_forward_size * itemsize
+            param.sharded_post_forward = tape.storage(num_bytes, "aten::clone", Category.UNSHARDED_PARAMETERS)
+            tape.kernel("aten::clone", 2 * num_bytes, itemsize)
+            param.all_gather_output = None
+        self.is_unsharded, self.is_sharded_post_forward = False, True
+        tape.record_event(Stream.COMPUTE, Queue.RESHARD)
 
     # -- hooks -------------------------------------------------------------------------------------------------
 
@@ -191,23 +239,41 @@ class ParamGroup:
             self.unshard()
             self.wait_for_unshard(in_forward=False)
             return forward(*inputs)
+        is_first = self.modules_to_run == 0  # _register_group_forward_hooks
+        if is_first:
+            self.modules_to_run = self.num_modules
+        inputs = self._cast_forward_inputs(inputs)
         self.unshard()
         self.wait_for_unshard(in_forward=True)
-        inputs = self._register_post_backward(inputs)
-        for group in wrapper.forward_prefetch.get(self, ()):
-            group.unshard()
+        if is_first:
+            inputs = self._register_post_backward(inputs)
+            for group in wrapper.forward_prefetch.get(self, ()):
+                group.unshard()
         out = forward(*inputs)
+        self.modules_to_run -= 1
+        if self.modules_to_run == 0:
+            self._post_forward(out, recomputes)
+        return out
+
+    def _post_forward(self, out: Any, recomputes: bool) -> None:
+        """FSDPState._post_forward, after the unit's last module."""
+        wrapper = self.wrapper
         wrapper.hook("_post_forward")
         if not recomputes:
-            if self.reshards_after_forward:
-                self.reshard()
+            self.reshard_after_forward()
             self.post_forward_index = len(wrapper.post_forward_order)
             wrapper.post_forward_order.append(self)
         if out.node is not None:
             out.node.before(self.pre_backward)
         if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
             wrapper.forget_all_gather()
-        return out
+
+    def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """FSDPState._cast_forward_inputs: activations to the unit's compute dtype, where it is not the model's."""
+        if self.precision == self.wrapper.setup.precision:
+            return inputs
+        wanted, op = self.sizes.compute, self.wrapper.op
+        return tuple(op.to(x, wanted) if isinstance(x, Tensor) and x.itemsize != wanted else x for x in inputs)
 
     def _register_post_backward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """RegisterPostBackwardFunction on the inputs that need gradients."""
@@ -253,11 +319,11 @@ class ParamGroup:
             self._to_accumulated_grads()
             return
         gradients: list[Tensor] = []
-        dtype = self.wrapper.setup.precision.compute
+        dtype = self.precision.compute
         for param in self.params:
             if param.accumulated_grad is not None:
                 gradients.append(param.accumulated_grad)
-                dtype = self.wrapper.setup.precision.reduce
+                dtype = self.precision.reduce
                 param.accumulated_grad = None
             elif param.grad is not None:
                 gradients.append(param.grad)
@@ -351,11 +417,12 @@ class Fsdp2(Wrapper):
         op: Operators,
         engine: Engine,
         model: Module,
-        units: list[Module],
+        units: list[Unit],
         setup: TrainSetup,
         sizes: Sizes,
         on_host: bool,
     ) -> None:
+        self.op = op
         self.tape = op.tape
         self.kernels = op.kernels
         self.engine = engine
@@ -373,19 +440,30 @@ class Fsdp2(Wrapper):
         self._callback_queued = False
         taken: set[int] = set()
         groups: dict[int, ParamGroup] = {}
-        for unit in [*units, model]:
+        for unit in [*units, Unit((model,), setup.precision, stays_gathered=True)]:
             weights = [weight for weight in unit.all_weights if id(weight) not in taken]
             taken.update(map(id, weights))
-            reshards = setup.strategy.reshards_after_forward and unit is not model
-            groups[id(unit)] = ParamGroup(self, weights, reshards)
-            unit.put_around(groups[id(unit)].around)
+            group = ParamGroup(self, unit, weights, self._post_forward_size(unit))
+            for module in unit.modules:
+                groups[id(module)] = group
+                module.put_around(group.around)
         self.weights = model.all_weights
         """In the order of nn.Module.parameters, in which they are filled."""
         self.root = groups[id(model)]
-        self.groups = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
+        found = [groups[id(module)] for module in model.all_modules() if id(module) in groups]
+        self.groups = list(dict.fromkeys(found))
+        """In the order of FSDPStateContext.all_states."""
         if setup.forward_prefetch:
             below = self.groups[1:]
+            if setup.wrap is Wrap.BLOCK_AND_ENDS:  # train/wrapping/fsdp2.py knows in which order these run
+                below = [groups[id(unit.modules[0])] for unit in units]
             self.forward_prefetch = {unit: (after,) for unit, after in pairwise(below)}
+
+    def _post_forward_size(self, unit: Unit) -> int | None:
+        """_get_post_forward_mesh_info: over how many ranks a unit is sharded after forward; None if it is not."""
+        if unit.stays_gathered or not self.setup.strategy.reshards_after_forward:
+            return None
+        return self.setup.reshard_after_forward or self.group_size
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
@@ -451,7 +529,7 @@ class Fsdp2(Wrapper):
 
     def _final_callback(self) -> None:
         for group in self._by_block():
-            if not group.post_backward_ran:
+            if group.params and not group.post_backward_ran:
                 group.post_backward()
             group.post_backward_ran = group.in_pre_backward = False
             group.all_reduce_state = None

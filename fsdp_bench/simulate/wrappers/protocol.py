@@ -31,6 +31,11 @@ class Wrapper(ABC):
     def lazy_init(self) -> None:  # noqa: B027
         """Do what is done once, before the first forward's first operator."""
 
+    @property
+    def first_step_differs(self) -> bool:
+        """Whether the first step has other events than later ones, beside lazy_init and the optimizer's states."""
+        return False
+
     def after_a_step(self) -> None:  # noqa: B027
         """Restore the state that a step leaves behind, without having run one."""
 

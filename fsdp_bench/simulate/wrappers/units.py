@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fsdp_bench.simulate.models.build import few_blocks
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import (
     SELECTIVE_AROUND_UNITS,
+    TIED_ENDS,
     Api,
     BackwardPrefetch,
     Checkpointing,
     Offload,
+    Precision,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -21,11 +27,35 @@ from fsdp_bench.spec.setup import (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One FSDP unit."""
+
+    modules: tuple[Module, ...]
+    """One module, or several that fully_shard makes one unit of: ``fully_shard([norm, head])``."""
+    precision: Precision
+    stays_gathered: bool = False
+    """Whether fully_shard is given reshard_after_forward=False for this unit, whatever the strategy."""
+
+    @property
+    def all_weights(self) -> list[Weight]:
+        """The weights of the modules and of all below them."""
+        if len(self.modules) == 1:
+            return self.modules[0].all_weights
+        return [weight for module in self.modules for weight in module.all_weights]
+
+
 def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
+    has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
+    if has_ends and isinstance(shape, RecordedModel):
+        return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block, size or none"
     reason = impossible(setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
+        return TIED_ENDS
     return reason
 
 
@@ -50,19 +80,40 @@ def _has_units_inside_blocks(shape: Model, setup: TrainSetup) -> bool:
     """Whether wrapping by size makes units of parts of a block."""
     model = few_blocks(Operators(Tape(), CPU), shape, setup)
     inside = {id(module) for block in model.blocks for module in block.all_modules()} - set(map(id, model.blocks))
-    return any(id(unit) in inside for unit in choose_units(model, setup))
+    return any(id(module) in inside for unit in choose_units(model, setup) for module in unit.modules)
 
 
-def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
+def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Unit]:
     """Return the units below the root, children before parents."""
     if setup.wrap is Wrap.NONE:
         return []
-    if setup.wrap is Wrap.BLOCK:
-        return list(model.blocks)
-    return _units_by_size(model, setup.min_num_params)
+    if setup.wrap is Wrap.SIZE:
+        return [Unit((module,), setup.precision) for module in _units_by_size(model, setup.min_num_params)]
+    last = model.blocks[-1]
+    blocks = [Unit((block,), setup.precision, block is last and not setup.reshard_last_block) for block in model.blocks]
+    if setup.wrap is Wrap.BLOCK or model.lm_head is None:
+        return blocks
+    assert isinstance(model, SimulatedTransformer)
+    if setup.api is Api.FSDP1:  # _recursive_wrap visits modules in the order of their registration: the head first
+        return [Unit((model.lm_head,), setup.head_precision), Unit((model.embedding,), setup.precision), *blocks]
+    positions = () if model.positions is None else (model.positions,)
+    return [
+        Unit((model.embedding, *positions), setup.precision),
+        *blocks,
+        Unit((model.norm, model.lm_head), setup.head_precision, stays_gathered=True),
+    ]
 
 
-def blocks_are_alike(model: SimulatedModel, units: list[Module], setup: TrainSetup) -> bool:
+def num_resharded_units(shape: Model, setup: TrainSetup) -> int:
+    """Return how many units are resharded to the ranks of ``reshard_after_forward``, of which each has own groups."""
+    if setup.reshard_after_forward is None:
+        return 0
+    model = few_blocks(Operators(Tape(), CPU), shape, setup)
+    resharded = [unit for unit in choose_units(model, setup) if not unit.stays_gathered]
+    return sum(model.times(unit.all_weights[0].block) for unit in resharded)
+
+
+def blocks_are_alike(model: SimulatedModel, units: list[Unit], setup: TrainSetup) -> bool:
     """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return False  # DistributedDataParallel's buckets end anywhere

@@ -94,6 +94,14 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the model with so many blocks in every list of them."""
         return msgspec.structs.replace(self, counts=tuple((path, num_layers) for path, _ in self.counts))
 
+    def allowed_layers(self, most: int) -> range:
+        """Return the numbers of layers, in every list of blocks, that the recording holds for."""
+        loops = self.some_variant.loops
+        around = [self.code.num_blocks[loop.path] - loop.iterations * loop.period for loop in loops]
+        if len(loops) < len(self.code.num_blocks) or len(set(around)) > 1 or len({loop.period for loop in loops}) > 1:
+            return range(self.num_hidden_layers, self.num_hidden_layers + 1)
+        return range(around[0], most + 1, loops[0].period)
+
     # -- sizes ---------------------------------------------------------------------------------------------------
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import TrainSetup, Wrap
+from fsdp_bench.spec.setup import TrainSetup
 
 KernelSet = Literal["cpu", "cuda"]
 """The kernels that are assumed: the CPU's, or CUDA's on a fake accelerator, fused kernels included."""
@@ -72,7 +72,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
         if self.tensors == "real" and (self.kernels == "cuda" or self.module is not None):
             raise SpecError("tensors: real ones are of a benchmark model on the CPU; kernels must be cpu")
-        if self.module is not None and self.module.block is None and self.setup.wrap is Wrap.BLOCK:
+        if self.module is not None and self.module.block is None and self.setup.wrap.has_blocks:
             raise SpecError(
                 "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
             )

@@ -114,8 +114,9 @@ def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
     fields = {key: value for key, value in cell.items() if key in _SETUP_KEYS}
     if fields.get("world_size") == "gpus":
         fields["world_size"] = max(len(machine.gpus), 1)
-    if fields.get("max_grad_norm") == "none":
-        fields["max_grad_norm"] = None
+    for key in ("max_grad_norm", "reshard_after_forward"):
+        if fields.get(key) == "none":
+            fields[key] = None
     return convert(fields, TrainSetup, "")
 
 

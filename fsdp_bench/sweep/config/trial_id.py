@@ -16,6 +16,8 @@ from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
 
+_DEFAULT = TrainSetup()
+
 
 def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
     """Hash everything that decides a trial's outcome, except its machine and its time limit.
@@ -28,9 +30,13 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:
             del run_fields[field]
+    setup_fields = to_builtins(setup)
+    for field in ("reshard_after_forward", "reshard_last_block", "fp32_head"):
+        if setup_fields[field] == getattr(_DEFAULT, field):
+            del setup_fields[field]
     decisive = {
         "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
-        "setup": to_builtins(setup),
+        "setup": setup_fields,
         "run": run_fields,
         "device": device,
         "torch": torch_version(),

@@ -154,13 +154,13 @@ def clear_both_caches(original: Any) -> Any:
 
 
 def without_modes(original: Any) -> Any:
-    """Run DTensor's sharding propagation outside of all dispatch modes."""
+    """Run a function outside of all dispatch modes."""
 
-    def propagate(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(*args, **kwargs)
 
-    return propagate
+    return run
 
 
 def always(_original: Any) -> Any:

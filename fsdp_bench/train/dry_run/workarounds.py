@@ -128,6 +128,13 @@ WORKAROUNDS = (
         replace=replacements.without_modes,
     ),
     Workaround(
+        symbol="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
+        marker="HSDPMeshInfo(",
+        why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers: its tensors must be"
+        " real",
+        replace=replacements.without_modes,
+    ),
+    Workaround(
         symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
         marker="_verify_params_across_processes",
         why="DDP compares the parameters' shapes over ranks by reading tensors in C++",

@@ -48,7 +48,9 @@ def _causal_lm(transformers: Any, config: Any) -> str:
     try:
         kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
-        raise SpecError(f"architectures: is not given, and {type(config).__name__} has no causal language model") from None
+        raise SpecError(
+            f"architectures: is not given, and {type(config).__name__} has no causal language model"
+        ) from None
     return str(kind.__name__)
 
 

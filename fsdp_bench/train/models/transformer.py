@@ -153,6 +153,16 @@ class Transformer(nn.Module):
         """Modules whose parameters the root reads outside of their forward, so that they cannot be FSDP units."""
         return () if self.lm_head is not None else (self.embedding,)
 
+    @property
+    def modules_before_blocks(self) -> tuple[nn.Module, ...]:
+        """The embeddings, that of the tokens first: with wrap = "block-and-ends" a unit."""
+        return (self.embedding,)
+
+    @property
+    def modules_after_blocks(self) -> tuple[nn.Module, ...]:
+        """The final norm and the head, which comes last: with wrap = "block-and-ends" a unit."""
+        return (self.norm,) if self.lm_head is None else (self.norm, self.lm_head)
+
     def head(self, x_BSD: Tensor) -> Tensor:
         """Map B, S, D to logits B, S, V."""
         return self.lm_head(x_BSD) if self.lm_head is not None else F.linear(x_BSD, self.embedding.weight)
@@ -185,6 +195,11 @@ class GPT2(Transformer):
         self.positions = nn.Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = nn.ModuleList(GPT2Block(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPS)
+
+    @property
+    def modules_before_blocks(self) -> tuple[nn.Module, ...]:
+        """The embeddings of tokens and positions."""
+        return (self.embedding, self.positions)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Map token numbers B, S to logits B, S, V."""

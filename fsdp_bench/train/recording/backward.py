@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fsdp_bench.train.recording.forward import Code, Recorder
+from fsdp_bench.train.recording.forward import Code, Names, Recorder
 from fsdp_bench.train.recording.size import Size
 
 
@@ -24,16 +24,16 @@ def is_accumulator(node: Any) -> bool:
 class RawNode:
     """What one node does."""
 
-    def __init__(self, node: Any, names: dict[torch.Tensor, str]) -> None:
+    def __init__(self, node: Any, names: Names) -> None:
         self.name = type(node).__name__
-        self.edges = [self._edge(*edge, names) for edge in node.next_functions]
+        self.edges = [self._edge(target, output, names) for target, output in node.next_functions]
         self.num_outputs = len(node._input_metadata)
         self.code: Code = []
         self.gradients: list[Any] = []
         self.adapts: list[Code] = []
 
     @staticmethod
-    def _edge(node: Any, output: int, names: dict[torch.Tensor, str]) -> Any:
+    def _edge(node: Any, output: int, names: Names) -> Any:
         if node is None:
             return None
         if is_accumulator(node):
@@ -45,15 +45,13 @@ class RawNode:
         return [self.name, self.edges, self.num_outputs, self.code, self.gradients, self.adapts]
 
 
-def record_backward(
-    recorder: Recorder, loss: torch.Tensor, names: dict[torch.Tensor, str]
-) -> tuple[dict[int, RawNode], list[str]]:
+def record_backward(recorder: Recorder, loss: torch.Tensor, names: Names) -> tuple[dict[int, RawNode], list[str]]:
     """Run backward; return the nodes of the graph by sequence number, and what could not be told."""
-    root = loss.grad_fn
+    root: Any = loss.grad_fn
     found, waiting = _graph(root, names)
     notes: list[str] = []
     buffers: dict[Any, list[Any]] = {root: [torch.ones_like(loss)]}
-    ready = [(-root._sequence_nr(), 0, root)]  # type: ignore[union-attr]
+    ready = [(-root._sequence_nr(), 0, root)]
     num_pushed = 0
     with recorder, torch.no_grad():
         while ready:
@@ -75,7 +73,7 @@ def record_backward(
     return found, notes
 
 
-def _graph(root: Any, names: dict[torch.Tensor, str]) -> tuple[dict[int, RawNode], dict[Any, int]]:
+def _graph(root: Any, names: Names) -> tuple[dict[int, RawNode], dict[Any, int]]:
     """Return the nodes below a root, and for how many gradients each of them waits."""
     waiting: dict[Any, int] = {root: 0}
     stack, found = [root], {}

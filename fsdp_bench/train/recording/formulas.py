@@ -74,7 +74,9 @@ class Formulas:
             if found is not None:
                 return [(found[0], one[0]), (found[1], other[0])]
         known = ", ".join(self._changing)
-        raise SpecError(f"a size is {', '.join(map(str, values))} at the points of the recording: no formula of {known}")
+        raise SpecError(
+            f"a size is {', '.join(map(str, values))} at the points of the recording: no formula of {known}"
+        )
 
     def _tables(self) -> list[tuple[tuple[str, ...], Values]]:
         """Return the products of symbols, simple ones first, with their values at all points."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,14 +79,14 @@ class Recorder(TorchDispatchMode):
             number, storage = self.next_storage, leaf.untyped_storage()
             self.next_storage += 1
             self.known[key] = number
-            self._watches[key] = weakref.ref(storage, lambda _dead, key=key, number=number: self._forget(key, number))
+            self._watches[key] = weakref.ref(storage, partial(self._forget, key, number))
             is_logits = self.logits_width is not None and leaf.dim() > 1 and leaf.shape[-1] == self.logits_width
             yield number, Size.of_storage(leaf), "l" if is_logits else ""
 
     def _counts(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and getattr(value, "fake_device", value.device).type == self.device
 
-    def _forget(self, key: int, number: int) -> None:
+    def _forget(self, key: int, number: int, _dead: Any) -> None:
         self.known.pop(key, None)
         self._watches.pop(key, None)
         self.log.append(["d", number])
@@ -105,7 +106,7 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Record what runs inside of the context, and the nodes that it makes."""
-        self.first_node = self._next_node = torch.autograd._get_sequence_nr()
+        self.first_node = self._next_node = _sequence_number()
         self._tracks_nodes = self.on = True
         with self, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
@@ -115,7 +116,7 @@ class Recorder(TorchDispatchMode):
     def nodes_until_now(self) -> None:
         """Log the nodes that were made since the last call."""
         if self._tracks_nodes:
-            now = torch.autograd._get_sequence_nr()
+            now = _sequence_number()
             while self._next_node < now:
                 self.log.append(["n", self._next_node])
                 self._next_node += 1
@@ -140,16 +141,25 @@ class Recorder(TorchDispatchMode):
         return made
 
 
-def edge_of(tensor: torch.Tensor, names: dict[torch.Tensor, str]) -> Any:
+def _sequence_number() -> int:
+    """Return the sequence number that the next node of the graph gets."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+Names = dict[nn.Parameter, str]
+
+
+def edge_of(tensor: torch.Tensor, names: Names) -> Any:
     """Return the edge of the graph that a tensor's gradient takes: a node and its output, or a parameter."""
     if not tensor.requires_grad:
         return None
     if tensor.grad_fn is None:
-        return ["p", names[tensor]] if tensor in names else None
+        return ["p", names[tensor]] if isinstance(tensor, nn.Parameter) and tensor in names else None
     return [tensor.grad_fn._sequence_nr(), tensor.output_nr]
 
 
-def described_tensors(recorder: Recorder, value: Any, names: dict[torch.Tensor, str]) -> list[Any]:
+def described_tensors(recorder: Recorder, value: Any, names: Names) -> list[Any]:
     """Return the tensors in a module's inputs or outputs."""
     return [
         [recorder.reference(leaf), Size.product(*leaf.shape), leaf.element_size(), edge_of(leaf, names)]
@@ -159,7 +169,7 @@ def described_tensors(recorder: Recorder, value: Any, names: dict[torch.Tensor, 
 
 
 @contextmanager
-def calls_logged(recorder: Recorder, model: nn.Module, names: dict[torch.Tensor, str]) -> Iterator[None]:
+def calls_logged(recorder: Recorder, model: nn.Module, names: Names) -> Iterator[None]:
     """Log every call of every module, with its inputs and outputs."""
     handles = []
     for name, module in model.named_modules():

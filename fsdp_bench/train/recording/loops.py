@@ -242,8 +242,10 @@ class _Writing:
             elif int(back) == 1:
                 yield each
             else:
-                raise SpecError(f"what the {back}. block from the end made is used behind the blocks, which a recording"
-                                " cannot express")
+                raise SpecError(
+                    f"what the {back}. block from the end made is used behind the blocks, which a recording"
+                    " cannot express"
+                )
 
     def node(self, raw: Code) -> NodeRecord:
         """Return a node of the graph."""
@@ -364,7 +366,13 @@ def renumbered(top: Code, nodes: dict[int, Code], loss: Code, first: int) -> tup
                 return ["s", event[1] - first, tensor(event[2])]
             case "c":
                 _, module, inputs, code, outputs = event
-                return ["c", module, list(map(tensor, inputs)), list(map(instruction, code)), list(map(tensor, outputs))]
+                return [
+                    "c",
+                    module,
+                    list(map(tensor, inputs)),
+                    list(map(instruction, code)),
+                    list(map(tensor, outputs)),
+                ]
         return event
 
     edges = {number - first: [raw[0], list(map(edge, raw[1])), *raw[2:]] for number, raw in nodes.items()}

@@ -1,12 +1,12 @@
 """What an operator of a recorded step works on: from it the time it takes is computed, and what its kernel needs.
 
-    matrix products                  m, n, k, and in the name which of the matrices are transposed; several of them as
-                                     one with so many more rows
-    attention and its backward       batch, heads, key-value heads, length of the queries, of the keys, head size, and
-                                     1 if it is causal, else 0
-    aten::embedding_dense_backward   indices, rows, columns
-    aten::sum over rows              rows, columns
-    any other                        nothing: the bytes that it reads and writes decide
+matrix products                  m, n, k, and in the name which of the matrices are transposed; several of them as
+one with so many more rows
+attention and its backward       batch, heads, key-value heads, length of the queries, of the keys, head size, and
+1 if it is causal, else 0
+aten::embedding_dense_backward   indices, rows, columns
+aten::sum over rows              rows, columns
+any other                        nothing: the bytes that it reads and writes decide
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -75,7 +74,11 @@ def _product(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
 
 def _batched(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     a, b = args[1:3] if name == "aten::baddbmm" else args[:2]
-    return f"{name} {_layout(a, b)}", [Size.product(*a.shape[:-1]), Size.product(b.shape[-1]), Size.product(a.shape[-1])]
+    return f"{name} {_layout(a, b)}", [
+        Size.product(*a.shape[:-1]),
+        Size.product(b.shape[-1]),
+        Size.product(a.shape[-1]),
+    ]
 
 
 def _grouped(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:

@@ -163,7 +163,12 @@ def _inputs(batches: Sequence[Any], formulas: Formulas) -> list[Input]:
     leaves = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches]
     names = list(batches[0]) if isinstance(batches[0], Mapping) else [str(index) for index in range(len(leaves[0]))]
     return [
-        Input(name, formulas.text([Size.product(*t.shape) for t in same]), same[0].element_size(), same[0].is_floating_point())
+        Input(
+            name,
+            formulas.text([Size.product(*t.shape) for t in same]),
+            same[0].element_size(),
+            same[0].is_floating_point(),
+        )
         for name, same in zip(names, zip(*leaves, strict=True), strict=False)
     ]
 

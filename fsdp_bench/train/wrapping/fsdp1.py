@@ -11,9 +11,9 @@ from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPr
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision
+from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import WrapPlan
+from fsdp_bench.train.wrapping.wrap_plan import Unit, WrapPlan
 
 _PREFETCH = {
     BackwardPrefetch.BACKWARD_PRE: TorchPrefetch.BACKWARD_PRE,
@@ -32,14 +32,14 @@ def mixed_precision(precision: Precision) -> MixedPrecision | None:
 def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
     """Wrap the plan's units and the root; return the root."""
     setup = plan.setup
-    units = set(plan.units)
+    units = {unit.modules[0]: _options_of(unit, setup) for unit in plan.units}
     return FullyShardedDataParallel(
         model,
         process_group=plan.process_group,
         device_mesh=plan.mesh,
         sharding_strategy=TorchStrategy[setup.strategy.value],
         cpu_offload=CPUOffload(offload_params=True) if setup.offload is Offload.PARAMS else None,
-        auto_wrap_policy=CustomPolicy(lambda module: module in units) if units else None,
+        auto_wrap_policy=CustomPolicy(lambda module: units.get(module, False)) if units else None,
         backward_prefetch=_PREFETCH[setup.backward_prefetch],
         forward_prefetch=setup.forward_prefetch,
         limit_all_gathers=setup.limit_all_gathers,
@@ -48,6 +48,21 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
         device_id=plan.device,
         param_init_fn=_param_init_fn(model, plan),
     )
+
+
+def _options_of(unit: Unit, setup: TrainSetup) -> bool | dict[str, Any]:
+    """Return what a unit is wrapped with, for CustomPolicy: True where it is the root's options, or its own ones.
+
+    FSDP1 casts the inputs of its root only, so a unit with another compute dtype has to cast its own.
+    """
+    if unit.precision == setup.precision:
+        return True
+    own = MixedPrecision(
+        param_dtype=DTYPES[unit.precision.compute],
+        reduce_dtype=DTYPES[unit.precision.reduce],
+        cast_forward_inputs=True,
+    )
+    return {"mixed_precision": own}
 
 
 def release(model: nn.Module) -> None:

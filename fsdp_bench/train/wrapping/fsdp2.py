@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision
+from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import WrapPlan
+from fsdp_bench.train.wrapping.wrap_plan import Unit, WrapPlan
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -26,19 +26,28 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
 def wrap_fsdp2(model: nn.Module, plan: WrapPlan) -> nn.Module:
     """Shard the plan's units and the root in place; return the model."""
     setup = plan.setup
-    options: dict[str, Any] = {
-        "mesh": _mesh(plan),
-        # None is torch's FULL_SHARD: units are resharded after forward, the root is not.
-        "reshard_after_forward": None if setup.strategy.reshards_after_forward else False,
-        "mp_policy": mixed_precision(setup.precision),
-        "offload_policy": _offload_policy(plan),
-    }
+    options: dict[str, Any] = {"mesh": _mesh(plan), "offload_policy": _offload_policy(plan)}
+    # None is torch's FULL_SHARD: units are resharded after forward, the root is not.
+    by_strategy = None if setup.strategy.reshards_after_forward else False
     for unit in plan.units:
-        fully_shard(unit, **options)
-    fully_shard(model, **options)
+        modules: Any = unit.modules[0] if len(unit.modules) == 1 else list(unit.modules)
+        fully_shard(
+            modules,
+            reshard_after_forward=False if unit.stays_gathered else setup.reshard_after_forward or by_strategy,
+            mp_policy=_policy_of(unit, setup),
+            **options,
+        )
+    fully_shard(model, reshard_after_forward=by_strategy, mp_policy=mixed_precision(setup.precision), **options)
     _materialize(model, plan)
     _set_prefetch(model, plan)
     return model
+
+
+def _policy_of(unit: Unit, setup: TrainSetup) -> MixedPrecisionPolicy:
+    """Return a unit's policy. One that differs from the model's names its compute dtype, which inputs are cast to."""
+    if unit.precision == setup.precision:
+        return mixed_precision(unit.precision)
+    return MixedPrecisionPolicy(param_dtype=DTYPES[unit.precision.compute], reduce_dtype=DTYPES[unit.precision.reduce])
 
 
 def _mesh(plan: WrapPlan) -> DeviceMesh:
@@ -73,8 +82,9 @@ def _materialize(model: nn.Module, plan: WrapPlan) -> None:
 
 def _set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
     """Set which units are prefetched. By default FSDP2 prefetches in backward (BACKWARD_PRE) by itself."""
-    sharded = set(plan.units)
-    units: list[Any] = [module for module in model.modules() if module in sharded]
+    units: list[Any] = [unit.modules[0] for unit in plan.units]
+    if plan.setup.wrap is not Wrap.BLOCK_AND_ENDS:
+        units = [module for module in model.modules() if module in set(units)]
     if plan.setup.backward_prefetch is BackwardPrefetch.NONE:
         for unit in units:
             # An explicit list turns the implicit prefetch off; the unit itself is gathered already, so nothing happens.

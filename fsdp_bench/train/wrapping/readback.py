@@ -73,7 +73,8 @@ def _wrapping(model: nn.Module) -> tuple[str, str, int, int]:
     if isinstance(model, DistributedDataParallel):
         return ShardingStrategy.NO_SHARD.value, "DistributedDataParallel", 1, 1
     if isinstance(model, FSDPModule):
-        units2 = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        found = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        units2 = list({id(module._get_fsdp_state()): module for module in found}.values())  # a unit of several modules
         mesh, placements = _mesh_of(model)
         hybrid = any(isinstance(placement, Replicate) for placement in placements)
         return _fsdp2_strategy(units2, hybrid), "fully_shard", len(units2), mesh.size(mesh.ndim - 1)

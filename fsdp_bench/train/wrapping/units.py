@@ -8,6 +8,9 @@ from functools import partial
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
+from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.setup import TIED_ENDS, Api
+
 Policy = Callable[..., bool]
 """torch's auto-wrap policy: called with ``module``, ``recurse`` and ``nonwrapped_numel``."""
 
@@ -52,3 +55,22 @@ def units_by_size(model: nn.Module, min_num_params: int, kept_in_root: Iterable[
         return (recurse or module not in kept) and by_size(module, recurse, nonwrapped_numel)
 
     return units_by_policy(model, policy)
+
+
+def ends(model: nn.Module, api: Api) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+    """Return the modules of the unit before the blocks and of the one after them.
+
+    FSDP1 wraps single modules: the first and the last.
+
+    Raises:
+        WrapError: for a model that does not say which modules these are, or whose head is the embedding.
+    """
+    before, after = getattr(model, "modules_before_blocks", ()), getattr(model, "modules_after_blocks", ())
+    if not before or not after:
+        raise WrapError(
+            f"wrap = block-and-ends: {type(model).__name__} needs the properties modules_before_blocks and"
+            " modules_after_blocks, two tuples of modules in the order of forward; or use wrap = block"
+        )
+    if getattr(model, "modules_read_by_root", ()):
+        raise WrapError(TIED_ENDS)
+    return (before[:1], after[-1:]) if api is Api.FSDP1 else (tuple(before), tuple(after))

@@ -9,6 +9,9 @@ compile blocks, then shard. fsdp1.py, fsdp2.py or ddp.py do the last step:
     HYBRID_SHARD         HYBRID_SHARD            fully_shard on a 2-D mesh, resharded after forward
     _HYBRID_SHARD_ZERO2  _HYBRID_SHARD_ZERO2     fully_shard on a 2-D mesh, reshard_after_forward=False
     NO_SHARD             NO_SHARD                DistributedDataParallel, mixed precision by autocast
+
+With reshard_after_forward=N fully_shard's units are resharded to N ranks instead; the last block and the head's unit
+can stay gathered (TrainSetup.reshard_last_block, Wrap.BLOCK_AND_ENDS).
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
-from fsdp_bench.train.wrapping.units import Policy, units_by_class, units_by_policy, units_by_size
-from fsdp_bench.train.wrapping.wrap_plan import Initializer, WrapPlan
+from fsdp_bench.train.wrapping.units import Policy, ends, units_by_class, units_by_policy, units_by_size
+from fsdp_bench.train.wrapping.wrap_plan import Initializer, Unit, WrapPlan
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
@@ -151,10 +154,15 @@ def _wrap_by_setup(
 ) -> nn.Module:
     """Refuse setups that cannot work, choose the units, and wrap the model."""
     _refuse(model, setup, where, initialize)
-    units = units_by_policy(model, policy) if policy is not None else _choose_units(model, setup, block_classes)
+    if policy is not None:
+        units = units_by_policy(model, policy)
+        planned = tuple(Unit((module,), setup.precision) for module in units)
+    else:
+        units = _choose_units(model, setup, block_classes)
+        planned = _planned(model, units, setup)
     plan = WrapPlan(
         setup=setup,
-        units=tuple(units),
+        units=planned,
         device=where.device,
         mesh=where.mesh or hybrid_mesh(setup, where.device),
         process_group=where.process_group,
@@ -179,7 +187,8 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     if setup.compile:
         for block in blocks:
             replaced.get(block, block).compile()
-    plan = replace(plan, units=tuple(replaced.get(unit, unit) for unit in plan.units))
+    units = (replace(unit, modules=tuple(replaced.get(one, one) for one in unit.modules)) for unit in plan.units)
+    plan = replace(plan, units=tuple(units))
     if setup.api is Api.FSDP1:
         return wrap_fsdp1(model, plan)
     return wrap_ddp(model, plan) if setup.strategy is ShardingStrategy.NO_SHARD else wrap_fsdp2(model, plan)
@@ -227,6 +236,22 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
         names = sorted({type(module).__name__ for module in model.modules()})
         raise WrapError(f"TransformerBlock: the model has no {classes}; its modules are {', '.join(names)}")
     return units
+
+
+def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tuple[Unit, ...]:
+    """Return the units with their options; with block-and-ends also the ends of the model, in the order of forward."""
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if not setup.wrap.has_blocks or is_ddp:
+        return tuple(Unit((module,), setup.precision) for module in units)
+    chosen = set(units)
+    in_order = [module for module in model.modules() if module in chosen]
+    keeps_last = None if setup.reshard_last_block else in_order[-1]
+    blocks = {module: Unit((module,), setup.precision, module is keeps_last) for module in units}
+    if setup.wrap is not Wrap.BLOCK_AND_ENDS:
+        return tuple(blocks.values())
+    first, head = ends(model, setup.api)
+    around = Unit(first, setup.precision), Unit(head, setup.head_precision, stays_gathered=True)
+    return (around[0], *(blocks[module] for module in in_order), around[1])
 
 
 def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | None) -> list[nn.Module]:

@@ -10,10 +10,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Precision, TrainSetup
 
 Initializer = Callable[[torch.Tensor, str], None]
 """Fills one whole parameter in place, given the parameter and its name in the bare model."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One FSDP unit below the root."""
+
+    modules: tuple[nn.Module, ...]
+    """One module, or several that fully_shard makes one unit of: ``fully_shard([norm, head])``."""
+    precision: Precision
+    stays_gathered: bool = False
+    """Whether fully_shard is given reshard_after_forward=False for this unit, whatever the strategy."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +32,8 @@ class WrapPlan:
     """All decisions that a wrapper needs; the wrapper makes none of its own."""
 
     setup: TrainSetup
-    units: tuple[nn.Module, ...]
-    """Modules below the root to wrap, children before parents."""
+    units: tuple[Unit, ...]
+    """Units below the root, children before parents; with the model's ends in the order in which they run."""
     device: torch.device
     mesh: DeviceMesh | None
     process_group: dist.ProcessGroup | None

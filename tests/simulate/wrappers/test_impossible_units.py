@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.model import Family, ModelShape
@@ -101,3 +102,12 @@ def test_the_rank_is_in_the_document() -> None:
     words = ("--world-size", 2, "--gpu", "A100-SXM-80GB", "--seq", 64, "--batch", 1)
     done = run_command("predict", "--params", "10M", *words, "--json")
     assert isinstance(json.loads(done.stdout)["memory"]["peak_rank"], int)
+
+
+def test_a_tied_head_keeps_both_ends_in_the_root() -> None:
+    """FSDPState._validate_no_duplicate_params: a shared parameter is in one unit."""
+    setup, tied = TrainSetup(wrap=Wrap.BLOCK_AND_ENDS), replace(MODEL, tie_word_embeddings=True)
+    assert why_impossible(MODEL, setup, "cuda") is None
+    assert "tie_word_embeddings" in (why_impossible(tied, setup, "cuda") or "")
+    ddp = replace(setup, api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD)
+    assert why_impossible(tied, ddp, "cuda") is None  # DistributedDataParallel has no units

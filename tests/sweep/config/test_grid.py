@@ -205,3 +205,15 @@ def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> Non
     assert on_cpu[0] == on_cpu[1]
     with pytest.raises(SweepFileError, match=r"attention.*'cudnn'"):
         read(tmp_path, "[run]\nattention='cudnn'\n" + grid, GPUS[:1])
+
+
+def test_what_earlier_versions_did_not_have_is_part_of_the_id_only_where_it_is_set(tmp_path: Path) -> None:
+    """Else records that earlier versions wrote would be measured again."""
+    grid = "[grid]\nmodel='tiny'\nworld_size=4\napi='fsdp2'\n"
+    written = "reshard_after_forward='none'\nreshard_last_block=true\nfp32_head=false\n"
+    (plain,), (defaults,) = (read(tmp_path, grid + more).trials for more in ("", written))
+    assert plain.spec.id == defaults.spec.id
+    trials = read(tmp_path, grid + "reshard_after_forward=['none', 2]\nreshard_last_block=[true, false]").trials
+    assert len({trial.spec.id for trial in trials}) == 4
+    assert trials[0].spec.id == plain.spec.id
+    assert [trial.skip_reason for trial in trials] == [None] * 4

@@ -41,6 +41,8 @@ TOLERANCE = 1e-5
 CLIPPED: dict[str, Any] = {"max_grad_norm": 0.1}
 NO_SYNC: dict[str, Any] = {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False}
 FULL: dict[str, Any] = {"checkpointing": Checkpointing.FULL}
+ENDS: dict[str, Any] = {"wrap": Wrap.BLOCK_AND_ENDS}
+LAST_BLOCK_STAYS: dict[str, Any] = {"reshard_last_block": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "full checkpointing": FULL,
     "selective checkpointing": {"checkpointing": Checkpointing.SELECTIVE},
@@ -54,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SHARDED_ONLY: dict[str, dict[str, Any]] = {
     "units by size": {"wrap": Wrap.SIZE, "min_num_params": 4000},
     "forward prefetch": {"forward_prefetch": True},
+    "units of the ends": ENDS,
+    "units of the ends, AdamW, clipped, no_sync, checkpointed": ENDS | ADAMW | CLIPPED | NO_SYNC | FULL,
     "prefetching forward, not backward": {"forward_prefetch": True, "backward_prefetch": BackwardPrefetch.NONE},
     "no prefetch": {"backward_prefetch": BackwardPrefetch.NONE},
 }
@@ -64,6 +68,8 @@ FSDP1_ONLY: dict[str, dict[str, Any]] = {
     "no limiter": {"limit_all_gathers": False},
 }
 FSDP2_ONLY: dict[str, dict[str, Any]] = {
+    "last block stays gathered": LAST_BLOCK_STAYS,
+    "ends, last block stays gathered, forward prefetch": ENDS | LAST_BLOCK_STAYS | {"forward_prefetch": True},
     "offload": {"offload": Offload.PARAMS},
     "offload, AdamW, clipped, no_sync": {"offload": Offload.PARAMS} | ADAMW | CLIPPED | NO_SYNC,
 }
@@ -97,9 +103,23 @@ def variants() -> Cases:
     return cases
 
 
+def resharded_to_two_of_four() -> Cases:
+    fields: dict[str, Any] = {"api": Api.FSDP2, "reshard_after_forward": 2}
+    return {
+        f"llama resharded to two of four ranks{name}": (Family.LLAMA, setup_of(4, **fields, **more))
+        for name, more in (
+            ("", {}),
+            (", AdamW, clipped, no_sync", ADAMW | CLIPPED | NO_SYNC),
+            (", checkpointed, ends, last block stays gathered", FULL | ENDS | LAST_BLOCK_STAYS),
+            (", by size", SHARDED_ONLY["units by size"]),
+        )
+    } | {"gpt2 resharded to two of four ranks": (Family.GPT2, setup_of(4, **fields))}
+
+
 CASES: dict[int, Cases] = {
     2: every_strategy(2, TWO) | variants(),
     4: every_strategy(4, FOUR)
+    | resharded_to_two_of_four()
     | {f"llama {api.value} {s.value} on four": (Family.LLAMA, setup_of(4, api=api, strategy=s)) for api, s in TWO},
 }
 NAMES = [(world, name) for world, cases in CASES.items() for name in cases]

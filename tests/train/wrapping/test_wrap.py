@@ -17,12 +17,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from fsdp_bench import fsdp
 from fsdp_bench.spec.errors import SpecError, WrapError
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.wrapping.readback import effective_setup
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 from tests.train.ranks import run_ranks
-from tests.train.training import whole_parameters
+from tests.train.training import bare_name, whole_parameters, wrapped
 
 
 class Block(nn.Module):
@@ -362,3 +363,47 @@ def test_a_part_of_the_world_averages_gradients_over_itself_alone(tmp_path: Path
     for rank, steps in enumerate(run_ranks(4, tmp_path, steps_in_parts_of_the_world)):
         assert steps == {name: pytest.approx(0.5 if rank < 2 else 2.5) for name in steps}
         assert len(steps) == 2 * len(PARTS_OF_THE_WORLD)
+
+
+def units_of_a_model() -> dict[str, Any]:
+    """Wrap a llama of two blocks on four ranks; return what PyTorch has of each unit."""
+    options: dict[str, Any] = {"api": "fsdp2", "world_size": 4, "wrap": "block-and-ends", "precision": "bf16-mixed"}
+    two = wrapped(
+        Family.LLAMA, TrainSetup(**options, reshard_after_forward=2, reshard_last_block=False, fp32_head=True)
+    )
+    states = {name: module._get_fsdp_state() for name, module in two.named_modules() if isinstance(module, FSDPModule)}
+    groups = {name: state._fsdp_param_group for name, state in states.items() if state._fsdp_param_group is not None}
+    to = {name: group.post_forward_mesh_info for name, group in groups.items()}
+    one = wrapped(Family.LLAMA, TrainSetup(**{**options, "api": "fsdp1"}, fp32_head=True))
+    inside = {bare_name(name): unit for name, unit in one.named_modules() if isinstance(unit, FullyShardedDataParallel)}
+    return {
+        "one unit": states["norm"] is states["lm_head"],
+        "ranks": {name: info and info.shard_mesh_size for name, info in to.items()},
+        "fsdp2 computes": {name: str(group.mp_policy.param_dtype) for name, group in groups.items()},
+        "fsdp1 computes": {name: str(unit.mixed_precision.param_dtype) for name, unit in inside.items()},
+    }
+
+
+def test_the_ends_are_units_and_each_is_resharded_and_computes_as_the_setup_says(tmp_path: Path) -> None:
+    """As torchtitan does: the last block and fully_shard([norm, head]) are not resharded after forward."""
+    found = run_ranks(4, tmp_path, units_of_a_model)[0]
+    assert found["one unit"]
+    assert found["ranks"] == {"embedding": 2, "blocks.0": 2, "blocks.1": None, "norm": None, "lm_head": None}
+    wide, narrow = "torch.float32", "torch.bfloat16"
+    of_blocks = {"embedding": narrow, "blocks.0": narrow, "blocks.1": narrow}
+    assert found["fsdp2 computes"] == of_blocks | {"norm": wide, "lm_head": wide}
+    assert found["fsdp1 computes"] == of_blocks | {"": narrow, "lm_head": wide}
+
+
+def ends_that_cannot_be_units() -> tuple[str, str]:
+    tied = TrainSetup(api=Api.FSDP2, wrap=Wrap.BLOCK_AND_ENDS)
+    return (
+        refusal(lambda: fsdp(users_model(), setup=tied, TransformerBlock=Block)),
+        refusal(lambda: wrapped(Family.GPT2, tied)),
+    )
+
+
+def test_a_model_that_does_not_name_its_ends_or_ties_them_is_refused(tmp_path: Path) -> None:
+    unnamed, tied = run_ranks(1, tmp_path, ends_that_cannot_be_units)[0]
+    assert "needs the properties modules_before_blocks and modules_after_blocks" in unnamed
+    assert "tie_word_embeddings" in tied
