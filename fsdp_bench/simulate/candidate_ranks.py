@@ -143,14 +143,19 @@ class _Score:
         has_step = kind is OptimizerKind.ADAMW_FUSED or not kernels.is_cuda
         self.states = 0
         if kind is not OptimizerKind.SGD:
-            self.states = 2 * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
+            moments = 1 if kind is OptimizerKind.ADAFACTOR else 2  # pieces have one dimension
+            self.states = moments * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
         self.temporary = 0
-        """In the optimizer's step: see optimizer.py."""
+        """In the optimizer's step: see optimizers/."""
         if kind is OptimizerKind.ADAMW_FOREACH:
             self.temporary = each
         elif kind is OptimizerKind.ADAMW_FOR_LOOP:
             self.temporary = max(
                 (2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)), default=0
+            )
+        elif kind is OptimizerKind.ADAFACTOR:
+            self.temporary = max(
+                (size + before + max(size, before) for before, size in zip([0, *sizes], sizes, strict=False)), default=0
             )
         self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
         self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0

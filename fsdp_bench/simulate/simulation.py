@@ -9,13 +9,14 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.models.transformer import Module, SimulatedTransformer
-from fsdp_bench.simulate.operators import optimizer
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
 from fsdp_bench.simulate.operators.loss import loss
+from fsdp_bench.simulate.operators.optimizer import counts
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
+from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
@@ -187,7 +188,7 @@ class Simulation:
             self.states = self._optimizer_states()
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
-            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.op.kernels)
         if self.scaler is not None:
             self.scaler.update()
         self.wrapper.zero_grad()
@@ -206,7 +207,7 @@ class Simulation:
     def _optimizer_states(self) -> list[Storage]:
         if self.steps_on_host:
             return []
-        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
+        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.op.kernels)
 
     def _make_zero_scalar(self) -> None:
         """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""
@@ -226,7 +227,7 @@ class Simulation:
             if is_sharded_fsdp1:
                 reduce_norm_of_host_gradients(self.tape)
             return
-        shards = [shard for shard in self.shards if optimizer.counts(shard)]
+        shards = [shard for shard in self.shards if counts(shard)]
         simulated = sum(shard.block >= 0 for shard in shards)
         count = len(shards) - simulated
         count += simulated * self.shape.num_hidden_layers // len(self.model.blocks)

@@ -81,12 +81,14 @@ class Checkpointing(CaseInsensitiveEnum):
 
 
 class OptimizerKind(CaseInsensitiveEnum):
-    """AdamW in PyTorch's three implementations, and plain SGD (foreach)."""
+    """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states."""
 
     ADAMW_FOREACH = "adamw-foreach"
     ADAMW_FUSED = "adamw-fused"
     ADAMW_FOR_LOOP = "adamw-for-loop"
     SGD = "sgd"
+    ADAFACTOR = "adafactor"
+    """torch.optim.Adafactor, which is a for-loop unless told otherwise."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
@@ -363,7 +365,18 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
         if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
             return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
-    return _option_impossible(setup) or _precision_impossible(setup, device)
+    return _option_impossible(setup) or _precision_impossible(setup, device) or _optimizer_impossible(setup)
+
+
+def _optimizer_impossible(setup: TrainSetup) -> str | None:
+    """Return why the optimizer cannot update what the wrapper hands it; None if it can."""
+    has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    if setup.optimizer is OptimizerKind.ADAFACTOR and has_dtensors:
+        return (
+            "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
+            " ranks); use fsdp1, or NO_SHARD"
+        )
+    return None
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:

@@ -80,7 +80,11 @@ class Fsdp1(Wrapper):
             for handle in self.handles
             for index, weight in enumerate(handle.weights)
         }
-        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights]
+        keeps_shapes, size = not self.is_sharded, self.sizes.store
+        return [
+            Shard(held[id(weight)], size, weight.block, True, weight.shape if keeps_shapes else ())
+            for weight in model.all_weights
+        ]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""

@@ -390,7 +390,8 @@ class Fsdp2(Wrapper):
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
         held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
-        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights if held[id(w)]]
+        size = self.sizes.store
+        return [Shard(held[id(w)], size, w.block, shape=w.shape) for w in model.all_weights if held[id(w)]]
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""

@@ -16,6 +16,8 @@ def build_optimizer(
     """Build the optimizer for parameters that are already wrapped."""
     if kind is OptimizerKind.SGD:
         return torch.optim.SGD(parameters, lr=learning_rate, foreach=True)
+    if kind is OptimizerKind.ADAFACTOR:
+        return torch.optim.Adafactor(parameters, lr=learning_rate)
     foreach = kind is OptimizerKind.ADAMW_FOREACH
     fused = kind is OptimizerKind.ADAMW_FUSED
     return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
