@@ -157,6 +157,8 @@ class _Score:
             self.temporary = max(
                 (size + before + max(size, before) for before, size in zip([0, *sizes], sizes, strict=False)), default=0
             )
+        if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
+            self.temporary = max(sizes, default=0)
         self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
         self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0
         """Under no_sync each piece is given a gradient like itself for a moment."""

@@ -17,6 +17,7 @@ from fsdp_bench.simulate.operators.optimizer import counts
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
+from fsdp_bench.simulate.optimizers.in_backward import InBackward
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
@@ -61,6 +62,8 @@ class Simulation:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper = self._wrapped(units)
+        if setup.optimizer_in_backward:
+            self.wrapper.in_backward = InBackward(self.op, setup.optimizer)
         self.allocates_alike = isinstance(self.wrapper, Ddp) and not self.sizes.casts_back
         """Whether blocks differ only in where DistributedDataParallel's buckets end."""
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
@@ -100,7 +103,11 @@ class Simulation:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
         self._begin_first_forward()
         self.op.make_workspaces()
-        self.states = self._optimizer_states()
+        if self.wrapper.in_backward is not None:
+            stream = Stream.ALL_REDUCE if self.setup.strategy.is_hybrid else Stream.REDUCE_SCATTER
+            self.wrapper.in_backward.warm_up(self.shards, stream)
+        else:
+            self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None:
             self._make_zero_scalar()
         self.wrapper.after_a_step()
@@ -176,7 +183,10 @@ class Simulation:
         return out.detach()
 
     def optimizer_step(self) -> None:
-        """train/step.py, _optimizer_step."""
+        """train/step.py, optimizer_step."""
+        if self.wrapper.in_backward is not None:
+            self.wrapper.zero_grad()
+            return
         if self.scaler is not None:
             self.scaler.unscale()
             self._over_gradients("aten::_amp_foreach_non_finite_check_and_unscale_", 2)
@@ -188,7 +198,7 @@ class Simulation:
             self.states = self._optimizer_states()
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
-            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.op.kernels)
+            optimizer.step(self.op, self.setup.optimizer, self.shards)
         if self.scaler is not None:
             self.scaler.update()
         self.wrapper.zero_grad()
@@ -207,7 +217,7 @@ class Simulation:
     def _optimizer_states(self) -> list[Storage]:
         if self.steps_on_host:
             return []
-        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.op.kernels)
+        return optimizer.states(self.op, self.setup.optimizer, self.shards)
 
     def _make_zero_scalar(self) -> None:
         """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""

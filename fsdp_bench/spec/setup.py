@@ -257,6 +257,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     offload: Offload = Offload.NONE
     checkpointing: Checkpointing = Checkpointing.NONE
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
+    optimizer_in_backward: bool = False
+    """Whether each parameter is updated as soon as its gradient is reduced, which is then freed: one optimizer a
+    parameter, called in backward (torchtitan's early_step_in_backward, torchtune's optimizer_in_bwd)."""
     world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     shard_size: Count | None = None
     """Number of ranks over which a hybrid strategy shards each copy of the parameters.
@@ -368,6 +371,26 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
     return _option_impossible(setup) or _precision_impossible(setup, device) or _optimizer_impossible(setup)
 
 
+def _in_backward_impossible(setup: TrainSetup) -> str | None:
+    """Return why the optimizer cannot step in backward; None if it can."""
+    if setup.gradient_accumulation_steps > 1:
+        return "optimizer_in_backward steps in every backward, so that gradients cannot be accumulated; accumulate 1"
+    if setup.max_grad_norm is not None:
+        return "optimizer_in_backward frees each gradient before the norm of all is known; leave out max_grad_norm"
+    if setup.precision.needs_grad_scaler:
+        return "optimizer_in_backward steps before the gradient scaler of fp16 has seen all gradients; use bf16-mixed"
+    if setup.offload is not Offload.NONE:
+        return f"optimizer_in_backward updates on the GPU, offload {setup.offload.value} on the CPU; use one of them"
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        return (
+            "DistributedDataParallel (NO_SHARD under fsdp2) keeps gradients in buckets, so optimizer_in_backward saves"
+            " nothing; use a strategy that shards, or fsdp1"
+        )
+    if setup.api is Api.FSDP1 and not setup.use_orig_params:
+        return "optimizer_in_backward under fsdp1 needs use_orig_params = true (torch refuses it otherwise)"
+    return None
+
+
 def _optimizer_impossible(setup: TrainSetup) -> str | None:
     """Return why the optimizer cannot update what the wrapper hands it; None if it can."""
     has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
@@ -376,7 +399,7 @@ def _optimizer_impossible(setup: TrainSetup) -> str | None:
             "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
             " ranks); use fsdp1, or NO_SHARD"
         )
-    return None
+    return _in_backward_impossible(setup) if setup.optimizer_in_backward else None
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:

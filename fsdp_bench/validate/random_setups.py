@@ -48,6 +48,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
         if setup.offload is Offload.PARAMS:
             parts.append("offload")
+        if setup.optimizer_in_backward:
+            parts.append("optimizer in backward")
         if self.rank:
             parts.append(f"rank {self.rank}")
         return ", ".join(parts)
@@ -120,6 +122,7 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
         offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
         checkpointing=source.choice(list(Checkpointing)),
         optimizer=source.choice(list(OptimizerKind)),
+        optimizer_in_backward=source.random() < 0.2,
         world_size=world,
         shard_size=source.choice((None, source.choice(divisors))) if strategy.is_hybrid else None,
         micro_batch_size=source.randint(1, 4),

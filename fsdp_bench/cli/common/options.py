@@ -46,6 +46,7 @@ class SetupOptions:
     precision: str | None = None
     checkpointing: str | None = None
     optimizer: str | None = None
+    optimizer_in_backward: bool | None = None
     batch: int | None = None
     seq: int | None = None
     accumulate: int | None = None
@@ -124,6 +125,7 @@ _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
+    "optimizer_in_backward": "optimizer_in_backward",
     "batch": "micro_batch_size",
     "seq": "sequence_length",
     "accumulate": "gradient_accumulation_steps",
@@ -158,6 +160,7 @@ _STEP = {
     "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adafactor or sgd.",
+    "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
     "--batch N": "Sequences per GPU in one forward pass.",
     "--seq N": "Tokens in a sequence.",
     "--accumulate N": "Micro-batches in one optimizer step.",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
-from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Tape, Tensor
@@ -39,8 +39,8 @@ class Operators:
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
         self._casts: dict[Parameter, Tensor] = {}
         """autocast's cache of weights."""
-        self._workspaces: dict[bool, Tensor] = {}
-        """cuBLAS's, of the thread that runs forward and of autograd's."""
+        self._workspaces: dict[tuple[bool, Stream], Tensor] = {}
+        """cuBLAS's, of the thread that runs forward and of autograd's, and of each stream."""
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Operators:
         def product() -> Tensor:
             self.tape.product("nt", rows, out_features, in_features, itemsize)
             out = self.tape.tensor(rows * out_features, itemsize, "aten::mm" if bias is None else "aten::addmm")
-            self._make_workspace(self.tape.in_backward)
+            self.make_workspace(self.tape.in_backward)
             return out
 
         out = self.saved_output(product, is_product=bias is None)
@@ -266,7 +266,7 @@ class Operators:
         """A product in backward, seen through a view."""
         out = self.tape.tensor(numel, itemsize, "aten::mm", category)
         out.is_view = True
-        self._make_workspace(in_backward=True)
+        self.make_workspace(in_backward=True)
         return out
 
     def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
@@ -280,16 +280,17 @@ class Operators:
     def make_workspaces(self) -> None:
         """Have what the first step's products leave behind."""
         for in_backward in (False, True):
-            self._make_workspace(in_backward)
+            self.make_workspace(in_backward)
 
-    def _make_workspace(self, in_backward: bool) -> None:
-        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays.
+    def make_workspace(self, in_backward: bool, stream: Stream = Stream.COMPUTE) -> None:
+        """getCurrentCUDABlasHandle: a thread's first product on a stream makes its workspace, which stays.
 
         cuBLASLt, which runs products with a bias, shares it; torch 2.11 has 1 MiB more for that.
         """
         size = self.kernels.cublas_workspace_bytes
-        if size and in_backward not in self._workspaces:
-            self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
+        key = in_backward, stream
+        if size and key not in self._workspaces:
+            self._workspaces[key] = self.temporary(size, 1, "getNewWorkspace")
 
     def end_autocast(self, in_one_block: bool = False) -> None:
         """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""

@@ -37,7 +37,10 @@ def counts(shard: Shard) -> bool:
 
 
 def marked(tape: Tape, phase: str, shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Yield shards, marking where each block's begin."""
+    """Yield shards, marking where each block's begin; not in backward, whose blocks are marked already."""
+    if tape.in_backward:
+        yield from shards
+        return
     block = -1
     tape.mark(phase)
     for shard in shards:

@@ -6,8 +6,8 @@ factors nothing where it shards: the second moment is then as large as the shard
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.events import Category, Stream
-from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.operators.reduction_workspaces import reduce_all_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Storage, Tape
@@ -32,19 +32,20 @@ def _variances(shard: Shard) -> list[tuple[str, int]]:
     return [("row_var", shard.numel // shard.shape[-1]), ("col_var", shard.numel // shard.shape[-2])]
 
 
-def adafactor_step(tape: Tape, shards: list[Shard], kernels: Kernels) -> None:
+def adafactor_step(op: Operators, shards: list[Shard]) -> None:
     """_single_tensor_adafactor: its variables live until the next parameter's replace them."""
-    step = _Step(tape, kernels)
-    for shard in marked(tape, "optimizer", [shard for shard in shards if counts(shard)]):
+    step = _Step(op)
+    for shard in marked(op.tape, "optimizer", [shard for shard in shards if counts(shard)]):
         (step.matrix if shard.is_matrix else step.vector)(shard)
 
 
 class _Step:
     """The variables of the loop."""
 
-    def __init__(self, tape: Tape, kernels: Kernels) -> None:
-        self._tape = tape
-        self._kernels = kernels
+    def __init__(self, op: Operators) -> None:
+        self._op = op
+        self._tape = op.tape
+        self._kernels = op.kernels
         self._row_mean: Storage | None = None
         self._col_mean: Storage | None = None
         self._grad_squared: Storage | None = None
@@ -60,6 +61,7 @@ class _Step:
         self._inside(sum_over_rows_workspace(shard.shape[-2], columns, self._kernels))
         self._col_mean = col_mean
         estimate = self._temporary(shard.numel, shard, "aten::mm")
+        self._op.make_workspace(self._tape.in_backward, self._tape.stream)
         mean = self._temporary(leading, shard, "aten::mean")
         self._inside(reduce_all_workspace(shard.shape[-2], self._kernels))
         del mean
@@ -86,5 +88,5 @@ class _Step:
         norm = self._temporary(1, shard, "aten::linalg_vector_norm")
         self._inside(reduce_all_workspace(shard.numel, self._kernels))
         if self._kernels.is_cuda:
-            self._tape.synchronize(Stream.COMPUTE)
+            self._tape.synchronize(self._tape.stream)
         del norm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
@@ -12,9 +12,9 @@ from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
 
-def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], kernels: Kernels) -> list[Storage]:
+def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
     """Allocate what an optimizer keeps between steps, as its first step does."""
-    steps_on_device = not kernels.is_cuda
+    tape, steps_on_device = op.tape, not op.kernels.is_cuda
     if kind is OptimizerKind.SGD:
         return []
     if kind is OptimizerKind.ADAFACTOR:
@@ -22,12 +22,17 @@ def states(tape: Tape, kind: OptimizerKind, shards: list[Shard], kernels: Kernel
     return adamw_states(tape, shards, steps_on_device or kind is OptimizerKind.ADAMW_FUSED)
 
 
-def step(tape: Tape, kind: OptimizerKind, shards: list[Shard], kernels: Kernels) -> None:
+def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
     """Allocate and free what one step needs for a moment."""
     if kind is OptimizerKind.ADAFACTOR:
-        adafactor_step(tape, shards, kernels)
+        adafactor_step(op, shards)
     else:
-        adamw_step(tape, kind, shards, steps_on_device=not kernels.is_cuda)
+        adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
+
+
+def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:
+    """Whether a step needs cuBLAS."""
+    return kind is OptimizerKind.ADAFACTOR and any(shard.is_matrix for shard in shards)
 
 
 _PASSES = {
@@ -56,9 +61,13 @@ def _moved_bytes(kind: OptimizerKind, shard: Shard) -> int:
 def issue(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool) -> None:
     """Issue a step's work, block by block; where it is in host memory, the host does it."""
     for block, group in groupby(shards, key=lambda shard: shard.block):
-        held = list(group)
         tape.mark("optimizer", block)
-        dims = (len(held), sum(shard.numel for shard in held))
-        num_bytes = sum(_moved_bytes(kind, shard) for shard in held)
-        (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)
+        issue_one(tape, kind, list(group), on_host)
     tape.mark("optimizer", -1)
+
+
+def issue_one(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool = False) -> None:
+    """Issue the work of one optimizer, on the current stream."""
+    dims = (len(shards), sum(shard.numel for shard in shards))
+    num_bytes = sum(_moved_bytes(kind, shard) for shard in shards)
+    (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)

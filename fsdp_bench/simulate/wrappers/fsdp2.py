@@ -335,12 +335,20 @@ class ParamGroup:
             tape.kernel("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             tape.copy("to_host", self.shard_numel * sizes.store, after)
+        elif wrapper.in_backward is not None:  # the hooks of _post_accumulate_grad_hooks, which free the gradients
+            wrapper.in_backward.step(self._shards(), after)
         elif self.gradient is None:
             self.gradient = output
         else:
             tape.kernel("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
+
+    def _shards(self) -> Iterator[tuple[int, Shard]]:
+        """Yield each parameter's shard with a key of its own."""
+        for param in self.params:
+            weight = param.weight
+            yield id(weight), Shard(param.shard_numel, self.sizes.store, weight.block, True, weight.shape)
 
 
 class Fsdp2(Wrapper):

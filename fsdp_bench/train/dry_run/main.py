@@ -32,7 +32,7 @@ from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import load_user_module, logits_of, loss_of, module_step
 from fsdp_bench.train.processes.parent import die_with_parent
@@ -159,7 +159,7 @@ def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training
         scaler._init_scale = 1.0
     return Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=subject.loss_function,
         setup=setup,
         device=world.device,

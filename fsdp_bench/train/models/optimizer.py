@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_bench.spec.setup import OptimizerKind
+from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
+
+
+def optimizer_of(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
+    """Build the optimizer of a model that is already wrapped."""
+    if setup.optimizer_in_backward:
+        return _InBackward(model, setup)
+    return build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate)
 
 
 def build_optimizer(
     parameters: Iterable[nn.Parameter], kind: OptimizerKind, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Build the optimizer for parameters that are already wrapped."""
+    """Build an optimizer of parameters that are already wrapped."""
     if kind is OptimizerKind.SGD:
         return torch.optim.SGD(parameters, lr=learning_rate, foreach=True)
     if kind is OptimizerKind.ADAFACTOR:
@@ -21,3 +30,40 @@ def build_optimizer(
     foreach = kind is OptimizerKind.ADAMW_FOREACH
     fused = kind is OptimizerKind.ADAMW_FUSED
     return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
+
+
+class _InBackward(torch.optim.Optimizer):
+    """One optimizer a parameter, called in backward when its gradient is reduced; frees the gradient.
+
+    fully_shard calls the hooks of register_post_accumulate_grad_hook after it has reduced. FullyShardedDataParallel
+    calls the optimizers in a parameter's ``_in_backward_optimizers``, where torch's _apply_optimizer_in_backward puts
+    them; that function cannot be used after wrapping, because it also hooks the accumulation of unreduced gradients.
+    """
+
+    def __init__(self, model: nn.Module, setup: TrainSetup) -> None:
+        self._each: list[torch.optim.Optimizer] = []
+        for parameter in model.parameters():
+            optimizer = build_optimizer([parameter], setup.optimizer, setup.learning_rate)
+            self._each.append(optimizer)
+            if isinstance(model, FullyShardedDataParallel):
+                parameter._in_backward_optimizers = [optimizer]  # type: ignore[attr-defined]
+            else:
+                parameter.register_post_accumulate_grad_hook(_stepping(optimizer))
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        """The parameter groups of all optimizers."""
+        return [group for one in self._each for group in one.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The states of all optimizers, by parameter."""
+        return {parameter: state for one in self._each for parameter, state in one.state.items()}
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> Any:
+    def step(_parameter: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step

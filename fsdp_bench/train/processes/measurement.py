@@ -26,7 +26,7 @@ from fsdp_bench.train.models.attention_kernel import attention_kernel
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.processes.exception_to_outcome import classify
 from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
@@ -111,7 +111,7 @@ def _prepare(this: Rank, meter: MemoryMeter) -> Training:
         add_finished_hook(model, setup)
     return Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=loss_function(setup.loss),
         setup=setup,
         device=this.device,
