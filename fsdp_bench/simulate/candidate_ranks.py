@@ -21,6 +21,7 @@ from fsdp_bench.simulate.models.transformer import SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
+from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
 from fsdp_bench.simulate.wrappers.units import blocks_are_alike, choose_units
@@ -144,6 +145,8 @@ class _Score:
         self.states = 0
         if kind is not OptimizerKind.SGD:
             moments = 1 if kind is OptimizerKind.ADAFACTOR else 2  # pieces have one dimension
+            if kind is OptimizerKind.ADAMW_8BIT:
+                each = of_all_blocks([sum(map(rounded, bytes_of_moment(numel, store))) for _, numel in held])
             self.states = moments * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
         self.temporary = 0
         """In the optimizer's step: see optimizers/."""

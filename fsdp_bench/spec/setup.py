@@ -89,6 +89,8 @@ class OptimizerKind(CaseInsensitiveEnum):
     SGD = "sgd"
     ADAFACTOR = "adafactor"
     """torch.optim.Adafactor, which is a for-loop unless told otherwise."""
+    ADAMW_8BIT = "adamw-8bit"
+    """torchao.optim.AdamW8bit: one byte a moment, a step that torch.compile compiles."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
@@ -333,6 +335,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.compile or self.loss is Loss.COMPILED
 
     @property
+    def compiles_optimizer(self) -> bool:
+        """Whether the optimizer's step runs through torch.compile, which torchao's do."""
+        return self.optimizer is OptimizerKind.ADAMW_8BIT
+
+    @property
     def global_batch_size(self) -> int:
         """Number of sequences in one optimizer step, over all ranks."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
@@ -399,6 +406,13 @@ def _optimizer_impossible(setup: TrainSetup) -> str | None:
             "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
             " ranks); use fsdp1, or NO_SHARD"
         )
+    if setup.optimizer is OptimizerKind.ADAMW_8BIT:
+        if setup.offload is not Offload.NONE:
+            return f"torchao's AdamW8bit needs offload none, not {setup.offload.value}; use adamw-fused"
+        if setup.precision.needs_grad_scaler:
+            return "the gradient scaler of fp16 with torchao's AdamW8bit is not tested; use bf16-mixed, or adamw-fused"
+        if setup.optimizer_in_backward:
+            return "optimizer_in_backward with torchao's AdamW8bit, which compiles its step, is not modelled; use adamw"
     return _in_backward_impossible(setup) if setup.optimizer_in_backward else None
 
 

@@ -21,6 +21,9 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     shape: tuple[int, ...] = ()
     """The whole parameter's, where the optimizer sees its dimensions; () where it sees a piece of a flat parameter."""
 
+    offset: int = 0
+    """Elements before it in the storage of its gradient."""
+
     @property
     def is_matrix(self) -> bool:
         """Whether it has more than one dimension."""

@@ -4,5 +4,6 @@ Read in this order (what they update is in operators/optimizer.py):
     dispatch.py      the optimizer of a setup: its states, its step, its time
     adamw.py         AdamW and SGD of torch.optim
     adafactor.py     Adafactor of torch.optim
+    adamw_8bit.py    AdamW8bit of torchao
     in_backward.py   one optimizer a parameter, called in backward
 """

@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 
 from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
+from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
@@ -19,6 +21,8 @@ def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Stor
         return []
     if kind is OptimizerKind.ADAFACTOR:
         return adafactor_states(tape, shards, steps_on_device)
+    if kind is OptimizerKind.ADAMW_8BIT:
+        return adamw_8bit_states(tape, shards, steps_on_device)
     return adamw_states(tape, shards, steps_on_device or kind is OptimizerKind.ADAMW_FUSED)
 
 
@@ -26,6 +30,8 @@ def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
     """Allocate and free what one step needs for a moment."""
     if kind is OptimizerKind.ADAFACTOR:
         adafactor_step(op, shards)
+    elif kind is OptimizerKind.ADAMW_8BIT:
+        adamw_8bit_step(op.tape, shards)
     else:
         adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
 
@@ -41,6 +47,7 @@ _PASSES = {
     OptimizerKind.ADAMW_FOREACH: 21,
     OptimizerKind.ADAMW_FOR_LOOP: 21,
     OptimizerKind.ADAFACTOR: 20,
+    OptimizerKind.ADAMW_8BIT: 7,
 }
 """How often an element is read or written: a parameter, its gradient and two moments, once in a fused step.
 
@@ -54,6 +61,11 @@ _ADAFACTOR_OF_A_MATRIX = 17
 
 
 def _moved_bytes(kind: OptimizerKind, shard: Shard) -> int:
+    if kind is OptimizerKind.ADAMW_8BIT and is_quantized(shard.numel):
+        # A kernel reads the parameter, the gradient and both codes, and writes the parameter and both codes. Where
+        # it is not fused with another, that one reads the gradient and both codes, and writes both moments in fp32.
+        one = 3 * shard.itemsize + 4
+        return shard.numel * (one if is_one_kernel(shard) else one + shard.itemsize + 2 + 4 * FP32)
     passes = _ADAFACTOR_OF_A_MATRIX if kind is OptimizerKind.ADAFACTOR and shard.is_matrix else _PASSES[kind]
     return passes * shard.numel * shard.itemsize
 

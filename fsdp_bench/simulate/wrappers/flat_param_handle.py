@@ -78,7 +78,8 @@ class FlatParamHandle:
         for index, weight in enumerate(self.weights):
             numel = self.layout.in_shard(index, weight, wrapper.rank)
             shape = () if wrapper.is_sharded else weight.shape
-            yield id(weight), Shard(numel, self.sizes.store, weight.block, True, shape)
+            offset = max(self.layout.offsets[index] - wrapper.rank * self.layout.shard_numel, 0)
+            yield id(weight), Shard(numel, self.sizes.store, weight.block, True, shape, offset)
 
     def _step_in_backward(self, stream: Stream) -> None:
         """_post_backward_use_sharded_grad_views: after the steps no parameter has a gradient, nor the flat one."""

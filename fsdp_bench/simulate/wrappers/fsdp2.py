@@ -336,7 +336,7 @@ class ParamGroup:
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             tape.copy("to_host", self.shard_numel * sizes.store, after)
         elif wrapper.in_backward is not None:  # the hooks of _post_accumulate_grad_hooks, which free the gradients
-            wrapper.in_backward.step(self._shards(), after)
+            wrapper.in_backward.step(self.shards(), after)
         elif self.gradient is None:
             self.gradient = output
         else:
@@ -344,11 +344,13 @@ class ParamGroup:
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
-    def _shards(self) -> Iterator[tuple[int, Shard]]:
+    def shards(self) -> Iterator[tuple[int, Shard]]:
         """Yield each parameter's shard with a key of its own."""
+        offset = 0
         for param in self.params:
             weight = param.weight
-            yield id(weight), Shard(param.shard_numel, self.sizes.store, weight.block, True, weight.shape)
+            yield id(weight), Shard(param.shard_numel, self.sizes.store, weight.block, True, weight.shape, offset)
+            offset += param.padded_shard_numel
 
 
 class Fsdp2(Wrapper):
@@ -397,9 +399,8 @@ class Fsdp2(Wrapper):
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
-        held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
-        size = self.sizes.store
-        return [Shard(held[id(w)], size, w.block, shape=w.shape) for w in model.all_weights if held[id(w)]]
+        held = dict(shard for group in self.groups for shard in group.shards())
+        return [held[id(weight)] for weight in model.all_weights if held[id(weight)].numel]
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""

@@ -145,6 +145,11 @@ def _refuse(spec: DryRunSpec) -> None:
             "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
+    if spec.setup.compiles_optimizer:
+        raise SpecError(
+            f"optimizer {spec.setup.optimizer.value}: torchao compiles its step, which falls back to eager code on"
+            " tensors without data; rehearse it"
+        )
     reason = impossible(spec.setup, spec.kernels)
     if reason is not None:
         raise SpecError(reason)

@@ -1,7 +1,8 @@
-"""The optimizers of the benchmark, from torch.optim."""
+"""The optimizers of the benchmark, from torch.optim and torchao.optim."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
 
 
@@ -27,9 +29,23 @@ def build_optimizer(
         return torch.optim.SGD(parameters, lr=learning_rate, foreach=True)
     if kind is OptimizerKind.ADAFACTOR:
         return torch.optim.Adafactor(parameters, lr=learning_rate)
+    if kind is OptimizerKind.ADAMW_8BIT:
+        return _torchao("adamw-8bit").AdamW8bit(parameters, lr=learning_rate)
     foreach = kind is OptimizerKind.ADAMW_FOREACH
     fused = kind is OptimizerKind.ADAMW_FUSED
     return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
+
+
+def _torchao(setting: str) -> Any:
+    """Return torchao.optim.
+
+    Raises:
+        MachineError: if torchao is not installed.
+    """
+    try:
+        return importlib.import_module("torchao.optim")
+    except ImportError:
+        raise MachineError(f"{setting} needs torchao: pip install 'fsdp-bench[torchao]'") from None
 
 
 class _InBackward(torch.optim.Optimizer):

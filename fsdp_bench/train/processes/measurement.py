@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import (
     WARMUP_STEPS,
@@ -50,7 +51,7 @@ def measure(this: Rank) -> None:
 def _measure_with_communication(this: Rank) -> None:
     spec, run = this.spec, this.spec.run
     this.enter("load")
-    this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
+    this.meter = build_meter(this.device, run.memory_limit_bytes, _is_compiled(spec.setup))
     training = _prepare(this, this.meter)
     this.meter.phase("forward")  # loading ends here: the first tokens are the step's
     data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
@@ -95,6 +96,10 @@ def _measure_without_communication(this: Rank) -> None:
     except Exception as error:
         traceback.print_exc()
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
+
+
+def _is_compiled(setup: TrainSetup) -> bool:
+    return setup.compiles or setup.compiles_optimizer
 
 
 def _prepare(this: Rank, meter: MemoryMeter) -> Training:
