@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
@@ -55,6 +56,8 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
     load = copies * shape.num_parameters * setup.precision.store_bytes
     if setup.offload is Offload.NONE:
         return HostMemory(0, 0, 0, 0, load)
+    if setup.offload is Offload.OPTIMIZER:
+        return _of_offloaded_optimizer(shape, setup, ranks_per_node, load)
     shards, held = _shards(shape, setup)
     pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
     is_adam = setup.optimizer is not OptimizerKind.SGD
@@ -67,11 +70,36 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
     )
 
 
+def _of_offloaded_optimizer(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, load: int) -> HostMemory:
+    """Return what torchao's CPUOffloadOptimizer holds: pinned copies, AdamW's states, one parameter's temporaries."""
+    simulation, count = _simulated(shape, setup)
+    sizes = [
+        (shard.numel * shard.itemsize, count if shard.block >= 0 else 1)
+        for shard in simulation.wrapper.shards(simulation.model)
+        if is_offloaded(shard)
+    ]
+    pinned = ranks_per_node * sum(times * pinned_bytes(num_bytes) for num_bytes, times in sizes)
+    temporaries = {OptimizerKind.ADAMW_FOREACH: 1, OptimizerKind.ADAMW_FOR_LOOP: 2}.get(setup.optimizer, 0)
+    return HostMemory(
+        pinned_parameters_bytes=pinned,
+        pinned_gradients_bytes=pinned,
+        optimizer_state_bytes=ranks_per_node * 2 * sum(times * num_bytes for num_bytes, times in sizes),
+        temporary_bytes=ranks_per_node * temporaries * max((num_bytes for num_bytes, _ in sizes), default=0),
+        load_bytes=load,
+    )
+
+
+def _simulated(shape: ModelShape, setup: TrainSetup) -> tuple[Simulation, int]:
+    """Return a simulation of one block, and how many that is; of all blocks where they are not alike."""
+    simulation = Simulation(shape, setup, CUDA, 1)
+    if simulation.blocks_are_alike:
+        return simulation, shape.num_hidden_layers
+    return Simulation(shape, setup, CUDA, shape.num_hidden_layers), 1
+
+
 def _shards(shape: ModelShape, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    simulation, count = Simulation(shape, setup, CUDA, 1), shape.num_hidden_layers
-    if not simulation.blocks_are_alike:
-        simulation, count = Simulation(shape, setup, CUDA, count), 1
+    simulation, count = _simulated(shape, setup)
     itemsize = simulation.sizes.store
     pinned = [(numel * itemsize, count if block >= 0 else 1) for numel, block in simulation.wrapper.host_tensors()]
     shards = simulation.wrapper.shards(simulation.model)

@@ -18,6 +18,7 @@ from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.offloaded import offloaded_step, on_gpu
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
@@ -196,6 +197,10 @@ class Simulation:
             self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
         if self.states is None:
             self.states = self._optimizer_states()
+        if self.setup.offload is Offload.OPTIMIZER:
+            offloaded_step(self.op, self.setup.optimizer, self.shards)
+            self.wrapper.zero_grad()
+            return
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
             optimizer.step(self.op, self.setup.optimizer, self.shards)
@@ -217,7 +222,8 @@ class Simulation:
     def _optimizer_states(self) -> list[Storage]:
         if self.steps_on_host:
             return []
-        return optimizer.states(self.op, self.setup.optimizer, self.shards)
+        on_device = on_gpu(self.shards) if self.setup.offload is Offload.OPTIMIZER else self.shards
+        return optimizer.states(self.op, self.setup.optimizer, on_device)
 
     def _make_zero_scalar(self) -> None:
         """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""

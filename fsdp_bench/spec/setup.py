@@ -61,15 +61,12 @@ class Api(CaseInsensitiveEnum):
 
 
 class Offload(CaseInsensitiveEnum):
-    """Whether parameters, gradients and optimizer states are in host memory."""
+    """Whether parameters, gradients and optimizer states are in host memory, or the optimizer alone."""
 
     NONE = "none"
     PARAMS = "params"
-
-    @classmethod
-    def unsupported(cls) -> dict[str, str]:
-        """Return kinds of offload that torch's FSDP does not have."""
-        return {"optimizer": "the optimizer's states alone in host memory"}
+    OPTIMIZER = "optimizer"
+    """torchao.optim.CPUOffloadOptimizer: states, and copies of parameters and gradients, in host memory."""
 
 
 class Checkpointing(CaseInsensitiveEnum):
@@ -96,6 +93,16 @@ class OptimizerKind(CaseInsensitiveEnum):
     def aliases(cls) -> dict[str, str]:
         """Return the aliases. ``adamw`` is PyTorch's default on a GPU: foreach."""
         return {"adamw": "adamw-foreach"}
+
+    @property
+    def is_adamw_of_torch(self) -> bool:
+        """Whether it is one of the implementations of torch.optim.AdamW."""
+        return self in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED, OptimizerKind.ADAMW_FOR_LOOP)
+
+    @classmethod
+    def unsupported(cls) -> dict[str, str]:
+        """Return optimizers that are known and not modelled."""
+        return {"muon": "torch.optim.Muon"}
 
     @classmethod
     def field(cls) -> str:
@@ -375,7 +382,27 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
         if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
             return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
+    if setup.offload is Offload.OPTIMIZER and (reason := _optimizer_offload_impossible(setup, device)) is not None:
+        return reason
     return _option_impossible(setup) or _precision_impossible(setup, device) or _optimizer_impossible(setup)
+
+
+def _optimizer_offload_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why torchao's CPUOffloadOptimizer cannot step; None if it can."""
+    if device == "cpu":
+        return "torchao's CPUOffloadOptimizer needs a GPU to offload from; offload params under fsdp2 runs on a CPU"
+    if setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD:
+        return (
+            "torchao's CPUOffloadOptimizer needs gradients that are reduced when they are accumulated, as fully_shard's"
+            " are; use api fsdp2 with a strategy that shards, or offload params"
+        )
+    if not setup.optimizer.is_adamw_of_torch:
+        return f"offload optimizer steps torch's AdamW on the CPU, not {setup.optimizer.value}; use adamw-fused"
+    if setup.max_grad_norm is not None:
+        return "torchao's CPUOffloadOptimizer copies gradients before they are clipped; leave out max_grad_norm"
+    if setup.precision.needs_grad_scaler:
+        return "torchao's CPUOffloadOptimizer copies gradients before they are unscaled; use bf16-mixed"
+    return None
 
 
 def _in_backward_impossible(setup: TrainSetup) -> str | None:

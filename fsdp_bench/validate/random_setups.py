@@ -47,8 +47,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
         if setup.gradient_accumulation_steps > 1:
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
-        if setup.offload is Offload.PARAMS:
-            parts.append("offload")
+        if setup.offload is not Offload.NONE:
+            parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
         if setup.optimizer_in_backward:
             parts.append("optimizer in backward")
         if self.rank:

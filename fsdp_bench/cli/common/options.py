@@ -153,7 +153,7 @@ _SHARDING = {
     "_HYBRID_SHARD_ZERO2, or 1 to 5.",
     "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard.",
     "--shard-size N": "GPUs that share one copy under a hybrid strategy; by default a node's when there are several.",
-    "--offload none|params": "Parameters, gradients and optimizer in host memory.",
+    "--offload MODE": "none; params: parameters, gradients and optimizer in host memory; or optimizer: it alone.",
 }
 _STEP = {
     "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "

@@ -6,4 +6,5 @@ Read in this order (what they update is in operators/optimizer.py):
     adafactor.py     Adafactor of torch.optim
     adamw_8bit.py    AdamW8bit of torchao
     in_backward.py   one optimizer a parameter, called in backward
+    offloaded.py     CPUOffloadOptimizer of torchao
 """

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
@@ -145,6 +145,8 @@ def _refuse(spec: DryRunSpec) -> None:
             "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
+    if spec.setup.offload is Offload.OPTIMIZER:
+        raise SpecError("offload optimizer: torchao's CPUOffloadOptimizer needs CUDA; rehearse it")
     if spec.setup.compiles_optimizer:
         raise SpecError(
             f"optimizer {spec.setup.optimizer.value}: torchao compiles its step, which falls back to eager code on"

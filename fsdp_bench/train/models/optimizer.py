@@ -11,13 +11,15 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 
 def optimizer_of(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
     """Build the optimizer of a model that is already wrapped."""
     if setup.optimizer_in_backward:
         return _InBackward(model, setup)
+    if setup.offload is Offload.OPTIMIZER:
+        return _offloaded(model, setup)
     return build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate)
 
 
@@ -34,6 +36,24 @@ def build_optimizer(
     foreach = kind is OptimizerKind.ADAMW_FOREACH
     fused = kind is OptimizerKind.ADAMW_FUSED
     return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
+
+
+def _offloaded(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
+    """Build torchao's CPUOffloadOptimizer; its ``state`` is that of the optimizer on the GPU, of small parameters."""
+
+    def state(optimizer: Any) -> Any:
+        return {} if optimizer.d_opt is None else optimizer.d_opt.state
+
+    base = _torchao("offload optimizer").CPUOffloadOptimizer
+    with_state = type("CPUOffloadOptimizer", (base,), {"state": property(state)})
+    optimizer: torch.optim.Optimizer = with_state(
+        model.parameters(),
+        torch.optim.AdamW,
+        lr=setup.learning_rate,
+        foreach=setup.optimizer is OptimizerKind.ADAMW_FOREACH,
+        fused=setup.optimizer is OptimizerKind.ADAMW_FUSED,
+    )
+    return optimizer
 
 
 def _torchao(setting: str) -> Any:
