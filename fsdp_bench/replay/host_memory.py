@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.optimizers.dispatch import states
 from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
@@ -60,11 +63,10 @@ def host_memory(shape: ModelShape, setup: TrainSetup, ranks_per_node: int, build
         return _of_offloaded_optimizer(shape, setup, ranks_per_node, load)
     shards, held = _shards(shape, setup)
     pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
-    is_adam = setup.optimizer is not OptimizerKind.SGD
     return HostMemory(
         pinned_parameters_bytes=ranks_per_node * pinned,
         pinned_gradients_bytes=ranks_per_node * pinned,
-        optimizer_state_bytes=ranks_per_node * 2 * held if is_adam else 0,
+        optimizer_state_bytes=ranks_per_node * _state_bytes(shape, setup),
         temporary_bytes=ranks_per_node * held if setup.optimizer is OptimizerKind.ADAMW_FOREACH else 0,
         load_bytes=load,
     )
@@ -87,6 +89,17 @@ def _of_offloaded_optimizer(shape: ModelShape, setup: TrainSetup, ranks_per_node
         temporary_bytes=ranks_per_node * temporaries * max((num_bytes for num_bytes, _ in sizes), default=0),
         load_bytes=load,
     )
+
+
+def _state_bytes(shape: ModelShape, setup: TrainSetup) -> int:
+    """Return what the optimizer of one rank keeps for all that it updates."""
+    simulation, count = _simulated(shape, setup)
+    total = 0
+    for shard in simulation.wrapper.shards(simulation.model):
+        op = Operators(Tape(), CUDA)
+        held = states(op, setup.optimizer, [shard])
+        total += sum(one.num_bytes for one in held) * (count if shard.block >= 0 else 1)
+    return total
 
 
 def _simulated(shape: ModelShape, setup: TrainSetup) -> tuple[Simulation, int]:

@@ -18,6 +18,7 @@ from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
 from fsdp_bench.simulate.optimizers.offloaded import offloaded_step, on_gpu
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
@@ -47,6 +48,7 @@ class Simulation:
         num_blocks: int,
         rank: int = 0,
     ) -> None:
+        refuse_muon_of_dtensors(setup)
         self.shape = shape
         self.setup = setup
         self.rank = rank

@@ -88,6 +88,8 @@ class OptimizerKind(CaseInsensitiveEnum):
     """torch.optim.Adafactor, which is a for-loop unless told otherwise."""
     ADAMW_8BIT = "adamw-8bit"
     """torchao.optim.AdamW8bit: one byte a moment, a step that torch.compile compiles."""
+    MUON = "muon"
+    """torch.optim.Muon of all matrices, and AdamW (foreach) of the other parameters."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
@@ -98,11 +100,6 @@ class OptimizerKind(CaseInsensitiveEnum):
     def is_adamw_of_torch(self) -> bool:
         """Whether it is one of the implementations of torch.optim.AdamW."""
         return self in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED, OptimizerKind.ADAMW_FOR_LOOP)
-
-    @classmethod
-    def unsupported(cls) -> dict[str, str]:
-        """Return optimizers that are known and not modelled."""
-        return {"muon": "torch.optim.Muon"}
 
     @classmethod
     def field(cls) -> str:
@@ -432,6 +429,12 @@ def _optimizer_impossible(setup: TrainSetup) -> str | None:
         return (
             "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
             " ranks); use fsdp1, or NO_SHARD"
+        )
+    is_flat = setup.effective_strategy is not ShardingStrategy.NO_SHARD or not setup.use_orig_params
+    if setup.optimizer is OptimizerKind.MUON and setup.api is Api.FSDP1 and is_flat:
+        return (
+            "torch.optim.Muon needs matrices, and fsdp1's shards have one dimension; use fsdp2, or NO_SHARD with"
+            " use_orig_params = true"
         )
     if setup.optimizer is OptimizerKind.ADAMW_8BIT:
         if setup.offload is not Offload.NONE:

@@ -74,7 +74,13 @@ def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) 
 
 
 def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
-    """Return whether predictions refuse a cell: fp32 heads that CUDA's fused attention does not take (attention.py)."""
+    """Return whether predictions refuse a cell: Muon of DTensors (muon.py).
+
+    And fp32 heads that CUDA's fused attention does not take (attention.py).
+    """
+    is_replicated = setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD
+    if setup.optimizer is OptimizerKind.MUON and not is_replicated:
+        return True
     return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 
 

@@ -159,7 +159,7 @@ _STEP = {
     "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
     "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
-    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor or sgd.",
+    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
     "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
     "--batch N": "Sequences per GPU in one forward pass.",
     "--seq N": "Tokens in a sequence.",

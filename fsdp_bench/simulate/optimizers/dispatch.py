@@ -10,6 +10,7 @@ from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
 from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
+from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
@@ -23,6 +24,8 @@ def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Stor
         return adafactor_states(tape, shards, steps_on_device)
     if kind is OptimizerKind.ADAMW_8BIT:
         return adamw_8bit_states(tape, shards, steps_on_device)
+    if kind is OptimizerKind.MUON:
+        return muon_states(tape, shards, steps_on_device)
     return adamw_states(tape, shards, steps_on_device or kind is OptimizerKind.ADAMW_FUSED)
 
 
@@ -32,13 +35,15 @@ def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
         adafactor_step(op, shards)
     elif kind is OptimizerKind.ADAMW_8BIT:
         adamw_8bit_step(op.tape, shards)
+    elif kind is OptimizerKind.MUON:
+        muon_step(op, shards)
     else:
         adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
 
 
 def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:
     """Whether a step needs cuBLAS."""
-    return kind is OptimizerKind.ADAFACTOR and any(shard.is_matrix for shard in shards)
+    return kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON) and any(shard.is_matrix for shard in shards)
 
 
 _PASSES = {
@@ -48,6 +53,7 @@ _PASSES = {
     OptimizerKind.ADAMW_FOR_LOOP: 21,
     OptimizerKind.ADAFACTOR: 20,
     OptimizerKind.ADAMW_8BIT: 7,
+    OptimizerKind.MUON: 21,
 }
 """How often an element is read or written: a parameter, its gradient and two moments, once in a fused step.
 
@@ -66,6 +72,8 @@ def _moved_bytes(kind: OptimizerKind, shard: Shard) -> int:
         # it is not fused with another, that one reads the gradient and both codes, and writes both moments in fp32.
         one = 3 * shard.itemsize + 4
         return shard.numel * (one if is_one_kernel(shard) else one + shard.itemsize + 2 + 4 * FP32)
+    if kind is OptimizerKind.MUON and shard.is_matrix:
+        return MUON_PASSES * shard.numel * shard.itemsize
     passes = _ADAFACTOR_OF_A_MATRIX if kind is OptimizerKind.ADAFACTOR and shard.is_matrix else _PASSES[kind]
     return passes * shard.numel * shard.itemsize
 
@@ -83,3 +91,5 @@ def issue_one(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: boo
     dims = (len(shards), sum(shard.numel for shard in shards))
     num_bytes = sum(_moved_bytes(kind, shard) for shard in shards)
     (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)
+    if kind is OptimizerKind.MUON and not on_host:
+        issue_newton_schulz(tape, shards)

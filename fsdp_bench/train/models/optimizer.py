@@ -33,6 +33,8 @@ def build_optimizer(
         return torch.optim.Adafactor(parameters, lr=learning_rate)
     if kind is OptimizerKind.ADAMW_8BIT:
         return _torchao("adamw-8bit").AdamW8bit(parameters, lr=learning_rate)
+    if kind is OptimizerKind.MUON:
+        return _muon(parameters, learning_rate)
     foreach = kind is OptimizerKind.ADAMW_FOREACH
     fused = kind is OptimizerKind.ADAMW_FUSED
     return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
@@ -68,23 +70,21 @@ def _torchao(setting: str) -> Any:
         raise MachineError(f"{setting} needs torchao: pip install 'fsdp-bench[torchao]'") from None
 
 
-class _InBackward(torch.optim.Optimizer):
-    """One optimizer a parameter, called in backward when its gradient is reduced; frees the gradient.
+class _Several(torch.optim.Optimizer):
+    """Several optimizers that step one after another."""
 
-    fully_shard calls the hooks of register_post_accumulate_grad_hook after it has reduced. FullyShardedDataParallel
-    calls the optimizers in a parameter's ``_in_backward_optimizers``, where torch's _apply_optimizer_in_backward puts
-    them; that function cannot be used after wrapping, because it also hooks the accumulation of unreduced gradients.
-    """
+    def __init__(self, each: list[torch.optim.Optimizer]) -> None:
+        self._each = each
 
-    def __init__(self, model: nn.Module, setup: TrainSetup) -> None:
-        self._each: list[torch.optim.Optimizer] = []
-        for parameter in model.parameters():
-            optimizer = build_optimizer([parameter], setup.optimizer, setup.learning_rate)
-            self._each.append(optimizer)
-            if isinstance(model, FullyShardedDataParallel):
-                parameter._in_backward_optimizers = [optimizer]  # type: ignore[attr-defined]
-            else:
-                parameter.register_post_accumulate_grad_hook(_stepping(optimizer))
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step each."""
+        for one in self._each:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free the gradients."""
+        for one in self._each:
+            one.zero_grad(set_to_none)
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
@@ -95,6 +95,35 @@ class _InBackward(torch.optim.Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         """The states of all optimizers, by parameter."""
         return {parameter: state for one in self._each for parameter, state in one.state.items()}
+
+
+def _muon(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    """Build Muon for all matrices, and AdamW for the rest."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        (matrices if parameter.ndim == 2 else others).append(parameter)
+    each: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=learning_rate)] if matrices else []
+    return _Several([*each, *([torch.optim.AdamW(others, lr=learning_rate, foreach=True)] if others else [])])
+
+
+class _InBackward(_Several):
+    """One optimizer a parameter, called in backward when its gradient is reduced; frees the gradient.
+
+    fully_shard calls the hooks of register_post_accumulate_grad_hook after it has reduced. FullyShardedDataParallel
+    calls the optimizers in a parameter's ``_in_backward_optimizers``, where torch's _apply_optimizer_in_backward puts
+    them; that function cannot be used after wrapping, because it also hooks the accumulation of unreduced gradients.
+    """
+
+    def __init__(self, model: nn.Module, setup: TrainSetup) -> None:
+        super().__init__([])
+        for parameter in model.parameters():
+            optimizer = build_optimizer([parameter], setup.optimizer, setup.learning_rate)
+            self._each.append(optimizer)
+            if isinstance(model, FullyShardedDataParallel):
+                parameter._in_backward_optimizers = [optimizer]  # type: ignore[attr-defined]
+            else:
+                parameter.register_post_accumulate_grad_hook(_stepping(optimizer))
 
 
 def _stepping(optimizer: torch.optim.Optimizer) -> Any:

