@@ -71,7 +71,7 @@ def _setup_text(setup: TrainSetup) -> str:
     if setup.checkpointing is not Checkpointing.NONE:
         parts.append(f"{setup.checkpointing.value} checkpointing")
     if setup.offload is not Offload.NONE:
-        parts.append("offload")
+        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
     return ", ".join([*parts, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
 
 

@@ -56,6 +56,7 @@ class SetupFields(TypedDict, total=False):
     offload: Offload | str
     checkpointing: Checkpointing | str
     optimizer: OptimizerKind | str
+    optimizer_in_backward: bool
     world_size: int
     shard_size: int | None
     micro_batch_size: int

@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.optimizers.dispatch import states
+from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
+from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
@@ -56,24 +61,59 @@ def host_memory(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Bui
     load = copies * shape.num_parameters * setup.precision.store_bytes
     if setup.offload is Offload.NONE:
         return HostMemory(0, 0, 0, 0, load)
+    if setup.offload is Offload.OPTIMIZER:
+        return _of_offloaded_optimizer(shape, setup, ranks_per_node, load)
     shards, held = _shards(shape, setup)
     pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
-    is_adam = setup.optimizer is not OptimizerKind.SGD
     return HostMemory(
         pinned_parameters_bytes=ranks_per_node * pinned,
         pinned_gradients_bytes=ranks_per_node * pinned,
-        optimizer_state_bytes=ranks_per_node * 2 * held if is_adam else 0,
+        optimizer_state_bytes=ranks_per_node * _state_bytes(shape, setup),
         temporary_bytes=ranks_per_node * held if setup.optimizer is OptimizerKind.ADAMW_FOREACH else 0,
         load_bytes=load,
     )
 
 
-def _shards(shape: Model, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
-    """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
+def _of_offloaded_optimizer(shape: Model, setup: TrainSetup, ranks_per_node: int, load: int) -> HostMemory:
+    """Return what torchao's CPUOffloadOptimizer holds: pinned copies, AdamW's states, one parameter's temporaries."""
+    simulation = _simulated(shape, setup)
+    sizes = [
+        (shard.numel * shard.itemsize, simulation.model.times(shard.block))
+        for shard in simulation.wrapper.shards(simulation.model)
+        if is_offloaded(shard)
+    ]
+    pinned = ranks_per_node * sum(times * pinned_bytes(num_bytes) for num_bytes, times in sizes)
+    temporaries = {OptimizerKind.ADAMW_FOREACH: 1, OptimizerKind.ADAMW_FOR_LOOP: 2}.get(setup.optimizer, 0)
+    return HostMemory(
+        pinned_parameters_bytes=pinned,
+        pinned_gradients_bytes=pinned,
+        optimizer_state_bytes=ranks_per_node * 2 * sum(times * num_bytes for num_bytes, times in sizes),
+        temporary_bytes=ranks_per_node * temporaries * max((num_bytes for num_bytes, _ in sizes), default=0),
+        load_bytes=load,
+    )
+
+
+def _state_bytes(shape: Model, setup: TrainSetup) -> int:
+    """Return what the optimizer of one rank keeps for all that it updates."""
+    simulation = _simulated(shape, setup)
+    total = 0
+    for shard in simulation.wrapper.shards(simulation.model):
+        op = Operators(Tape(), CUDA)
+        held = states(op, setup.optimizer, [shard])
+        total += sum(one.num_bytes for one in held) * simulation.model.times(shard.block)
+    return total
+
+
+def _simulated(shape: Model, setup: TrainSetup) -> Simulation:
+    """Return a simulation of few blocks, of which one stands for the others; of all where they are not alike."""
     few = min(shape.num_blocks, FEW_BLOCKS) if shape.repeats else shape.num_blocks
     simulation = simulation_of(shape, setup, CUDA, few)
-    if not simulation.blocks_are_alike:
-        simulation = simulation_of(shape, setup, CUDA, shape.num_blocks)
+    return simulation if simulation.blocks_are_alike else simulation_of(shape, setup, CUDA, shape.num_blocks)
+
+
+def _shards(shape: Model, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
+    """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
+    simulation = _simulated(shape, setup)
     itemsize, times = simulation.sizes.store, simulation.model.times
     pinned = [(numel * itemsize, times(block)) for numel, block in simulation.wrapper.host_tensors()]
     shards = simulation.wrapper.shards(simulation.model)

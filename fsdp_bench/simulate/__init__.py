@@ -5,6 +5,7 @@ Read in this order:
     tape.py            the recorder of events; storages and tensors without data
     autograd.py        the autograd graph and its engine
     operators/         what each operator allocates, saves for backward and computes
+    optimizers/        what each optimizer keeps, and what its step allocates
     models/            the benchmark models, and activation checkpointing
     wrappers/          FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
     simulation.py      loading, and a step: forward, loss, backward, clipping, optimizer

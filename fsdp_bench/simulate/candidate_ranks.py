@@ -22,6 +22,7 @@ from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
+from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
@@ -137,15 +138,24 @@ class _Score:
         has_step = kind is OptimizerKind.ADAMW_FUSED or not kernels.is_cuda
         self.states = 0
         if kind is not OptimizerKind.SGD:
-            self.states = 2 * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
+            moments = 1 if kind is OptimizerKind.ADAFACTOR else 2  # pieces have one dimension
+            if kind is OptimizerKind.ADAMW_8BIT:
+                each = of_all_blocks([sum(map(rounded, bytes_of_moment(numel, store))) for _, numel in held])
+            self.states = moments * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
         self.temporary = 0
-        """In the optimizer's step: see optimizer.py."""
+        """In the optimizer's step: see optimizers/."""
         if kind is OptimizerKind.ADAMW_FOREACH:
             self.temporary = each
         elif kind is OptimizerKind.ADAMW_FOR_LOOP:
             self.temporary = max(
                 (2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)), default=0
             )
+        elif kind is OptimizerKind.ADAFACTOR:
+            self.temporary = max(
+                (size + before + max(size, before) for before, size in zip([0, *sizes], sizes, strict=False)), default=0
+            )
+        if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
+            self.temporary = max(sizes, default=0)
         self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
         self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0
         """Under no_sync each piece is given a gradient like itself for a moment."""

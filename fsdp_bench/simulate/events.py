@@ -85,6 +85,8 @@ class Stream(IntEnum):
     ALL_GATHER_COPY_IN = 3
     """FSDP1's pre_unshard_stream, too."""
     ALL_REDUCE = 4
+    OPTIMIZER_OFFLOAD = 5
+    """torchao's CPUOffloadOptimizer.stream."""
 
 
 class Queue(IntEnum):

@@ -10,13 +10,17 @@ from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.models.build import build
-from fsdp_bench.simulate.operators import optimizer
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
 from fsdp_bench.simulate.operators.loss import loss
+from fsdp_bench.simulate.operators.optimizer import counts
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
+from fsdp_bench.simulate.optimizers import dispatch as optimizer
+from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
+from fsdp_bench.simulate.optimizers.offloaded import offloaded_step, on_gpu
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
@@ -47,6 +51,7 @@ class Simulation:
         num_blocks: int,
         rank: int = 0,
     ) -> None:
+        refuse_muon_of_dtensors(setup)
         self.setup = setup
         self.rank = rank
         self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
@@ -62,6 +67,8 @@ class Simulation:
             for block in self.model.blocks:
                 block.around = checkpointed(self.op, setup.checkpointing)
         self.wrapper = self._wrapped(units)
+        if setup.optimizer_in_backward:
+            self.wrapper.in_backward = InBackward(self.op, setup.optimizer)
         self.allocates_alike = isinstance(self.wrapper, Ddp) and not self.sizes.casts_back
         """Whether blocks differ only in where DistributedDataParallel's buckets end."""
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
@@ -107,7 +114,11 @@ class Simulation:
             return
         self._begin_first_forward()
         self.op.make_workspaces()
-        self.states = self._optimizer_states()
+        if self.wrapper.in_backward is not None:
+            stream = Stream.ALL_REDUCE if self.setup.strategy.is_hybrid else Stream.REDUCE_SCATTER
+            self.wrapper.in_backward.warm_up(self.shards, stream)
+        else:
+            self.states = self._optimizer_states()
         if self.setup.max_grad_norm is not None:
             self._make_zero_scalar()
         self.wrapper.after_a_step()
@@ -190,7 +201,10 @@ class Simulation:
         return out.detach()
 
     def optimizer_step(self) -> None:
-        """train/step.py, _optimizer_step."""
+        """train/step.py, optimizer_step."""
+        if self.wrapper.in_backward is not None:
+            self.wrapper.zero_grad()
+            return
         if self.scaler is not None:
             self.scaler.unscale()
             self._over_gradients("aten::_amp_foreach_non_finite_check_and_unscale_", 2)
@@ -200,9 +214,13 @@ class Simulation:
             self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
         if self.states is None:
             self.states = self._optimizer_states()
+        if self.setup.offload is Offload.OPTIMIZER:
+            offloaded_step(self.op, self.setup.optimizer, self.shards)
+            self.wrapper.zero_grad()
+            return
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
         if not self.steps_on_host:
-            optimizer.step(self.tape, self.setup.optimizer, self.shards, self.on_host)
+            optimizer.step(self.op, self.setup.optimizer, self.shards)
         if self.scaler is not None:
             self.scaler.update()
         self.wrapper.zero_grad()
@@ -221,7 +239,8 @@ class Simulation:
     def _optimizer_states(self) -> list[Storage]:
         if self.steps_on_host:
             return []
-        return optimizer.states(self.tape, self.setup.optimizer, self.shards, self.on_host)
+        on_device = on_gpu(self.shards) if self.setup.offload is Offload.OPTIMIZER else self.shards
+        return optimizer.states(self.op, self.setup.optimizer, on_device)
 
     def _make_zero_scalar(self) -> None:
         """FullyShardedDataParallel.clip_grad_norm_ makes it once, on the host; its way to the device is waited for."""
@@ -241,7 +260,7 @@ class Simulation:
             if is_sharded_fsdp1:
                 reduce_norm_of_host_gradients(self.tape)
             return
-        shards = [shard for shard in self.shards if optimizer.counts(shard)]
+        shards = [shard for shard in self.shards if counts(shard)]
         count = sum(self.model.times(shard.block) for shard in shards)
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)

@@ -99,8 +99,8 @@ class Tape:
         self._issue(_KERNEL, Work(name, num_bytes, dims, itemsize))
 
     def update(self, name: str, num_bytes: int, dims: tuple[int, ...]) -> None:
-        """Issue an optimizer's step on so many tensors of so many elements."""
-        self._issue(_KERNEL, Work(name, num_bytes, dims))
+        """Issue an optimizer's step on so many tensors of so many elements, on the current stream."""
+        self._issue(_KERNEL, Work(name, num_bytes, dims), self.stream)
 
     def collective(self, kind: str, group: str, num_bytes: int, stream: Stream = _COMPUTE) -> None:
         """Issue a collective that ``stream`` waits for; the size is that of the whole message."""

@@ -126,8 +126,8 @@ def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
     """Return a cell in one line: its model or family, and the setup without the searched field."""
     parts = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
     parts.append(f"checkpointing {setup.checkpointing.value}")
-    if setup.offload is Offload.PARAMS:
-        parts.append("offload")
+    if setup.offload is not Offload.NONE:
+        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
     batch = "" if quantity_name == "micro_batch_size" else f" {setup.micro_batch_size}"
     tokens = "" if quantity_name == "sequence_length" else f" x {setup.sequence_length}"
     return " ".join([*parts, f"batch{batch}{tokens}"])

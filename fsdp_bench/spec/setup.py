@@ -61,15 +61,12 @@ class Api(CaseInsensitiveEnum):
 
 
 class Offload(CaseInsensitiveEnum):
-    """Whether parameters, gradients and optimizer states are in host memory."""
+    """Whether parameters, gradients and optimizer states are in host memory, or the optimizer alone."""
 
     NONE = "none"
     PARAMS = "params"
-
-    @classmethod
-    def unsupported(cls) -> dict[str, str]:
-        """Return kinds of offload that torch's FSDP does not have."""
-        return {"optimizer": "the optimizer's states alone in host memory"}
+    OPTIMIZER = "optimizer"
+    """torchao.optim.CPUOffloadOptimizer: states, and copies of parameters and gradients, in host memory."""
 
 
 class Checkpointing(CaseInsensitiveEnum):
@@ -81,17 +78,28 @@ class Checkpointing(CaseInsensitiveEnum):
 
 
 class OptimizerKind(CaseInsensitiveEnum):
-    """AdamW in PyTorch's three implementations, and plain SGD (foreach)."""
+    """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states."""
 
     ADAMW_FOREACH = "adamw-foreach"
     ADAMW_FUSED = "adamw-fused"
     ADAMW_FOR_LOOP = "adamw-for-loop"
     SGD = "sgd"
+    ADAFACTOR = "adafactor"
+    """torch.optim.Adafactor, which is a for-loop unless told otherwise."""
+    ADAMW_8BIT = "adamw-8bit"
+    """torchao.optim.AdamW8bit: one byte a moment, a step that torch.compile compiles."""
+    MUON = "muon"
+    """torch.optim.Muon of all matrices, and AdamW (foreach) of the other parameters."""
 
     @classmethod
     def aliases(cls) -> dict[str, str]:
         """Return the aliases. ``adamw`` is PyTorch's default on a GPU: foreach."""
         return {"adamw": "adamw-foreach"}
+
+    @property
+    def is_adamw_of_torch(self) -> bool:
+        """Whether it is one of the implementations of torch.optim.AdamW."""
+        return self in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED, OptimizerKind.ADAMW_FOR_LOOP)
 
     @classmethod
     def field(cls) -> str:
@@ -267,6 +275,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     offload: Offload = Offload.NONE
     checkpointing: Checkpointing = Checkpointing.NONE
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
+    optimizer_in_backward: bool = False
+    """Whether each parameter is updated as soon as its gradient is reduced, which is then freed: one optimizer a
+    parameter, called in backward (torchtitan's early_step_in_backward, torchtune's optimizer_in_bwd)."""
     world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     shard_size: Count | None = None
     """Number of ranks over which a hybrid strategy shards each copy of the parameters.
@@ -360,6 +371,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.compile or self.loss is Loss.COMPILED
 
     @property
+    def compiles_optimizer(self) -> bool:
+        """Whether the optimizer's step runs through torch.compile, which torchao's do."""
+        return self.optimizer is OptimizerKind.ADAMW_8BIT
+
+    @property
     def global_batch_size(self) -> int:
         """Number of sequences in one optimizer step, over all ranks."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
@@ -395,12 +411,77 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
         if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
             return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
+    if setup.offload is Offload.OPTIMIZER and (reason := _optimizer_offload_impossible(setup, device)) is not None:
+        return reason
     return (
         _option_impossible(setup)
         or _reshard_impossible(setup)
         or _head_impossible(setup)
         or _precision_impossible(setup, device)
+        or _optimizer_impossible(setup)
     )
+
+
+def _optimizer_offload_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why torchao's CPUOffloadOptimizer cannot step; None if it can."""
+    if device == "cpu":
+        return "torchao's CPUOffloadOptimizer needs a GPU to offload from; offload params under fsdp2 runs on a CPU"
+    if setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD:
+        return (
+            "torchao's CPUOffloadOptimizer needs gradients that are reduced when they are accumulated, as fully_shard's"
+            " are; use api fsdp2 with a strategy that shards, or offload params"
+        )
+    if not setup.optimizer.is_adamw_of_torch:
+        return f"offload optimizer steps torch's AdamW on the CPU, not {setup.optimizer.value}; use adamw-fused"
+    if setup.max_grad_norm is not None:
+        return "torchao's CPUOffloadOptimizer copies gradients before they are clipped; leave out max_grad_norm"
+    if setup.precision.needs_grad_scaler:
+        return "torchao's CPUOffloadOptimizer copies gradients before they are unscaled; use bf16-mixed"
+    return None
+
+
+def _in_backward_impossible(setup: TrainSetup) -> str | None:
+    """Return why the optimizer cannot step in backward; None if it can."""
+    if setup.gradient_accumulation_steps > 1:
+        return "optimizer_in_backward steps in every backward, so that gradients cannot be accumulated; accumulate 1"
+    if setup.max_grad_norm is not None:
+        return "optimizer_in_backward frees each gradient before the norm of all is known; leave out max_grad_norm"
+    if setup.precision.needs_grad_scaler:
+        return "optimizer_in_backward steps before the gradient scaler of fp16 has seen all gradients; use bf16-mixed"
+    if setup.offload is not Offload.NONE:
+        return f"optimizer_in_backward updates on the GPU, offload {setup.offload.value} on the CPU; use one of them"
+    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+        return (
+            "DistributedDataParallel (NO_SHARD under fsdp2) keeps gradients in buckets, so optimizer_in_backward saves"
+            " nothing; use a strategy that shards, or fsdp1"
+        )
+    if setup.api is Api.FSDP1 and not setup.use_orig_params:
+        return "optimizer_in_backward under fsdp1 needs use_orig_params = true (torch refuses it otherwise)"
+    return None
+
+
+def _optimizer_impossible(setup: TrainSetup) -> str | None:
+    """Return why the optimizer cannot update what the wrapper hands it; None if it can."""
+    has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    if setup.optimizer is OptimizerKind.ADAFACTOR and has_dtensors:
+        return (
+            "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
+            " ranks); use fsdp1, or NO_SHARD"
+        )
+    is_flat = setup.effective_strategy is not ShardingStrategy.NO_SHARD or not setup.use_orig_params
+    if setup.optimizer is OptimizerKind.MUON and setup.api is Api.FSDP1 and is_flat:
+        return (
+            "torch.optim.Muon needs matrices, and fsdp1's shards have one dimension; use fsdp2, or NO_SHARD with"
+            " use_orig_params = true"
+        )
+    if setup.optimizer is OptimizerKind.ADAMW_8BIT:
+        if setup.offload is not Offload.NONE:
+            return f"torchao's AdamW8bit needs offload none, not {setup.offload.value}; use adamw-fused"
+        if setup.precision.needs_grad_scaler:
+            return "the gradient scaler of fp16 with torchao's AdamW8bit is not tested; use bf16-mixed, or adamw-fused"
+        if setup.optimizer_in_backward:
+            return "optimizer_in_backward with torchao's AdamW8bit, which compiles its step, is not modelled; use adamw"
+    return _in_backward_impossible(setup) if setup.optimizer_in_backward else None
 
 
 def _option_impossible(setup: TrainSetup) -> str | None:

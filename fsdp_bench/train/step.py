@@ -80,7 +80,9 @@ def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int
 
 
 def optimizer_step(training: Training) -> None:
-    """Unscale, clip, step, and free the gradients."""
+    """Unscale, clip, step, and free the gradients; nothing of it where backward has stepped already."""
+    if training.setup.optimizer_in_backward:
+        return
     setup, scaler, optimizer = training.setup, training.scaler, training.optimizer
     if scaler is not None:
         scaler.unscale_(optimizer)

@@ -25,6 +25,7 @@ from fsdp_bench.spec.setup import (
 
 _DTYPES = ("fp32", "bf16", "fp16")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true", "bf16/bf16/fp32")
+OPTIMIZERS = tuple(kind for kind in OptimizerKind if kind is not OptimizerKind.ADAMW_8BIT)  # no dry run compiles it
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64, 96, 100, 384, 1000, 4096)
 
 
@@ -46,8 +47,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
         if setup.gradient_accumulation_steps > 1:
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
-        if setup.offload is Offload.PARAMS:
-            parts.append("offload")
+        if setup.offload is not Offload.NONE:
+            parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
+        if setup.optimizer_in_backward:
+            parts.append("optimizer in backward")
         if setup.reshard_after_forward is not None:
             parts.append(f"reshard after forward {setup.reshard_after_forward}")
         if not setup.reshard_last_block:
@@ -77,7 +80,13 @@ def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) 
 
 
 def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
-    """Return whether predictions refuse a cell: fp32 heads that CUDA's fused attention does not take (attention.py)."""
+    """Return whether predictions refuse a cell: Muon of DTensors (muon.py).
+
+    And fp32 heads that CUDA's fused attention does not take (attention.py).
+    """
+    is_replicated = setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD
+    if setup.optimizer is OptimizerKind.MUON and not is_replicated:
+        return True
     return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 
 
@@ -127,7 +136,8 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
         precision=precision,
         offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
         checkpointing=source.choice(list(Checkpointing)),
-        optimizer=source.choice(list(OptimizerKind)),
+        optimizer=source.choice(OPTIMIZERS),
+        optimizer_in_backward=source.random() < 0.2,
         world_size=world,
         shard_size=source.choice((None, source.choice(divisors))) if strategy.is_hybrid else None,
         micro_batch_size=source.randint(1, 4),

@@ -224,7 +224,7 @@ def test_the_help_tells_the_setups_defaults() -> None:
     def command(options: SetupOptions) -> int:
         return 0
 
-    text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split())
+    text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split()).replace("- ", "-")
     setup = TrainSetup()
     strategy = f"Default: {setup.strategy.value}."
     sequence = "Default: 4096, or all positions of a model that has fewer."

@@ -14,7 +14,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetu
 from fsdp_bench.train.measuring.meters import build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from tests.train.ranks import run_ranks
 from tests.train.training import ADAMW, CPU, FOUR, SHAPES, TWO, S, attempt, setup_of, wrapped
@@ -37,7 +37,7 @@ def measured_phases(family: Family, setup: TrainSetup) -> dict[str, int]:
     model = wrapped(family, setup)
     training = Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=loss_function(setup.loss),
         setup=setup,
         device=CPU,

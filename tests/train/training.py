@@ -22,7 +22,7 @@ from fsdp_bench.train.measuring.meters import build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import LossFunction, loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning, fsdp
@@ -99,7 +99,7 @@ def training_of(family: Family, setup: TrainSetup, loss: LossFunction | None = N
     model = wrapped(family, setup)
     return Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=loss or loss_function(setup.loss),
         setup=setup,
         device=CPU,
@@ -181,15 +181,16 @@ def plain_model(family: Family, seed: int = SEED) -> nn.Module:
 
 def train_alone(family: Family, setup: TrainSetup, steps: int = STEPS) -> Trained:
     """Train in one process on the global batch, by plain PyTorch, in fp32."""
-    is_sgd = setup.optimizer is OptimizerKind.SGD
-    return _train_alone(family, is_sgd, setup.learning_rate, setup.max_grad_norm, steps)
+    return _train_alone(family, setup.optimizer, setup.learning_rate, setup.max_grad_norm, steps)
 
 
 @cache
-def _train_alone(family: Family, is_sgd: bool, rate: float, max_norm: float | None, steps: int) -> Trained:
+def _train_alone(family: Family, kind: OptimizerKind, rate: float, max_norm: float | None, steps: int) -> Trained:
     model = plain_model(family)
-    if is_sgd:
+    if kind is OptimizerKind.SGD:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, foreach=False)
+    elif kind is OptimizerKind.ADAFACTOR:
+        optimizer = torch.optim.Adafactor(model.parameters(), lr=rate)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=False)
     losses = []

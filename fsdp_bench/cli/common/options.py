@@ -46,6 +46,7 @@ class SetupOptions:
     precision: str | None = None
     checkpointing: str | None = None
     optimizer: str | None = None
+    optimizer_in_backward: bool | None = None
     batch: int | None = None
     seq: int | None = None
     accumulate: int | None = None
@@ -127,6 +128,7 @@ _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
+    "optimizer_in_backward": "optimizer_in_backward",
     "batch": "micro_batch_size",
     "seq": "sequence_length",
     "accumulate": "gradient_accumulation_steps",
@@ -155,13 +157,14 @@ _SHARDING = {
     "_HYBRID_SHARD_ZERO2, or 1 to 5.",
     "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard.",
     "--shard-size N": "GPUs that share one copy under a hybrid strategy; by default a node's when there are several.",
-    "--offload none|params": "Parameters, gradients and optimizer in host memory.",
+    "--offload MODE": "none; params: parameters, gradients and optimizer in host memory; or optimizer: it alone.",
 }
 _STEP = {
     "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
     "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
-    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop or sgd.",
+    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
+    "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
     "--batch N": "Sequences per GPU in one forward pass.",
     "--seq N": "Tokens in a sequence.",
     "--accumulate N": "Micro-batches in one optimizer step.",

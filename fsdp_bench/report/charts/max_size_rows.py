@@ -154,7 +154,7 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     lines += [
         f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, results)) if free
     ]
-    if any(setup.offload is Offload.PARAMS for setup in setups):
+    if any(setup.offload is not Offload.NONE for setup in setups):
         lines += dict.fromkeys(host_line(one) for one in results)
     return lines
 

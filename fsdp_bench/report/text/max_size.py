@@ -77,7 +77,7 @@ def _table(result: HardwareResult) -> list[str]:
     timed = next((cell.at for cell in result.answered if cell.at is not None), None)
     if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
-    has_host = any(cell.setup.offload is Offload.PARAMS for cell in result.answered)
+    has_host = any(cell.setup.offload is not Offload.NONE for cell in result.answered)
     if result.answered:
         header, numbers = _header(result, varying, has_host)
         fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
@@ -122,7 +122,7 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
 def meaning(result: HardwareResult) -> str:
     """Return the conditions of "fits": allocation retries, headroom and host memory."""
     parts = ["no allocation retries", *([kept_free(result)] if result.answered else [])]
-    if any(cell.setup.offload is Offload.PARAMS for cell in result.answered):
+    if any(cell.setup.offload is not Offload.NONE for cell in result.answered):
         parts.append(host_line(result))
     return "; ".join(parts)
 

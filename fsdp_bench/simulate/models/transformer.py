@@ -24,7 +24,7 @@ M = TypeVar("M", bound="Module")
 class Weight:
     """One parameter of the bare model: its shape, and how operators see it while it is gathered."""
 
-    __slots__ = ("block", "dim0", "is_trained", "name", "ndim", "numel", "rest", "seen")
+    __slots__ = ("block", "dim0", "is_trained", "name", "ndim", "numel", "rest", "seen", "shape")
 
     def __init__(self, name: str, dim0: int, columns: int | None = None) -> None:
         rest = 1 if columns is None else columns
@@ -34,6 +34,7 @@ class Weight:
         self.rest = rest
         """Elements of one row."""
         self.numel = dim0 * rest
+        self.shape = (dim0,) if columns is None else (dim0, columns)
         self.block = -1
         """The block that it belongs to; -1 outside of blocks."""
         self.is_trained = True

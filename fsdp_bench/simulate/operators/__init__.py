@@ -5,7 +5,7 @@ Read in this order:
     norms.py                  RMSNorm and LayerNorm
     attention.py              scaled_dot_product_attention
     loss.py                   cross-entropy, whole or in chunks
-    optimizer.py              AdamW and SGD: states, and what a step allocates
+    optimizer.py              what an optimizer updates (the optimizers are in simulate/optimizers/)
     clipping.py               clip_grad_norm_
     scaler.py                 the gradient scaler of fp16
     precision.py              bytes of the dtypes of parameters, compute and reduction

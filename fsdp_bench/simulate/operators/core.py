@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
-from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Tape, Tensor
@@ -39,8 +39,8 @@ class Operators:
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
         self._casts: dict[Parameter, Tensor] = {}
         """autocast's cache of weights."""
-        self._workspaces: dict[bool, Tensor] = {}
-        """cuBLAS's, of the thread that runs forward and of autograd's."""
+        self._workspaces: dict[tuple[bool, Stream], Tensor] = {}
+        """cuBLAS's, of the thread that runs forward and of autograd's, and of each stream."""
 
     # -- elementwise -------------------------------------------------------------------------------------------
 
@@ -282,14 +282,15 @@ class Operators:
         for in_backward in (False, True):
             self.make_workspace(in_backward)
 
-    def make_workspace(self, in_backward: bool) -> None:
-        """getCurrentCUDABlasHandle: a thread's first product makes its handle and its workspace, which stays.
+    def make_workspace(self, in_backward: bool, stream: Stream = Stream.COMPUTE) -> None:
+        """getCurrentCUDABlasHandle: a thread's first product on a stream makes its workspace, which stays.
 
         cuBLASLt, which runs products with a bias, shares it; torch 2.11 has 1 MiB more for that.
         """
         size = self.kernels.cublas_workspace_bytes
-        if size and in_backward not in self._workspaces:
-            self._workspaces[in_backward] = self.temporary(size, 1, "getNewWorkspace")
+        key = in_backward, stream
+        if size and key not in self._workspaces:
+            self._workspaces[key] = self.temporary(size, 1, "getNewWorkspace")
 
     def end_autocast(self, in_one_block: bool = False) -> None:
         """Leave torch.autocast: the cache of weights is dropped, which are one block's in a recomputation."""

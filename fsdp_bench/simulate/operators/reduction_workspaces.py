@@ -7,7 +7,7 @@ norms' weight gradients, sorting's scratch.
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels
 
 
 def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
@@ -47,7 +47,24 @@ def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[i
     return [FP32 * columns * shared * width * vector, FP32 * grid]
 
 
+def reduce_all_workspace(numel: int, kernels: Kernels) -> list[int]:
+    """Return what aten::linalg_vector_norm and aten::mean allocate beside a result of one number.
+
+    setReduceConfig in aten/native/cuda/Reduce.cuh: a block reduces all; where each of its threads would have 256
+    elements or more, several blocks do, and leave a partial result each, and one counter, in global memory.
+    """
+    threads = _last_power(numel // 4 if numel >= _VECTORIZED else numel, _REDUCE_THREADS)
+    values = -(-numel // threads)
+    if values < _MOST_VALUES:
+        return []
+    wanted = kernels.num_multiprocessors * (kernels.threads_per_multiprocessor // threads)
+    blocks = max(min(wanted, -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    return [FP32 * blocks, INT32] if blocks > 1 else []
+
+
 _REDUCE_THREADS, _WARP = 512, 32
+_VECTORIZED = 128
+"""Elements from which on a thread loads four at once."""
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
 """Values that one thread adds up."""
 

@@ -132,7 +132,7 @@ class Ddp(Wrapper):
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates: everything."""
-        return [Shard(weight.numel, self.sizes.store, weight.block) for weight in self.weights]
+        return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.weights]
 
     def load(self) -> list[Storage]:
         """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make one bucket of all."""

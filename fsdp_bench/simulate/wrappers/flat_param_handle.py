@@ -14,6 +14,7 @@ from fsdp_bench.simulate.autograd import accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
+from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
@@ -75,6 +76,21 @@ class FlatParamHandle:
         if rank == 0 or not self.wrapper.setup.use_orig_params:
             return False
         return not any(self.layout.in_shard(index, weight, rank) > 0 for index, weight in enumerate(self.weights))
+
+    def shards(self) -> Iterator[tuple[int, Shard]]:
+        """Yield what the rank holds of each weight with a key of its own; a piece of a shard has one dimension."""
+        wrapper = self.wrapper
+        for index, weight in enumerate(self.weights):
+            numel = self.layout.in_shard(index, weight, wrapper.rank)
+            shape = () if wrapper.is_sharded else weight.shape
+            offset = max(self.layout.offsets[index] - wrapper.rank * self.layout.shard_numel, 0)
+            yield id(weight), Shard(numel, self.sizes.store, weight.block, True, shape, offset)
+
+    def _step_in_backward(self, stream: Stream) -> None:
+        """_post_backward_use_sharded_grad_views: after the steps no parameter has a gradient, nor the flat one."""
+        if self.wrapper.in_backward is not None:
+            self.wrapper.in_backward.step(self.shards(), stream)
+            self.grad = self.saved_grad_shard = None
 
     def load(self) -> list[Storage]:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
@@ -360,6 +376,7 @@ class FlatParamHandle:
             self.grad_dtype = precision.store
             assert self.grad is not None
             wrapper.offload_gradient(self.grad, Stream.REDUCE_SCATTER)
+            self._step_in_backward(Stream.REDUCE_SCATTER)
         del computed
 
     def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
@@ -436,6 +453,7 @@ class FlatParamHandle:
         else:
             self._run("aten::add_", 3 * numel * self.sizes.store, self.sizes.store, stream)
         self.wrapper.offload_gradient(shard, stream)
+        self._step_in_backward(stream)
         del shard, padded, unsharded
 
     def finalize(self) -> None:

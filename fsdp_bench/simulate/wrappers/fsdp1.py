@@ -71,12 +71,8 @@ class Fsdp1(Wrapper):
         """Return what the optimizer updates, in the order of model.parameters(); of some the rank has no element."""
         if not self.setup.use_orig_params:
             return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
-        held = {
-            id(weight): handle.layout.in_shard(index, weight, self.rank)
-            for handle in self.handles
-            for index, weight in enumerate(handle.weights)
-        }
-        return [Shard(held[id(weight)], self.sizes.store, weight.block, True) for weight in model.all_weights]
+        held = dict(shard for handle in self.handles for shard in handle.shards())
+        return [held[id(weight)] for weight in model.all_weights]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""
@@ -125,7 +121,7 @@ class Fsdp1(Wrapper):
                     handle.backward_copy = copy
                 else:
                     handle.forward_copy = copy
-        if self.setup.use_orig_params and not self.offload:
+        if self.setup.use_orig_params and not self.offload and self.in_backward is None:
             for handle in self._by_block():
                 numel = handle.layout.shard_numel
                 handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)

@@ -17,11 +17,12 @@ from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, sp
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.optimizers.offloaded import copy_gradients
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
-from fsdp_bench.spec.setup import BackwardPrefetch, TrainSetup, Wrap
+from fsdp_bench.spec.setup import BackwardPrefetch, Offload, TrainSetup, Wrap
 
 
 class FSDPParam:
@@ -399,14 +400,31 @@ class ParamGroup:
         if sizes.casts_back:
             output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, after)
             tape.kernel("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
-        if wrapper.moves_to_device:  # the shard goes to the host, where it is added
-            tape.copy("to_host", self.shard_numel * sizes.store, after)
-        elif self.gradient is None:
-            self.gradient = output
-        else:
-            tape.kernel("aten::add_", 3 * self.shard_numel * sizes.store, sizes.store, after)
+        self._accumulate(output, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
+
+    def _accumulate(self, reduced: Storage, stream: Stream) -> None:
+        """The rest of foreach_reduce: the sharded gradients, and the hooks in ``_post_accumulate_grad_hooks``."""
+        wrapper, num_bytes = self.wrapper, self.shard_numel * self.sizes.store
+        if wrapper.moves_to_device:  # the shard goes to the host, where it is added
+            self.tape.copy("to_host", num_bytes, stream)
+        elif wrapper.in_backward is not None:  # which frees the gradients
+            wrapper.in_backward.step(self.shards(), stream)
+        elif self.gradient is None:
+            self.gradient = reduced
+        else:
+            self.tape.kernel("aten::add_", 3 * num_bytes, self.sizes.store, stream)
+        if wrapper.setup.offload is Offload.OPTIMIZER:
+            copy_gradients(self.tape, [shard for _, shard in self.shards()], stream)
+
+    def shards(self) -> Iterator[tuple[int, Shard]]:
+        """Yield each parameter's shard with a key of its own."""
+        offset = 0
+        for param in self.params:
+            weight = param.weight
+            yield id(weight), Shard(param.shard_numel, self.sizes.store, weight.block, True, weight.shape, offset)
+            offset += param.padded_shard_numel
 
 
 class Fsdp2(Wrapper):
@@ -467,8 +485,8 @@ class Fsdp2(Wrapper):
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
-        held = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
-        return [Shard(held[id(w)], self.sizes.store, w.block) for w in model.all_weights if held[id(w)]]
+        held = dict(shard for group in self.groups for shard in group.shards())
+        return [held[id(weight)] for weight in model.all_weights if held[id(weight)].numel]
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fsdp_bench.simulate.models.transformer import Module
 from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.in_backward import InBackward
 from fsdp_bench.simulate.tape import Storage
 
 
@@ -15,6 +16,9 @@ class Wrapper(ABC):
 
     reduces_gradients = True
     """Whether this micro-batch's gradients are reduced (no_sync, set_requires_gradient_sync)."""
+
+    in_backward: InBackward | None = None
+    """The optimizers that are called in backward; None where one is called after it."""
 
     @abstractmethod
     def load(self) -> list[Storage]:

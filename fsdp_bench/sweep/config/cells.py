@@ -179,6 +179,7 @@ def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: lis
     if file.device == "cuda" and not file.lacks_gpu and not shares_gpus and setup.world_size > len(file.machine.gpus):
         has = len(file.machine.gpus)
         return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
-    if file.device == "cpu" and file.run.memory_limit_bytes is not None and setup.compiles:
+    compiles = setup.compiles or setup.compiles_optimizer
+    if file.device == "cpu" and file.run.memory_limit_bytes is not None and compiles:
         return "a CPU's memory_limit follows operators, which compiled code does not call"
     return why_impossible(shape, setup, file.device)

@@ -64,8 +64,8 @@ def label_of(shape: ModelShape, setup: TrainSetup, *, alone: str = "") -> str:
     strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
     parts = [shape.name, world, strategy, setup.api.value]
     parts += [str(setup.precision), f"checkpointing {setup.checkpointing.value}"]
-    if setup.offload is Offload.PARAMS:
-        parts.append("offload")
+    if setup.offload is not Offload.NONE:
+        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
     return " ".join(parts)
 
 

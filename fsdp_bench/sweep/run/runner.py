@@ -179,7 +179,9 @@ class TrialRun:
         """Start the ranks and wait for their ends; end all at the time limit or after a failure. Return the seconds."""
         setup = self._spec.setup
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
-        may_share_process = not (setup.compiles or setup.offload is Offload.PARAMS or self._spec.keep_snapshot)
+        may_share_process = not (
+            setup.compiles or setup.compiles_optimizer or setup.offload is not Offload.NONE or self._spec.keep_snapshot
+        )
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share_process)
         begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
@@ -34,7 +34,7 @@ from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_worl
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import load_user_module, logits_of, loss_of, module_step
 from fsdp_bench.train.processes.parent import die_with_parent
@@ -148,6 +148,13 @@ def _refuse(spec: DryRunSpec) -> None:
             "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
+    if spec.setup.offload is Offload.OPTIMIZER:
+        raise SpecError("offload optimizer: torchao's CPUOffloadOptimizer needs CUDA; rehearse it")
+    if spec.setup.compiles_optimizer:
+        raise SpecError(
+            f"optimizer {spec.setup.optimizer.value}: torchao compiles its step, which falls back to eager code on"
+            " tensors without data; rehearse it"
+        )
     reason = impossible(spec.setup, spec.kernels)
     if reason is not None:
         raise SpecError(reason)
@@ -162,7 +169,7 @@ def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training
         scaler._init_scale = 1.0
     return Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=subject.loss_function,
         setup=setup,
         device=world.device,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import (
     WARMUP_STEPS,
@@ -26,7 +27,7 @@ from fsdp_bench.train.models.attention_kernel import attention_kernel
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.processes.exception_to_outcome import classify
 from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
@@ -50,7 +51,7 @@ def measure(this: Rank) -> None:
 def _measure_with_communication(this: Rank) -> None:
     spec, run = this.spec, this.spec.run
     this.enter("load")
-    this.meter = build_meter(this.device, run.memory_limit_bytes, spec.setup.compiles)
+    this.meter = build_meter(this.device, run.memory_limit_bytes, _is_compiled(spec.setup))
     training = _prepare(this, this.meter)
     this.meter.phase("forward")  # loading ends here: the first tokens are the step's
     data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
@@ -97,6 +98,10 @@ def _measure_without_communication(this: Rank) -> None:
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
 
 
+def _is_compiled(setup: TrainSetup) -> bool:
+    return setup.compiles or setup.compiles_optimizer
+
+
 def _prepare(this: Rank, meter: MemoryMeter) -> Training:
     """Build and wrap the model, build the optimizer."""
     spec, setup = this.spec, this.spec.setup
@@ -111,7 +116,7 @@ def _prepare(this: Rank, meter: MemoryMeter) -> Training:
         add_finished_hook(model, setup)
     return Training(
         model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, setup.learning_rate),
+        optimizer=optimizer_of(model, setup),
         loss_function=loss_function(setup.loss),
         setup=setup,
         device=this.device,

@@ -59,7 +59,7 @@ def _mesh(plan: WrapPlan) -> DeviceMesh:
 
 
 def _offload_policy(plan: WrapPlan) -> OffloadPolicy:
-    if plan.setup.offload is Offload.NONE:
+    if plan.setup.offload is not Offload.PARAMS:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=plan.device.type != "cpu")
 

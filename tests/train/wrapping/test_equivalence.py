@@ -60,6 +60,8 @@ SHARDED_ONLY: dict[str, dict[str, Any]] = {
     "units of the ends, AdamW, clipped, no_sync, checkpointed": ENDS | ADAMW | CLIPPED | NO_SYNC | FULL,
     "prefetching forward, not backward": {"forward_prefetch": True, "backward_prefetch": BackwardPrefetch.NONE},
     "no prefetch": {"backward_prefetch": BackwardPrefetch.NONE},
+    "optimizer in backward": {"optimizer_in_backward": True, "checkpointing": Checkpointing.FULL},
+    "AdamW in backward": {**ADAMW, "optimizer_in_backward": True},
 }
 FSDP1_ONLY: dict[str, dict[str, Any]] = {
     "flat parameters": {"use_orig_params": False},
@@ -98,6 +100,10 @@ def variants() -> Cases:
             cases[f"gpt2 {api.value} {name}"] = (Family.GPT2, setup_of(2, api=api, **VARIANTS[name]))
         by_size = setup_of(2, api=api, **SHARDED_ONLY["units by size"])
         cases[f"gpt2 {api.value} tied head, units by size"] = (Family.GPT2, by_size)
+    adafactor = {**ADAMW, "optimizer": OptimizerKind.ADAFACTOR}  # of whole matrices: a shard of one has no columns
+    for name, api in (("FSDP1", Api.FSDP1), ("DDP", Api.FSDP2)):
+        setup = setup_of(2, api=api, strategy=S.NO_SHARD, **adafactor)
+        cases[f"llama {name} Adafactor unsharded"] = (Family.LLAMA, setup)
     for name, fields in VARIANTS.items():
         cases[f"llama DDP {name}"] = (Family.LLAMA, setup_of(2, api=Api.FSDP2, strategy=S.NO_SHARD, **fields))
     return cases

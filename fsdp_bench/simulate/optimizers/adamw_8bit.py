@@ -1,0 +1,77 @@
+"""torchao.optim.AdamW8bit (torchao/optim/adam.py, subclass_8bit.py), whose step torch.compile compiles.
+
+Of the step this is what the compiled code allocates, as the memory history of torchao 0.18 with torch 2.13 shows on the
+stand-in for NVIDIA's libraries. In the first step torch.compile also tunes its kernels, parameter shape by parameter
+shape: for a moment it allocates as many bytes as the GPU's L2 cache has, and copies of what the kernel changes. How
+many kernels it tunes depends on its own cache, so that this is not predicted.
+"""
+
+from __future__ import annotations
+
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.tape import Storage, Tape
+
+_BLOCK_SIZE = 256
+"""Values that share one scale (AdamW8bit's ``block_size``)."""
+_FEWEST_VALUES = 4096
+"""Of what is quantized (_AdamBase._new_buffer)."""
+_CODES = 256
+"""Values that a byte stands for: the length of ``qmap``."""
+_ALIGNED_BYTES = 16
+"""torch/_inductor/utils.py, ALIGNMENT: compiled code copies an input that is not, where its first one was."""
+
+
+def is_quantized(numel: int) -> bool:
+    """Whether the moments of a tensor take a byte a value; else they are like the parameter."""
+    return numel >= _FEWEST_VALUES and numel % _BLOCK_SIZE == 0
+
+
+def is_one_kernel(shard: Shard) -> bool:
+    """Whether Inductor fuses the whole step, so that nothing is kept between kernels.
+
+    It does where values that share a scale are a row of the tensor: with one dimension, and with rows of 256.
+    """
+    if not shard.is_matrix:
+        return True
+    columns = shard.shape[-1]
+    return columns in (1, _BLOCK_SIZE, shard.numel)
+
+
+def bytes_of_moment(numel: int, itemsize: int) -> list[int]:
+    """Return the sizes of one moment's tensors: codes, scale and qmap, or one like the parameter."""
+    if is_quantized(numel):
+        return [numel, numel // _BLOCK_SIZE * FP32, _CODES * FP32]
+    return [numel * itemsize]
+
+
+def adamw_8bit_states(tape: Tape, shards: list[Shard], has_step: bool) -> list[Storage]:
+    """_AdamBase._new_buffer, twice: OptimState8bit.zeros, or zeros_like."""
+    held, category = [], Category.OPTIMIZER_STATE
+    for shard in marked(tape, tape.phase, [shard for shard in shards if counts(shard)]):
+        if has_step:
+            held.append(tape.storage(STEP_BYTES, "step", category))
+        for name in ("exp_avg", "exp_avg_sq"):
+            held += [tape.storage(size, name, category) for size in bytes_of_moment(shard.numel, shard.itemsize)]
+    return held
+
+
+def adamw_8bit_step(tape: Tape, shards: list[Shard]) -> None:
+    """single_param_adam, compiled: both moments in fp32 over their scales, before they are quantized."""
+    assumes_aligned: dict[tuple[object, ...], bool] = {}
+    for shard in marked(tape, "optimizer", [shard for shard in shards if counts(shard)]):
+        is_aligned = shard.offset * shard.itemsize % _ALIGNED_BYTES == 0
+        copies = assumes_aligned.setdefault((shard.shape, shard.numel), is_aligned) and not is_aligned
+        gradient = _temporary(tape, shard.numel * shard.itemsize, "copy_if_misaligned") if copies else None
+        if is_quantized(shard.numel) and not is_one_kernel(shard):
+            _scales = [_temporary(tape, shard.numel // _BLOCK_SIZE * FP32, "amax") for _ in range(2)]
+            scaled = [_temporary(tape, shard.numel * FP32, "scale_tensor") for _ in range(2)]
+            gradient = None
+            scaled.clear()
+            _scales.clear()
+        del gradient
+
+
+def _temporary(tape: Tape, num_bytes: int, name: str) -> Storage:
+    return tape.storage(num_bytes, name, Category.TEMPORARY)

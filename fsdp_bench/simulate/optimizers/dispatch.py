@@ -1,0 +1,95 @@
+"""The optimizer of a setup: what it keeps, what a step allocates for a moment, and how many bytes it moves."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
+from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
+from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
+from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step
+from fsdp_bench.simulate.tape import Storage, Tape
+from fsdp_bench.spec.setup import OptimizerKind
+
+
+def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
+    """Allocate what an optimizer keeps between steps, as its first step does."""
+    tape, steps_on_device = op.tape, not op.kernels.is_cuda
+    if kind is OptimizerKind.SGD:
+        return []
+    if kind is OptimizerKind.ADAFACTOR:
+        return adafactor_states(tape, shards, steps_on_device)
+    if kind is OptimizerKind.ADAMW_8BIT:
+        return adamw_8bit_states(tape, shards, steps_on_device)
+    if kind is OptimizerKind.MUON:
+        return muon_states(tape, shards, steps_on_device)
+    return adamw_states(tape, shards, steps_on_device or kind is OptimizerKind.ADAMW_FUSED)
+
+
+def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
+    """Allocate and free what one step needs for a moment."""
+    if kind is OptimizerKind.ADAFACTOR:
+        adafactor_step(op, shards)
+    elif kind is OptimizerKind.ADAMW_8BIT:
+        adamw_8bit_step(op.tape, shards)
+    elif kind is OptimizerKind.MUON:
+        muon_step(op, shards)
+    else:
+        adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
+
+
+def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:
+    """Whether a step needs cuBLAS."""
+    return kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON) and any(shard.is_matrix for shard in shards)
+
+
+_PASSES = {
+    OptimizerKind.SGD: 3,
+    OptimizerKind.ADAMW_FUSED: 7,
+    OptimizerKind.ADAMW_FOREACH: 21,
+    OptimizerKind.ADAMW_FOR_LOOP: 21,
+    OptimizerKind.ADAFACTOR: 20,
+    OptimizerKind.ADAMW_8BIT: 7,
+    OptimizerKind.MUON: 21,
+}
+"""How often an element is read or written: a parameter, its gradient and two moments, once in a fused step.
+
+AdamW otherwise: once or twice in each of eight: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_
+(torch/optim/adamw.py). Adafactor (_adafactor.py), of what has one dimension: norm, mul, lerp_, clone, clamp_, rsqrt_,
+mul_, norm, add_.
+"""
+
+_ADAFACTOR_OF_A_MATRIX = 17
+"""Adafactor of a matrix: norm, the norms of rows and of columns, mm, div_, clamp_, rsqrt_, mul_, norm, add_."""
+
+
+def _moved_bytes(kind: OptimizerKind, shard: Shard) -> int:
+    if kind is OptimizerKind.ADAMW_8BIT and is_quantized(shard.numel):
+        # A kernel reads the parameter, the gradient and both codes, and writes the parameter and both codes. Where
+        # it is not fused with another, that one reads the gradient and both codes, and writes both moments in fp32.
+        one = 3 * shard.itemsize + 4
+        return shard.numel * (one if is_one_kernel(shard) else one + shard.itemsize + 2 + 4 * FP32)
+    if kind is OptimizerKind.MUON and shard.is_matrix:
+        return MUON_PASSES * shard.numel * shard.itemsize
+    passes = _ADAFACTOR_OF_A_MATRIX if kind is OptimizerKind.ADAFACTOR and shard.is_matrix else _PASSES[kind]
+    return passes * shard.numel * shard.itemsize
+
+
+def issue(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool) -> None:
+    """Issue a step's work, block by block; where it is in host memory, the host does it."""
+    for block, group in groupby(shards, key=lambda shard: shard.block):
+        tape.mark("optimizer", block)
+        issue_one(tape, kind, list(group), on_host)
+    tape.mark("optimizer", -1)
+
+
+def issue_one(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: bool = False) -> None:
+    """Issue the work of one optimizer, on the current stream."""
+    dims = (len(shards), sum(shard.numel for shard in shards))
+    num_bytes = sum(_moved_bytes(kind, shard) for shard in shards)
+    (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)
+    if kind is OptimizerKind.MUON and not on_host:
+        issue_newton_schulz(tape, shards)

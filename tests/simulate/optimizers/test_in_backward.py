@@ -1,0 +1,69 @@
+"""Optimizers that are called in backward: what is alive meanwhile, against PyTorch's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.subprocesses.dry_run import KernelSet
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.simulate.optimizers.comparing import (
+    against_dry_runs,
+    against_rehearsals,
+    assert_equal,
+    assert_near,
+    cells_with,
+)
+from tests.simulate.test_step import shape
+
+IN_BACKWARD: dict[str, Any] = {
+    "optimizer_in_backward": True,
+    "max_grad_norm": None,
+    "gradient_accumulation_steps": 1,
+    "offload": "none",
+}
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
+def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
+    assert_equal(against_dry_runs(cells_with(6, 53, kernels, small=True, **IN_BACKWARD), kernels))
+
+
+@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
+def test_no_gradient_is_left_when_backward_ends(api: str) -> None:
+    """What backward adds to forward's peak by then was all shards of the gradients: at least 4 bytes a parameter."""
+    model = shape(num_hidden_layers=8, vocab_size=64)
+    after = TrainSetup(api=api, strategy="zero2", world_size=2, optimizer="sgd", sequence_length=8)
+    inside = TrainSetup(
+        api=api, strategy="zero2", world_size=2, optimizer="sgd", sequence_length=8, **{"optimizer_in_backward": True}
+    )
+    peaks = [predict_memory(model, setup, CUDA).phases["optimizer"] for setup in (after, inside)]
+    assert peaks[0] - peaks[1] >= model.num_parameters // 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"gradient_accumulation_steps": 2}, "accumulate 1"),
+        ({"max_grad_norm": 1.0}, "leave out max_grad_norm"),
+        ({"precision": "fp16-mixed"}, "bf16-mixed"),
+        ({"offload": "params"}, "use one of them"),
+        ({"use_orig_params": False}, "use_orig_params = true"),
+        ({"api": "fsdp2", "strategy": "ddp"}, "a strategy that shards, or fsdp1"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_what_can_be_done(fields: dict[str, Any], says: str) -> None:
+    reason = impossible(TrainSetup(world_size=2, optimizer_in_backward=True, **fields), "cuda")
+    assert reason is not None
+    assert says in reason
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
+        assert_near(against_rehearsals(cells_with(12, 54, "cuda", **IN_BACKWARD)))

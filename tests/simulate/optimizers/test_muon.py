@@ -1,0 +1,61 @@
+"""Muon: what it keeps and allocates, against PyTorch's own code, and of what it is not predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
+from fsdp_bench.sweep.dry_run import dry_runs
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.simulate.optimizers.comparing import (
+    against_dry_runs,
+    against_rehearsals,
+    assert_equal,
+    assert_near,
+    cells_with,
+)
+from tests.simulate.test_step import shape
+
+UNSHARDED: dict[str, Any] = {
+    "strategy": "NO_SHARD",
+    "shard_size": None,
+    "optimizer": "muon",
+    "optimizer_in_backward": False,
+    "use_orig_params": True,
+    "limit_all_gathers": True,
+    "backward_prefetch": "BACKWARD_PRE",
+    "forward_prefetch": False,
+}
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
+def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
+    assert_equal(against_dry_runs(cells_with(6, 57, kernels, small=True, **UNSHARDED), kernels))
+
+
+def test_it_steps_under_fully_shard_and_the_prediction_says_what_tells_its_memory() -> None:
+    setup = TrainSetup(api="fsdp2", world_size=4, optimizer="muon", sequence_length=8)
+    with pytest.raises(SpecError, match="dry-run or rehearse it"):
+        predict_memory(shape(), setup, CUDA)
+    ((_, answer),) = dry_runs([DryRunSpec(model=shape(), setup=setup, kernels="cuda")])
+    assert answer.result is not None, answer.error
+    assert answer.result.phases["optimizer"] > 0
+
+
+def test_shards_with_one_dimension_are_refused() -> None:
+    reason = impossible(TrainSetup(world_size=2, optimizer="muon"), "cuda")
+    assert reason is not None
+    assert "use fsdp2, or NO_SHARD" in reason
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
+        assert_near(against_rehearsals(cells_with(12, 58, "cuda", **UNSHARDED)))
