@@ -74,6 +74,16 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
 
     @property
+    def kind(self) -> str:
+        """The family, as tables and charts name it."""
+        return self.family.value
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence, where positions are learned; else None."""
+        return self.max_position_embeddings if self.family is Family.GPT2 else None
+
+    @property
     def num_blocks(self) -> int:
         """The blocks that are alike: all layers."""
         return self.num_hidden_layers

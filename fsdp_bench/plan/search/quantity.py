@@ -22,7 +22,6 @@ from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
 
 Hardware = Cluster | Gpu | None
@@ -117,9 +116,7 @@ def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware) -> Qua
     Raises:
         SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
     """
-    learned = isinstance(shape, RecordedModel) or shape.family is Family.GPT2
-    longest = (learned and shape.max_position_embeddings) or LONGEST_SEQUENCE
-    longest = min(longest, MOST_TOKENS // setup.micro_batch_size)
+    longest = min(shape.learned_positions or LONGEST_SEQUENCE, MOST_TOKENS // setup.micro_batch_size)
     if longest < SEQUENCE_STEP:
         raise SpecError(f"seq: {shape.name} has only {longest} learned positions; the search begins at {SEQUENCE_STEP}")
     return Quantity(

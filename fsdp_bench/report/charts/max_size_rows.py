@@ -123,7 +123,7 @@ def _subtitle(results: Sequence[HardwareResult]) -> str:
     setup = results[0].cells[0].setup
     first = results[0].cells[0]
     name, model = first.quantity.name, first.quantity[0].model
-    what = f"{model.family.value} models" if name == "num_parameters" else model.name
+    what = f"{model.kind} models" if name == "num_parameters" else model.name
     batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
     batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU"
     both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"

@@ -24,7 +24,6 @@ from fsdp_bench.report.text.quantity_text import model_line, quantity_text, valu
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
@@ -183,8 +182,8 @@ def why(cell: SettingResult) -> str:
     """Return what the next larger value lacks; if nothing fits, return what the smallest value needs."""
     if cell.limit is None:
         shape, name = cell.quantity[0].model, cell.quantity.name
-        if name == "sequence_length" and shape.family is Family.GPT2:
-            return f"its {shape.max_position_embeddings:,} learned positions"
+        if name == "sequence_length" and shape.learned_positions is not None:
+            return f"its {shape.learned_positions:,} learned positions"
         return "nothing: no larger one was tried"
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:

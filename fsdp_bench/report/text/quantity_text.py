@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.plan.max_size import SettingResult
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.units import format_count
 
 
@@ -73,8 +74,9 @@ def model_line(cell: SettingResult) -> str:
     if cell.quantity.name == "num_parameters":
         last = cell.quantity[count - 1].model
         sizes = f"{format_count(first.num_parameters)} to {format_count(last.num_parameters)}"
-        return f"ladder of {first.family.value} models, {sizes} in {count} steps, vocabulary {first.vocab_size}"
-    if cell.quantity.name == "num_hidden_layers":
+        vocabulary = f", vocabulary {first.vocab_size}" if isinstance(first, ModelShape) else ""
+        return f"ladder of {first.kind} models, {sizes} in {count} steps{vocabulary}"
+    if cell.quantity.name == "num_hidden_layers" and isinstance(first, ModelShape):
         widths = f"{first.hidden_size} wide, {first.num_attention_heads} heads / {first.num_key_value_heads} kv"
-        return f"{first.name} with other depths: {first.family.value}, {widths}, vocabulary {first.vocab_size}"
+        return f"{first.name} with other depths: {first.kind}, {widths}, vocabulary {first.vocab_size}"
     return f"{first.name}: {first.describe()}"

@@ -13,7 +13,8 @@ from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.recording.variants import VariantKind, kind_of
+from fsdp_bench.spec.setup import TrainSetup
 
 
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
@@ -24,7 +25,7 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
     """
     if isinstance(model, RecordedModel):
         simulated = model if num_blocks == model.num_blocks else model.with_blocks(num_blocks)
-        program = _program(simulated, variant_of(setup), setup.micro_batch_size, setup.sequence_length, op.kernels)
+        program = _program(simulated, kind_of(setup), setup.micro_batch_size, setup.sequence_length, op.kernels)
         return RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
     return SimulatedTransformer(op, model, num_blocks)
 
@@ -35,19 +36,12 @@ def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel
 
 
 @lru_cache(maxsize=16)
-def _program(model: RecordedModel, variant: str, batch: int, length: int, kernels: Kernels) -> Program:
+def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels) -> Program:
     if length % model.code.multiple:
         raise SpecError(
             f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"
             f" {model.code.multiple} tokens"
         )
-    label = f"{variant}, one sequence" if batch == 1 else variant
-    return bind(model.code, label, model.values(batch, length), dict(model.counts), kernels)
-
-
-def variant_of(setup: TrainSetup) -> str:
-    """Return the name of the recorded variant that a setup runs."""
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.precision.compute == "fp32":
-        return "fp32"
-    return "bf16-autocast" if is_ddp and setup.precision.compute != setup.precision.store else "bf16"
+    return bind(
+        model.code, model.code.variant(kind, batch == 1), model.values(batch, length), dict(model.counts), kernels
+    )

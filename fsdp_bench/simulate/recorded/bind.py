@@ -41,7 +41,7 @@ from fsdp_bench.spec.recording.steps import (
 )
 
 _KEPT = ("aten::mm", "aten::addmm", "aten::bmm")
-"""Operators whose outputs selective checkpointing keeps, with attention (train/wrapping/activation_checkpointing.py)."""
+"""Operators whose outputs selective checkpointing keeps, beside attention's (activation_checkpointing.py)."""
 _ATTENTION = "aten::_scaled_dot_product_"
 _PRODUCTS = (*_KEPT, "aten::baddbmm")
 _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}

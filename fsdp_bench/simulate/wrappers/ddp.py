@@ -41,7 +41,7 @@ class _Gradient:
         weight.seen = Parameter(
             None, weight.numel, itemsize, name=weight.name, in_features=weight.rest, block=weight.block
         )
-        weight.seen.node = accumulator(self._accumulate)
+        weight.seen.node = accumulator(self._accumulate) if weight.is_trained else None
 
     def _accumulate(self, gradient: Tensor) -> None:
         if self.value is None:
@@ -67,7 +67,8 @@ class Ddp(Wrapper):
         self.sizes = sizes
         self.world_size = setup.world_size
         self.weights = model.all_weights
-        self.num_parameters = sum(weight.numel for weight in self.weights)
+        self.trained = [weight for weight in self.weights if weight.is_trained]
+        self.num_parameters = sum(weight.numel for weight in self.trained)
         self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
         self._waiting_numel = 0
         self._seen_numel = 0
@@ -132,7 +133,7 @@ class Ddp(Wrapper):
 
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates: everything."""
-        return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.weights]
+        return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.trained]
 
     def load(self) -> list[Storage]:
         """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make one bucket of all."""
@@ -143,8 +144,9 @@ class Ddp(Wrapper):
         for weight in self._by_block(self.weights):
             fill(tape, weight)
         self._verify_parameters()
-        total = self.model.num_parameters * itemsize
-        tape.storage(min(total, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
+        whole = sum(weight.numel * self.model.times(weight.block) for weight in self.weights) * itemsize
+        total = sum(weight.numel * self.model.times(weight.block) for weight in self.trained) * itemsize
+        tape.storage(min(whole, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
         return held
 
@@ -154,7 +156,7 @@ class Ddp(Wrapper):
         Of one depth they are of another size than of another, but small.
         """
         tape = self.op.tape
-        num_dims = sum(weight.ndim * self.model.times(weight.block) for weight in self.weights)
+        num_dims = sum(weight.ndim * self.model.times(weight.block) for weight in self.trained)
         each = max(INT64, tape.rounding)
         _counts = tape.storage((1 + self.world_size) * each, "verify_params_across_processes", Category.TEMPORARY)
         on_device = 1 if self.op.kernels.is_cuda else 2  # the copy to compare with is on the host
@@ -186,7 +188,7 @@ class Ddp(Wrapper):
         self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
 
     def numels_of_all_blocks(self) -> list[int]:
-        """Return the elements of the gradients that came, with as many blocks as the model has: each's come together."""
+        """Return the elements of the gradients that came, with all blocks of the model; each block's come together."""
         numels: list[int] = []
         for block, group in groupby(self._arrivals, key=lambda arrival: arrival[0]):
             numels += [numel for _, numel in group] * self.model.times(block)

@@ -46,7 +46,7 @@ class FSDPParam:
         self.sharded_post_forward: Storage | None = None
         """_sharded_post_forward_param_data: the part that is kept by reshard_after_forward=N, in the compute dtype."""
         self.unsharded = Parameter(None, weight.numel, sizes.compute, name=weight.name, in_features=weight.rest)
-        self.unsharded.node = accumulator(self._accumulate)
+        self.unsharded.node = accumulator(self._accumulate) if weight.is_trained else None
         weight.seen = self.unsharded
 
     def _accumulate(self, gradient: Tensor) -> None:
@@ -69,6 +69,9 @@ class ParamGroup:
         self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
         self.block = weights[0].block if weights else -1
         self.shard_numel = sum([param.padded_shard_numel for param in self.params])
+        self.reduced = [param for param in self.params if param.weight.is_trained]
+        """post_backward, fsdp_params_with_grad: frozen parameters are gathered, and have nothing to reduce."""
+        self.reduced_numel = sum([param.padded_shard_numel for param in self.reduced])
         self.post_forward_size = post_forward_size
         """Ranks that the parameters are sharded over between forward and backward; None if they stay gathered."""
         self.is_sharded_post_forward = False
@@ -297,6 +300,8 @@ class ParamGroup:
         wrapper = self.wrapper
         wrapper.hook("_pre_backward")
         wrapper.queue_final_callback()
+        if self.in_pre_backward:  # of several outputs each has the hook; the first that is reached acts
+            return
         self.in_pre_backward = True
         self.unshard()
         self.wait_for_unshard(in_forward=False)
@@ -358,11 +363,11 @@ class ParamGroup:
         inside: list[int] = []
         if not self.wrapper.kernels.observed:
             if dtype == to or (dtype, to) == ("bf16", "fp32"):
-                inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.params])]
+                inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.reduced])]
             else:  # aten/native/TensorShape.cpp, _pad_chunk
-                inside = [p.padded_numel * itemsize for p in self.params if p.weight.dim0 % self.group_size]
+                inside = [p.padded_numel * itemsize for p in self.reduced if p.weight.dim0 % self.group_size]
         _inside = [tape.storage(num_bytes, "chunk_cat", Category.TEMPORARY) for num_bytes in inside]
-        written = sum([param.padded_numel for param in self.params]) * sizes.reduce
+        written = sum([param.padded_numel for param in self.reduced]) * sizes.reduce
         name = "fsdp::chunk_cat" if dtype == to else CASTING_CHUNK_CAT
         tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
 
@@ -372,7 +377,7 @@ class ParamGroup:
             return
         tape, sizes, wrapper = self.tape, self.sizes, self.wrapper
         last = gradients[-1] if self.group_size > 1 else None  # the variable of a loop in foreach_reduce
-        numel = sum([param.padded_numel for param in self.params])
+        numel = sum([param.padded_numel for param in self.reduced])
         reduce_input = tape.storage(numel * sizes.reduce, "foreach_reduce", Category.REDUCTION_BUFFERS)
         self._copy_in(gradients, dtype)
         gradients.clear()
@@ -381,7 +386,7 @@ class ParamGroup:
         stays = self.gradient is None and not wrapper.moves_to_device
         kept = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
         first = Category.REDUCTION_BUFFERS if sizes.casts_back else kept
-        output = tape.storage(self.shard_numel * sizes.reduce, "reduce_scatter output", first, stream)
+        output = tape.storage(self.reduced_numel * sizes.reduce, "reduce_scatter output", first, stream)
         if self.group_size > 1:
             wrapper.divide(numel, stream)
             tape.collective("reduce_scatter", "shard", numel * sizes.reduce, stream)
@@ -392,21 +397,21 @@ class ParamGroup:
         if wrapper.all_reduces:
             after = Stream.ALL_REDUCE
             tape.wait_stream(after, stream)
-            tape.collective("all_reduce", "replicate", self.shard_numel * sizes.reduce, after)
+            tape.collective("all_reduce", "replicate", self.reduced_numel * sizes.reduce, after)
         if wrapper.copies_messages and self.group_size > 1:
             tape.storage(numel * sizes.reduce, "gloo's copy", Category.REDUCTION_BUFFERS, stream)
         if wrapper.all_reduces:
             self.all_reduce_state = output
         if sizes.casts_back:
-            output = tape.storage(self.shard_numel * sizes.store, "_to_dtype_if_needed", kept, after)
-            tape.kernel("aten::_to_copy", self.shard_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
+            output = tape.storage(self.reduced_numel * sizes.store, "_to_dtype_if_needed", kept, after)
+            tape.kernel("aten::_to_copy", self.reduced_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
         self._accumulate(output, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last
 
     def _accumulate(self, reduced: Storage, stream: Stream) -> None:
         """The rest of foreach_reduce: the sharded gradients, and the hooks in ``_post_accumulate_grad_hooks``."""
-        wrapper, num_bytes = self.wrapper, self.shard_numel * self.sizes.store
+        wrapper, num_bytes = self.wrapper, self.reduced_numel * self.sizes.store
         if wrapper.moves_to_device:  # the shard goes to the host, where it is added
             self.tape.copy("to_host", num_bytes, stream)
         elif wrapper.in_backward is not None:  # which frees the gradients
@@ -421,10 +426,17 @@ class ParamGroup:
     def shards(self) -> Iterator[tuple[int, Shard]]:
         """Yield each parameter's shard with a key of its own."""
         offset = 0
-        for param in self.params:
+        for param in self.reduced:
             weight = param.weight
             yield id(weight), Shard(param.shard_numel, self.sizes.store, weight.block, True, weight.shape, offset)
             offset += param.padded_shard_numel
+
+
+def _children_first(module: Module) -> Iterator[Weight]:
+    """_get_managed_modules: the weights of a module, those of its children before its own."""
+    for child in module.children:
+        yield from _children_first(child)
+    yield from module.weights
 
 
 class Fsdp2(Wrapper):
@@ -459,7 +471,8 @@ class Fsdp2(Wrapper):
         taken: set[int] = set()
         groups: dict[int, ParamGroup] = {}
         for unit in [*units, Unit((model,), setup.precision, stays_gathered=True)]:
-            weights = [weight for weight in unit.all_weights if id(weight) not in taken]
+            managed = [weight for module in unit.modules for weight in _children_first(module)]
+            weights = [weight for weight in dict.fromkeys(managed) if id(weight) not in taken]
             taken.update(map(id, weights))
             group = ParamGroup(self, unit, weights, self._post_forward_size(unit))
             for module in unit.modules:
@@ -486,7 +499,7 @@ class Fsdp2(Wrapper):
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(): unpadded shards."""
         held = dict(shard for group in self.groups for shard in group.shards())
-        return [held[id(weight)] for weight in model.all_weights if held[id(weight)].numel]
+        return [held[id(w)] for w in model.all_weights if w.is_trained and held[id(w)].numel]
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""

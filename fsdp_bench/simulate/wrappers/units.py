@@ -50,6 +50,8 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
     if has_ends and isinstance(shape, RecordedModel):
         return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block, size or none"
+    if setup.api is Api.FSDP1 and isinstance(shape, RecordedModel) and shape.has_frozen_parameters:
+        return "frozen parameters under fsdp1 are not predicted; use api fsdp2, or rehearse a training script"
     reason = impossible(setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def forward_flops(model: RecordedModel, length: int, only_blocks: bool = False) -> float:
     """Return the FLOPs of forward for one sequence. A causal token sees (length + 1) / 2 keys on average."""
-    variant = model.code.variants["bf16, one sequence"]
-    numbers = [evaluate(text, model.values(1, length)) for text in variant.formulas]
-    return _Counting(model, variant, numbers, only_blocks).of(variant.top.code, not only_blocks)
+    variant = model.some_variant
+    numbers = [evaluate(text, model.values(2, length)) for text in variant.formulas]
+    return _Counting(model, variant, numbers, only_blocks).of(variant.top.code, not only_blocks) / 2
 
 
 class _Counting:

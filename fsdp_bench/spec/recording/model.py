@@ -39,6 +39,16 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise SpecError(f"{self.name}: has no {', '.join(sorted(missing))}")
         self.iterations()
 
+    @property
+    def kind(self) -> str:
+        """The class of the model, as tables and charts name it."""
+        return self.code.origin.architecture
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence, where positions are learned; else None."""
+        return self.max_position_embeddings
+
     @cached_property
     def some_variant(self) -> Variant:
         """One of the variants; all have the same loops."""
@@ -122,6 +132,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def num_trained_parameters(self) -> int:
         """Number of parameters that need a gradient."""
         return sum(count for count, is_trained in self._parameters() if is_trained)
+
+    @cached_property
+    def has_frozen_parameters(self) -> bool:
+        """Whether some parameters need no gradient."""
+        return not all(parameter.is_trained for parameter in self.code.parameters)
 
     def _parameters(self) -> list[tuple[int, bool]]:
         times = self._times_of_blocks()

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
+from fsdp_bench.spec.recording.variants import VariantKind
 
 FORMAT_VERSION = 1
 
@@ -86,7 +88,10 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     modules: tuple[ModuleRecord, ...]
     batch: tuple[Input, ...]
     variants: dict[str, Variant]
-    """By name: ``bf16``, ``fp32`` or ``bf16-autocast``, with ``, one sequence`` for a batch of one."""
+    """By the name of its kind (variants.py), with ``, one sequence`` for a batch of one. What is like its fallback
+    is not there."""
+    missing: dict[str, str] = {}
+    """Variants that cannot run, by name, with torch's reason."""
     config: dict[str, Any] = {}
     """The fields of config.json that decide which code runs, with their values; every other one is a symbol or has
     nothing to do with memory."""
@@ -95,3 +100,21 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     multiple: Annotated[int, msgspec.Meta(ge=1)] = 1
     """The sequence lengths for which the formulas were found right: multiples of this."""
     format_version: int = FORMAT_VERSION
+
+    def variant(self, kind: VariantKind | None, is_single: bool) -> str:
+        """Return the name of the variant to replay.
+
+        Raises:
+            SpecError: for one that cannot run, with torch's reason.
+        """
+        asked = kind
+        while kind is not None:
+            name = f"{kind.name}, one sequence" if is_single else kind.name
+            if name in self.variants:
+                return name
+            if kind.name in self.missing:
+                raise SpecError(
+                    f"precision: {self.origin.architecture} does not run in {kind.name}: {self.missing[kind.name]}"
+                )
+            kind = kind.fallback
+        raise SpecError(f"precision: {asked.name if asked else ''} was not recorded")

@@ -11,10 +11,6 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
-VARIANTS = ("bf16", "fp32", "bf16-autocast")
-"""The compute dtypes that are recorded. fp16 takes the same bytes as bf16. Autocast is what DistributedDataParallel
-trains under in mixed precision."""
-
 
 class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The code to record: a Hugging Face model, or a user's function."""

@@ -56,6 +56,7 @@ class Search:
     def trial(self, index: int) -> Trial:
         """Return the trial of a candidate."""
         candidate = self.quantity[index]
+        assert isinstance(candidate.model, ModelShape)
         return Trial(
             spec=TrialSpec(
                 id=trial_id(candidate.model, candidate.setup, self.run, self.device),
@@ -148,7 +149,8 @@ def _search(searched: str, cell: Cell, frontier: dict[str, Any], file: SweepFile
     quantity, setup = _quantity(searched, cell, file)
     quantity = _bounded(searched, quantity, frontier)
     smallest = quantity[0]
-    name = smallest.model.family.value if searched == "params" else smallest.model.name
+    assert isinstance(smallest.model, ModelShape)
+    name = smallest.model.kind if searched == "params" else smallest.model.name
     return Search(
         label=cell_label(setup, name, quantity.name),
         quantity=quantity,

@@ -75,7 +75,8 @@ def _attention(
     """Replace aten::scaled_dot_product_attention; tensors are B, H, S, E."""
     grouped = query.shape[-3] != key.shape[-3]
     width = query.shape[-1]
-    if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256:
+    same_width = width == value.shape[-1]  # sdp_utils: check_head_dim_size_flash
+    if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256 and same_width:
         padding = -width % 8
         if padding:  # sdp_utils: pad_last_dim<8>; the scale stays that of the unpadded width
             query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))

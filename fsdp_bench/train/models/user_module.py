@@ -151,6 +151,7 @@ def module_step(training: Training, batches: list[Any]) -> None:
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch (CONTRACT)."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)

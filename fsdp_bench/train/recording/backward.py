@@ -113,7 +113,7 @@ def _run(recorder: Recorder, made: RawNode, node: Any, given: list[Any], notes: 
         target = node.next_functions[index][0]
         if gradient is not None and target is not None and is_accumulator(target):
             _mark_gradient(made, index)
-            if gradient.stride() != target.variable.stride() and gradient.numel() > 1:
+            if not _has_layout_of(gradient, target.variable):
                 notes.append(f"{made.name}: AccumulateGrad copies a gradient of another layout")
     for key in keys:
         recorder.known.pop(key, None)
@@ -152,6 +152,12 @@ def _described(recorder: Recorder, gradient: Any, first: int, what: str, notes: 
     if source[0] == "s":  # in the order of saving
         source = ["s", sorted(set(recorder.unpacked)).index(recorder.unpacked[source[1]])]
     return [*source, Size.product(*gradient.shape), gradient.element_size(), gradient._is_view()]
+
+
+def _has_layout_of(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """obeys_layout_contract (torch/csrc/autograd/utils/grad_layout_contract.h): dimensions of size 1 do not count."""
+    strides = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
+    return all(one == other or size == 1 for size, one, other in strides)
 
 
 def _mark_gradient(made: RawNode, index: int) -> None:

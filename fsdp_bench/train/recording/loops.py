@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fsdp_bench.spec.errors import SpecError
@@ -118,7 +119,7 @@ class Writer:
         if count < (3 if period == 1 else 2):
             return None
         starts = [places[first + index * period] for index in range(count + 1)]
-        iterations = [self._iteration(code[begin:end]) for begin, end in zip(starts, starts[1:], strict=False)]
+        iterations = [self._iteration(code[begin:end]) for begin, end in pairwise(starts)]
         sizes = {(len(one.storages), len(one.nodes)) for one in iterations}
         if len(sizes) > 1:
             return None

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
-from fsdp_bench.spec.recording.request import VARIANTS
+from fsdp_bench.spec.recording.variants import KINDS, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.recording.blocks import block_class, block_lists
 from fsdp_bench.train.recording.formulas import Formulas
@@ -27,7 +27,7 @@ Point = Mapping[str, int]
 Build = Callable[[Point], tuple[nn.Module, Any]]
 """Returns a bare model on the current device, and a batch, at one point: values of B, S and other symbols."""
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "bf16-autocast": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,11 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
     with fake_device("cuda") as device:
         gc.freeze()  # what is there already need not be looked through after every step
         facts = _Facts(subject, device)
-        variants: dict[str, Variant] = {}
-        notes: list[str] = []
-        for name in VARIANTS:
-            for is_single in (False, True):
-                label = f"{name}, one sequence" if is_single else name
-                progress(label)
-                points = [{**point, "B": 1} for point in subject.points] if is_single else subject.points
-                points = _different(points)
-                steps = [_step(subject, point, name, device) for point in points]
-                variants[label] = _variant(steps, points, facts.lists)
-                notes += [note for step in steps for note in step.notes]
-    refuse_unknown(notes)
+        recording = _Recording(subject, device, facts.lists, facts.kind)
+        for kind in KINDS:
+            progress(kind.name)
+            recording.add(kind)
+    refuse_unknown(recording.notes)
     return RecordedCode(
         origin=subject.origin,
         block=facts.block,
@@ -70,8 +63,58 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         parameters=facts.parameters,
         modules=facts.modules,
         batch=facts.batch,
-        variants=variants,
+        variants=recording.variants,
+        missing=recording.missing,
     )
+
+
+class _Recording:
+    """The variants that were recorded."""
+
+    def __init__(self, subject: Subject, device: torch.device, lists: dict[str, int], block: type[nn.Module]) -> None:
+        self._subject, self._device, self._lists, self._block = subject, device, lists, block
+        self.variants: dict[str, Variant] = {}
+        self.missing: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._first: dict[VariantKind, list[Any]] = {}
+        """What each kind does at the first point."""
+
+    def add(self, kind: VariantKind) -> None:
+        """Record a variant, for several sequences and for one; not what is like its fallback."""
+        point = self._subject.points[0]
+        if kind.fallback is not None and kind.fallback.name in self.missing:
+            return
+        try:
+            first = self._step(point, kind)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self.missing[kind.name] = " ".join(str(error).split())[:200]
+            return
+        self._first[kind] = first.plain()
+        if kind.fallback is not None and self._like(kind, kind.fallback):
+            return
+        for is_single in (False, True):
+            points = [{**each, "B": 1} for each in self._subject.points] if is_single else list(self._subject.points)
+            points = _different(points)
+            steps = [first if each == point else self._step(each, kind) for each in points]
+            self.variants[f"{kind.name}, one sequence" if is_single else kind.name] = _variant(
+                steps, points, self._lists
+            )
+            self.notes += [note for step in steps for note in step.notes]
+
+    def _like(self, kind: VariantKind, other: VariantKind | None) -> bool:
+        while other is not None and other not in self._first:
+            other = other.fallback
+        return other is not None and self._first[kind] == self._first[other]
+
+    def _step(self, point: Point, kind: VariantKind) -> RawStep:
+        model, batch = _built(self._subject, point, self._device, DTYPES[kind.store])
+        gc.collect()
+        gc.disable()  # a collection would free cycles at another moment than in another run
+        try:
+            cast_at = self._block if kind.casts_at_blocks else None
+            return record_step(model, batch, DTYPES[kind.compute], kind.autocast, self._device, cast_at)
+        finally:
+            gc.enable()
 
 
 def refuse_unknown(notes: Sequence[str]) -> None:
@@ -88,19 +131,16 @@ def _different(points: Sequence[Point]) -> list[Point]:
     return [dict(items) for items in dict.fromkeys(tuple(sorted(point.items())) for point in points)]
 
 
-def _step(subject: Subject, point: Point, variant: str, device: torch.device) -> RawStep:
-    model, batch = _built(subject, point, device)
-    gc.collect()
-    gc.disable()  # a collection would free cycles at another moment than in another run
+def _built(
+    subject: Subject, point: Point, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Any]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
-        return record_step(model, batch, DTYPES[variant], variant.endswith("autocast"), device)
+        with torch.device(device):
+            model, batch = subject.build(point)
     finally:
-        gc.enable()
-
-
-def _built(subject: Subject, point: Point, device: torch.device) -> tuple[nn.Module, Any]:
-    with torch.device(device):
-        model, batch = subject.build(point)
+        torch.set_default_dtype(default)
     batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
     return model.train(), batch
 
@@ -128,6 +168,7 @@ class _Facts:
         built = [_built(subject, point, device) for point in subject.points]
         model = built[0][0]
         kind = subject.block or block_class(model)
+        self.kind = kind
         self.block = kind.__name__
         self.lists = block_lists(model, kind)
         formulas = Formulas(subject.points)

@@ -34,7 +34,14 @@ class RawStep:
         return [self.top, self.nodes, self.loss, self.buffers]
 
 
-def record_step(model: nn.Module, batch: Any, dtype: torch.dtype, autocast: bool, device: torch.device) -> RawStep:
+def record_step(
+    model: nn.Module,
+    batch: Any,
+    dtype: torch.dtype,
+    autocast: bool,
+    device: torch.device,
+    cast_at: type[nn.Module] | None = None,
+) -> RawStep:
     """Run forward and backward of a bare model once.
 
     Args:
@@ -43,6 +50,7 @@ def record_step(model: nn.Module, batch: Any, dtype: torch.dtype, autocast: bool
         dtype: the compute dtype.
         autocast: parameters stay in fp32 and the model runs under torch.autocast, as under DistributedDataParallel.
         device: the fake accelerator.
+        cast_at: the class of modules whose floating inputs are cast to the compute dtype.
 
     Raises:
         SpecError: if the step cannot be recorded.
@@ -58,6 +66,7 @@ def record_step(model: nn.Module, batch: Any, dtype: torch.dtype, autocast: bool
     for index, leaf in enumerate(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
         recorder.name(leaf, ["i", index])
     context: Any = torch.autocast(device.type, dtype) if autocast else nullcontext()
+    _cast_inputs(model, cast_at, dtype)
     with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():
         with context:
             output = call_model(model, batch)
@@ -86,6 +95,17 @@ def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> No
                 fresh = torch.empty(parameter.shape, dtype=dtype, device=device)
                 made[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[id(parameter)]
+
+
+def _cast_inputs(model: nn.Module, kind: type[nn.Module] | None, dtype: torch.dtype) -> None:
+    """FSDPState._pre_forward, cast_forward_inputs: before a unit is gathered, and so in its caller."""
+
+    def cast(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
+
+    for module in model.modules():
+        if kind is not None and isinstance(module, kind):
+            module.register_forward_pre_hook(cast, with_kwargs=True)
 
 
 def _name_buffers(recorder: Recorder, model: nn.Module) -> list[Size]:

@@ -1,0 +1,62 @@
+"""Which variant of a recorded code a setup runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
+
+
+class VariantKind(NamedTuple):
+    """One way in which wrappers let a model compute."""
+
+    compute: str
+    store: str = "fp32"
+    """The dtype that was the default when the model was built: some buffers have it."""
+    autocast: bool = False
+    """Parameters stay in fp32, and the model runs under torch.autocast: DistributedDataParallel."""
+    casts_at_blocks: bool = False
+    """fully_shard casts the floating inputs of each block (MixedPrecisionPolicy.cast_forward_inputs)."""
+
+    @property
+    def name(self) -> str:
+        """The name in a recording."""
+        parts = [self.compute if self.store != self.compute else f"{self.compute}-true"]
+        parts += ["autocast"] * self.autocast + ["cast at blocks"] * self.casts_at_blocks
+        return " ".join(parts) if self.compute != "fp32" else "fp32"
+
+    @property
+    def fallback(self) -> VariantKind | None:
+        """The variant that this one equals in most models; it is then not recorded for itself."""
+        if self.casts_at_blocks:
+            return self._replace(casts_at_blocks=False)
+        if self.store == "bf16":
+            return self._replace(store="fp32")
+        if self.compute == "fp16":
+            return self._replace(compute="bf16")
+        return None
+
+
+KINDS = (
+    VariantKind("bf16"),
+    VariantKind("fp32"),
+    VariantKind("bf16", autocast=True),
+    VariantKind("bf16", store="bf16"),
+    VariantKind("fp16"),
+    VariantKind("bf16", casts_at_blocks=True),
+    VariantKind("bf16", store="bf16", casts_at_blocks=True),
+    VariantKind("fp16", casts_at_blocks=True),
+    VariantKind("fp16", autocast=True),
+)
+"""All variants, each behind its fallback."""
+
+
+def kind_of(setup: TrainSetup) -> VariantKind:
+    """Return the variant that a setup runs."""
+    precision, is_ddp = setup.precision, setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if precision.compute == "fp32":
+        return VariantKind("fp32")
+    if is_ddp and precision.compute != precision.store:
+        return VariantKind(precision.compute, autocast=True)
+    casts = setup.api is Api.FSDP2 and not is_ddp and setup.wrap is not Wrap.NONE
+    return VariantKind(precision.compute, store=precision.store, casts_at_blocks=casts)
