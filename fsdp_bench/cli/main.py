@@ -23,6 +23,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",
     "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
+    "record": "Record a model's code once, so that it can be predicted.",
     "rehearse": "Run a real training command without GPUs: whether it fits, and where it peaks.",
     "chart": "Draw charts of measured results.",
     "report": "Print measured results as a table.",

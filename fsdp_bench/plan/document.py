@@ -59,7 +59,7 @@ def _asked(question: Question) -> dict[str, Any]:
         "kernels": question.kernels,
         "expandable_segments": question.expandable_segments,
         "load": question.build.value,
-        "model": {**to_builtins(question.model), "num_parameters": question.model.num_parameters},
+        "model": question.model.document(),
         "setup": described,
         "server": _server(question),
     }

@@ -74,7 +74,7 @@ class Calibrated:
             return _divided(flops, self._products.get((work.name.split()[1], dtype)), work.dims)
         if work.is_attention:
             flops = attention_flops(work.dims, work.is_backward)
-            _, _, _, length, head_dim = work.dims
+            length, head_dim = work.dims[3:5]
             return _divided(flops, self._attention.get((work.is_backward, dtype)), (length, head_dim))
         if work.name.startswith("optimizer "):
             return self._update(work.name.removeprefix("optimizer "), work.dims)

@@ -191,10 +191,14 @@ def tile_fraction(m: int, n: int, multiprocessors: int | None) -> float:
 
 
 def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
-    """Return the FLOPs of causal attention: per tile below the diagonal, two matrix products forward, five backward."""
-    batch, heads, _, length, head_dim = dims
-    tiles = math.ceil(length / _ATTENTION_TILE)
-    computed = tiles * (tiles + 1) / 2 * _ATTENTION_TILE**2
+    """Return the FLOPs of attention: for each tile two matrix products forward, five backward.
+
+    Causal attention computes the tiles below the diagonal; any other, which says so, all of them.
+    """
+    batch, heads, _, length, head_dim, *rest = dims
+    keys, is_causal = rest or (length, True)
+    tiles, columns = math.ceil(length / _ATTENTION_TILE), math.ceil(keys / _ATTENTION_TILE)
+    computed = (tiles * (tiles + 1) / 2 if is_causal else tiles * columns) * _ATTENTION_TILE**2
     products = 5 if is_backward else 2
     return 2 * products * batch * heads * head_dim * computed
 

@@ -10,10 +10,10 @@ Tests compare every count with the modules of train/models/transformer.py.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
 from fsdp_bench.spec.errors import SpecError, shown
@@ -172,6 +172,10 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             recomputed = self.block_forward_flops_per_token(sequence_length, causal) - last_product
             flops += self.num_hidden_layers * recomputed
         return flops
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "family": self.family.value, "num_parameters": self.num_parameters}
 
     def describe(self) -> str:
         """Return one line for tables and charts: ``llama 6.74B (32 layers x 4096, 32 heads, vocabulary 32000)``."""

@@ -37,6 +37,13 @@ def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel
 
 @lru_cache(maxsize=16)
 def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels) -> Program:
+    code = model.code
+    if length < code.shortest or length > (code.longest or length):
+        most = f"up to {code.longest}" if code.longest else f"of at least {code.shortest}"
+        raise SpecError(
+            f"seq: {length} is not allowed for {model.name}, which was recorded for sequences {most} tokens, on one"
+            f" side of its sliding window; record it with --seq {length}"
+        )
     if length % model.code.multiple:
         raise SpecError(
             f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"

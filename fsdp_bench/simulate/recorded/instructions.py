@@ -30,12 +30,12 @@ class Frame:
 
     def __init__(self, outer: Frame | None) -> None:
         self.outer = outer
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int | str, Storage] = {}
         self.nodes: dict[int, Node] = {}
         self.edges: dict[tuple[int, int], tuple[Node | None, int]] = {}
         """Where gradients go that a wrapper redirected: the nodes of inputs and outputs of calls."""
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int | str) -> None:
         """Hold a storage no longer."""
         frame: Frame | None = self
         while frame is not None:
@@ -117,7 +117,7 @@ class Run(msgspec.Struct, frozen=True):
             tape.events.append(self.event)
         self.allocate(frame.storages, op)
 
-    def allocate(self, storages: dict[int, Storage], op: Operators, default: Category | None = None) -> None:
+    def allocate(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
         """Make the storages, and what the kernel needs for itself."""
         tape = op.tape
         held = [tape.storage(size, self.name, Category.TEMPORARY) for size in self.before]
@@ -155,7 +155,7 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 
     def run(self, frame: Frame, _model: RecordedTransformer) -> None:
         """Drop it."""
-        frame.drop(self.number)  # type: ignore[arg-type]
+        frame.drop(self.number)
 
 
 class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):
@@ -244,7 +244,7 @@ def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]]
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
         opened = saved.copy()
-        local: dict[int, Storage] = {}
+        local: dict[int | str, Storage] = {}
         _run_locally(plan.code, local, op)
         found: list[Tensor | None] = []
         for each in plan.gradients:
@@ -264,10 +264,10 @@ def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]]
     return backward
 
 
-def _run_locally(code: Sequence[Run | Forget], local: dict[int, Storage], op: Operators) -> None:
+def _run_locally(code: Sequence[Run | Forget], local: dict[int | str, Storage], op: Operators) -> None:
     for instruction in code:
         if type(instruction) is Forget:
-            local.pop(instruction.number, None)  # type: ignore[arg-type]
+            local.pop(instruction.number, None)
         else:
             assert type(instruction) is Run
             if instruction.event is not None:
@@ -276,7 +276,7 @@ def _run_locally(code: Sequence[Run | Forget], local: dict[int, Storage], op: Op
 
 
 def _gradient(
-    each: tuple[str, int, int, int, bool], local: dict[int, Storage], given: list[Tensor], opened: list[Tensor]
+    each: tuple[str, int, int, int, bool], local: dict[int | str, Storage], given: list[Tensor], opened: list[Tensor]
 ) -> Tensor:
     source, index, numel, itemsize, is_view = each
     storage = None

@@ -8,7 +8,7 @@ from fsdp_bench.simulate.models.transformer import Module, ModuleList, Simulated
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.recorded.bind import Program
 from fsdp_bench.simulate.recorded.instructions import CallModule, Frame, Outputs
-from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.simulate.tape import Storage, Tensor
 
 
 class RecordedModule(Module):
@@ -74,12 +74,14 @@ class RecordedTransformer(SimulatedModel):
 
         yield from visit(self.program.top)
 
-    def forward_and_loss(self) -> tuple[Tensor, Frame]:
+    def forward_and_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
         """Run forward, with the loss, which Hugging Face's models compute themselves.
 
+        ``inputs`` are those that a wrapper made anew, by their reference.
         Returns the loss, and the frame that holds the model's output; whoever drops that clears the frame.
         """
         frame, plan = Frame(None), self.program.loss
+        frame.storages.update(inputs)
         for instruction in self.program.top.code:
             instruction.run(frame, self)
         node, output = frame.target(self, plan.edge)

@@ -7,6 +7,7 @@ from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
+from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
@@ -49,11 +50,22 @@ class RecordedSimulation(Simulation):
             loss = self._forward_backward()
             del batch, loss
 
+    def _cast_inputs(self) -> dict[int | str, Storage]:
+        """Cast what the wrapper of the root casts: FSDP1's cast_root_forward_inputs, FSDP2's cast_forward_inputs."""
+        if isinstance(self.wrapper, Ddp):
+            return {}
+        itemsize = self.sizes.compute
+        return {
+            f"i:{index}": self.tape.storage(numel * itemsize, "aten::_to_copy", Category.ACTIVATIONS)
+            for index, (numel, given, is_float) in enumerate(self.model.program.batch)
+            if is_float and given != itemsize
+        }
+
     def _forward_backward(self) -> Tensor:
         """Run forward, which computes the loss, and backward."""
         tape = self.tape
         tape.mark("forward")
-        loss, output = self.model.forward_and_loss()
+        loss, output = self.model.forward_and_loss(self._cast_inputs())
         tape.mark("loss")
         out = self.op.divide(loss)
         output.clear()

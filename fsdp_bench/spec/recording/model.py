@@ -179,6 +179,20 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             flops += forward_flops(self, sequence_length, only_blocks=True) / sequence_length
         return flops
 
+    def document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "code": self.code.origin.code,
+            "architecture": self.code.origin.architecture,
+            "recorded_with": dict(self.code.origin.versions),
+            "num_hidden_layers": self.num_hidden_layers,
+            "blocks": dict(self.counts),
+            "hidden_size": self.hidden_size or None,
+            "num_parameters": self.num_parameters,
+            "num_trained_parameters": self.num_trained_parameters,
+        }
+
     def describe(self) -> str:
         """Return one line for tables and charts."""
         layers = " + ".join(str(count) for _, count in self.counts)

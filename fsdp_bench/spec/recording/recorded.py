@@ -82,6 +82,8 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     """The class of its blocks."""
     num_blocks: dict[str, int]
     """Recorded blocks of each nn.ModuleList of blocks."""
+    counts: dict[str, int]
+    """Blocks of the model that was asked for."""
     sizes: dict[str, int]
     """Symbols in formulas beside B and S, with their values in the model that was recorded."""
     parameters: tuple[Parameter, ...]
@@ -97,6 +99,9 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     nothing to do with memory."""
     notes: tuple[str, ...] = ()
     """What was assumed, in sentences for the user."""
+    shortest: int = 1
+    """The shortest sequence, where a sliding window makes shorter ones take another course."""
+    longest: int | None = None
     multiple: Annotated[int, msgspec.Meta(ge=1)] = 1
     """The sequence lengths for which the formulas were found right: multiples of this."""
     format_version: int = FORMAT_VERSION

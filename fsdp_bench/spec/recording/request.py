@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,8 +18,8 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
     module: UserModule | None = None
-    sizes: Literal["as given", "any"] = "as given"
-    """``any``: formulas hold for other values of the sizes in config.json, too."""
+    sequence_length: int = 4096
+    """Says on which side of a sliding window the sequences are that the recording is for."""
 
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,25 +22,19 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
         MachineError: if transformers is not installed.
         SpecError: for a config that transformers does not know or refuses.
     """
+    made = _config(config)
+    import transformers
+
+    architectures = config.get("architectures") or []
+    name = architectures[0] if architectures else _causal_lm(transformers, made)
+    kind = getattr(transformers, str(name), None)
+    if kind is None:
+        raise SpecError(f"architectures: transformers {transformers.__version__} has no {shown(name)}")
     try:
-        import transformers
-    except ImportError:
-        raise MachineError("recording a Hugging Face model needs transformers: pip install 'fsdp-bench[hf]'") from None
-    fields = {**config, **AS_IN_TRAINING}
-    architectures = fields.get("architectures") or []
-    model_type = fields.pop("model_type", None)
-    try:
-        made = transformers.AutoConfig.for_model(model_type, **fields)
-        name = architectures[0] if architectures else _causal_lm(transformers, made)
-        kind = getattr(transformers, str(name), None)
-        if kind is None:
-            raise SpecError(f"architectures: transformers {transformers.__version__} has no {shown(name)}")
         return kind._from_config(made), str(name)
-    except SpecError:
-        raise
     except Exception as error:
         text = " ".join(str(error).split())[:300]
-        raise SpecError(f"model_type {shown(model_type)}: transformers refuses it: {text}") from error
+        raise SpecError(f"{name}: transformers cannot build it: {text}") from error
 
 
 def _causal_lm(transformers: Any, config: Any) -> str:
@@ -48,10 +42,92 @@ def _causal_lm(transformers: Any, config: Any) -> str:
     try:
         kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
-        raise SpecError(
-            f"architectures: is not given, and {type(config).__name__} has no causal language model"
-        ) from None
+        raise SpecError(f"architectures: not given, and {type(config).__name__} has no causal language model") from None
     return str(kind.__name__)
+
+
+class Layers(NamedTuple):
+    """The blocks of a model, and how many of them to record."""
+
+    counts: dict[str, int]
+    """By what the name of their list contains: ``decoder`` for an encoder-decoder's, and nothing for the others."""
+    to_record: int
+
+
+_ALIKE = 4
+"""The first block may differ; the last ends with the model; three between them show that they are alike."""
+
+
+def layers_of(config: Mapping[str, Any]) -> Layers:
+    """Return the blocks of a config.json.
+
+    Raises:
+        SpecError: for a config that transformers does not know or refuses.
+    """
+    made = _config(config)
+    count = made.num_hidden_layers
+    counts = {"": count}
+    if (decoder := getattr(made, "num_decoder_layers", None)) is not None:
+        counts["decoder"] = decoder
+    kinds = list(getattr(made, "layer_types", None) or [])
+    first = int(getattr(made, "first_k_dense_replace", 0) or 0) + (2 if decoder is not None else 1)
+    period = _period(kinds[first:])
+    if period == 1:
+        to_record = first + _ALIKE + 1
+    else:
+        to_record = max(first, period) + 2 * period + 1
+        to_record += (count - to_record) % period
+    return Layers(counts, min(to_record, *counts.values()))
+
+
+def sliding_window_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens some layers of a model see; None where all see everything."""
+    made = _config(config)
+    window = getattr(made, "sliding_window", None)
+    kinds = getattr(made, "layer_types", None)
+    if not isinstance(window, int) or (kinds is not None and "sliding_attention" not in kinds):
+        return None
+    return window
+
+
+def _period(kinds: list[str]) -> int:
+    """Return after how many layers their kinds are the same again."""
+    for period in range(1, len(kinds)):
+        if kinds[period:] == kinds[:-period]:
+            return period
+    return 1
+
+
+def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return a config.json with so many layers, in an encoder and in a decoder."""
+    made = _config(config)
+    names = getattr(made, "attribute_map", {})
+    fields = {**config, names.get("num_hidden_layers", "num_hidden_layers"): count}
+    if getattr(made, "num_decoder_layers", None) is not None:
+        fields["num_decoder_layers"] = count
+    if getattr(made, "layer_types", None):
+        fields["layer_types"] = list(made.layer_types)[:count]
+    return fields
+
+
+def _config(config: Mapping[str, Any]) -> Any:
+    """Return the config of transformers.
+
+    Raises:
+        MachineError: if transformers is not installed.
+        SpecError: for a config that transformers does not know or refuses.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise MachineError("recording a Hugging Face model needs transformers: pip install 'fsdp-bench[hf]'") from None
+    fields = {**config, **AS_IN_TRAINING}
+    model_type = fields.pop("model_type", None)
+    try:
+        return transformers.AutoConfig.for_model(model_type, **fields)
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise SpecError(f"model_type {shown(model_type)}: transformers refuses it: {text}") from error
 
 
 def batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -59,7 +135,7 @@ def batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
     config = model.config
     if "pixel_values" in _parameters_of(model):
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        pixels = torch.empty(batch, config.num_channels, size, size)
+        pixels = torch.empty(batch, config.num_channels, size, size, dtype=torch.float32)
         return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.int64)}
     ids = torch.zeros(batch, length, dtype=torch.int64)
     return {"input_ids": ids, "labels": torch.zeros(batch, length, dtype=torch.int64)}

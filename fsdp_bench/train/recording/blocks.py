@@ -28,6 +28,19 @@ def block_class(model: nn.Module) -> type[nn.Module]:
     return max(chosen, key=lambda kind: chosen[kind])
 
 
+def named_class(model: nn.Module, path: str) -> type[nn.Module]:
+    """Return the class ``pkg.mod:Class`` of a model's blocks.
+
+    Raises:
+        SpecError: if the model has no such module.
+    """
+    name = path.rpartition(":")[2].rpartition(".")[2]
+    found = next((type(module) for module in model.modules() if type(module).__name__ == name), None)
+    if found is None:
+        raise SpecError(f"transformer-block: the model has no module of the class {path}")
+    return found
+
+
 def block_lists(model: nn.Module, kind: type[nn.Module]) -> dict[str, int]:
     """Return the names of the lists that hold blocks, each with how many."""
     counts: dict[str, int] = defaultdict(int)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +15,15 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
 from fsdp_bench.spec.recording.variants import KINDS, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
-from fsdp_bench.train.recording.blocks import block_class, block_lists
+from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
 from fsdp_bench.train.recording.merge import merged
 from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.recording.variant import RawStep, record_step
+
+MULTIPLE = 32
+"""The sequence lengths of all points are multiples of this: attention with a mask rounds lengths up to it."""
 
 Point = Mapping[str, int]
 Build = Callable[[Point], tuple[nn.Module, Any]]
@@ -38,7 +40,14 @@ class Subject:
     points: Sequence[Point]
     """The first is the model as it was asked for."""
     origin: Origin
-    block: type[nn.Module] | None = None
+    block_path: str | None = None
+    """The class of the blocks, ``pkg.mod:Class``; None to find it."""
+    beyond: int = 0
+    """Sequences are longer than this sliding window."""
+    longest: int | None = None
+    """The sliding window, where sequences are no longer."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many blocks are left out, by what the name of their list contains: ``decoder``, or nothing."""
 
 
 def record(subject: Subject, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
@@ -59,13 +68,23 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         origin=subject.origin,
         block=facts.block,
         num_blocks=facts.lists,
+        counts={path: count + _left_out(subject, path) for path, count in facts.lists.items()},
         sizes={name: value for name, value in subject.points[0].items() if name not in "BS"},
         parameters=facts.parameters,
         modules=facts.modules,
         batch=facts.batch,
         variants=recording.variants,
         missing=recording.missing,
+        multiple=MULTIPLE,
+        shortest=subject.beyond + 1,
+        longest=subject.longest,
     )
+
+
+def _left_out(subject: Subject, path: str) -> int:
+    """Return how many blocks of a list are not recorded."""
+    parts = (part for part in subject.left_out if part and part in path)
+    return subject.left_out.get(next(parts, ""), 0)
 
 
 class _Recording:
@@ -167,7 +186,7 @@ class _Facts:
     def __init__(self, subject: Subject, device: torch.device) -> None:
         built = [_built(subject, point, device) for point in subject.points]
         model = built[0][0]
-        kind = subject.block or block_class(model)
+        kind = named_class(model, subject.block_path) if subject.block_path else block_class(model)
         self.kind = kind
         self.block = kind.__name__
         self.lists = block_lists(model, kind)
@@ -212,8 +231,3 @@ def _inputs(batches: Sequence[Any], formulas: Formulas) -> list[Input]:
         )
         for name, same in zip(names, zip(*leaves, strict=True), strict=False)
     ]
-
-
-def today() -> str:
-    """Return the date of a recording."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()

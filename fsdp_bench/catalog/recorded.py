@@ -1,0 +1,57 @@
+"""Reads a recorded model from a file that ``fsdp-bench record`` wrote."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
+
+
+@lru_cache(maxsize=16)
+def read_recorded(path: Path) -> RecordedCode:
+    """Read a recording.
+
+    Raises:
+        SpecError: if the file is missing, damaged or of a newer version; naming it.
+    """
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    _refuse_newer(path, data)
+    try:
+        return msgspec.json.decode(data, type=RecordedCode)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{path}: is not a recorded model: {error}") from None
+
+
+def _refuse_newer(path: Path, data: bytes) -> None:
+    try:
+        document: Any = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{path}: is not a recorded model: {error}") from None
+    found = document.get("format_version") if isinstance(document, dict) else None
+    if found is None:
+        raise SpecError(f"{path}: is not a recorded model; `fsdp-bench record` writes one")
+    if found != FORMAT_VERSION:
+        raise SpecError(
+            f"{path}: is a recorded model of version {shown(found)}, and this fsdp-bench reads {FORMAT_VERSION};"
+            " record it again"
+        )
+
+
+def recorded_model(code: RecordedCode, name: str) -> RecordedModel:
+    """Return the model that was recorded, with its own sizes."""
+    return RecordedModel(
+        name=name, code=code, sizes=tuple(sorted(code.sizes.items())), counts=tuple(code.counts.items())
+    )

@@ -1,0 +1,114 @@
+"""``fsdp-bench record``: record a model's code, so that it can be predicted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.catalog.recorded import recorded_model
+from fsdp_bench.cli.common.facts import Fact, print_facts
+from fsdp_bench.report.terminal import print_line
+from fsdp_bench.spec.codec import read_document, to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.request import RecordingSpec
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.sweep.module_names import check_names
+from fsdp_bench.sweep.recording import record, write
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("record")
+@click.option("--hf-config", type=_FILE, metavar="FILE", help="A Hugging Face config.json, of any architecture.")
+@click.option(
+    "--module",
+    metavar="PKG.MOD:FUNCTION",
+    help="A function of micro_batch_size and sequence_length that returns (nn.Module, batch).",
+)
+@click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="Class of the model's blocks.")
+@click.option(
+    "--seq",
+    type=click.IntRange(1),
+    default=4096,
+    show_default=True,
+    help="For a model with a sliding window: record for sequences on this side of it.",
+)
+@click.option("--output", "-o", type=_FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(
+    hf_config: Path | None, module: str | None, block: str | None, seq: int, output: Path | None, as_json: bool
+) -> int:
+    """Record a model's code once, without data and without a GPU, so that it can be predicted.
+
+    Runs the code on tensors without data, unwrapped, and writes down what it allocates, saves for backward, frees and
+    computes. ``predict --recorded FILE`` then answers for every strategy, precision, checkpointing, world and depth.
+    Needs torch, and transformers for a config.json.
+
+    \b
+    fsdp-bench record --hf-config config.json -o qwen.recorded.json.gz
+    fsdp-bench predict --recorded qwen.recorded.json.gz --server p5.48xlarge
+    """
+    spec = _spec(hf_config, module, block, seq)
+    name = _name(hf_config, module)
+    path = output or Path(f"{name}.recorded.json.gz")
+    if not path.absolute().parent.is_dir():
+        raise SpecError(f"output: {str(path.parent)!r} is no folder")
+    begin = time.monotonic()
+    code = record(spec, lambda what: print_line(f"recording: {what} ...", error=True))
+    size = write(code, path)
+    model = recorded_model(code, name)
+    if as_json:
+        sys.stdout.write(to_json(_document(model, path, time.monotonic() - begin)).decode())
+    else:
+        print_facts(_facts(model, path, size, time.monotonic() - begin))
+    return ExitCode.DONE
+
+
+def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: int) -> RecordingSpec:
+    if (hf_config is None) == (module is None):
+        raise SpecError("record: name the code, with --hf-config FILE or with --module PKG.MOD:FUNCTION")
+    if hf_config is not None:
+        if block is not None:
+            raise SpecError("--transformer-block goes with --module; of a config.json transformers knows it")
+        config = read_document(hf_config, "JSON")
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            raise SpecError(f"{hf_config}: is not a Hugging Face config.json: it has no model_type")
+        return RecordingSpec(config=config, sequence_length=seq)
+    assert module is not None
+    user = UserModule(function=module, block=block, folder=os.getcwd())
+    check_names(user)
+    return RecordingSpec(module=user, sequence_length=seq)
+
+
+def _name(hf_config: Path | None, module: str | None) -> str:
+    if hf_config is not None:
+        return hf_config.absolute().parent.name if hf_config.stem == "config" else hf_config.stem
+    return str(module).rpartition(":")[2]
+
+
+def _facts(model: RecordedModel, path: Path, size: int, seconds: float) -> list[Fact]:
+    code = model.code
+    blocks = ", ".join(f"{count} x {code.block} in {name}" for name, count in model.counts)
+    facts = [
+        ("recorded", f"{code.origin.architecture}, {model.num_parameters:,} parameters"),
+        ("blocks", blocks),
+        ("versions", ", ".join(f"{name} {version}" for name, version in code.origin.versions.items())),
+        ("variants", ", ".join(name for name in code.variants if "one sequence" not in name)),
+    ]
+    facts += [("not possible", f"{name}: {reason}") for name, reason in code.missing.items()]
+    if code.longest is not None:
+        facts.append(("sequences", f"up to {code.longest} tokens, the sliding window; --seq records longer ones"))
+    elif code.shortest > 1:
+        facts.append(("sequences", f"longer than the sliding window of {code.shortest - 1} tokens"))
+    return [*facts, ("file", f"{path} ({size // 1024} KiB), in {seconds:.0f} s")]
+
+
+def _document(model: RecordedModel, path: Path, seconds: float) -> dict[str, Any]:
+    return {**model.document(), "file": str(path), "missing": model.code.missing, "seconds": seconds}

@@ -1,0 +1,121 @@
+"""Records a model's code in a subprocess, which imports torch, and keeps recordings in a cache."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.spec.codec import to_builtins, write_atomically
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
+from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
+from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.sweep.run.launchers import worker_environment
+
+_PREFIX = "recording: "
+"""Of the lines that tell how far it is."""
+
+
+class RecordingError(FsdpBenchError):
+    """A recording failed in PyTorch or in fsdp-bench, not because of its input. The message is one line."""
+
+    exit_code = ExitCode.CRASHED
+
+
+def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
+    """Record a model's code. ``progress`` is called with each variant that is begun.
+
+    Raises:
+        MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
+        RecordingError: if PyTorch's code fails.
+    """
+    if torch_version() is None:
+        raise MachineError("recording a model needs torch: pip install 'fsdp-bench[train]'")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fsdp_bench.train.recording.main", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=worker_environment(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    last = ""
+    try:
+        process.stdin.write(msgspec.json.encode(to_builtins(spec)))
+        process.stdin.close()
+        for line in process.stderr:
+            text = line.decode(errors="replace").strip()
+            last = text or last
+            if text.startswith(_PREFIX):
+                progress(text.removeprefix(_PREFIX))
+        answer = process.stdout.read()
+    finally:
+        process.kill()
+        process.wait()
+    if not answer:
+        raise RecordingError(f"the recording's process ended: {last or 'no message'}")
+    found = msgspec.json.decode(answer, type=RecordingAnswer)
+    if found.recorded is None:
+        raise (MachineError if found.users_mistake else RecordingError)(str(found.error))
+    return found.recorded
+
+
+def write(recorded: RecordedCode, path: Path) -> int:
+    """Write a recording, compressed where the name ends with ``.gz``; return the bytes of the file.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    data = msgspec.json.encode(recorded)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    write_atomically(path, data)
+    return len(data)
+
+
+def recorded_config(config: dict[str, Any], sequence_length: int, progress: Callable[[str], None]) -> RecordedCode:
+    """Return the recording of a config.json: the cached one, or a new one, which takes half a minute.
+
+    Raises:
+        MachineError: as ``record``.
+    """
+    spec = RecordingSpec(config=config, sequence_length=sequence_length)
+    path = cache_folder() / f"{_digest(spec)}.json.gz"
+    if path.exists():
+        return read_recorded(path)
+    recorded = record(spec, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(recorded, path)
+    return recorded
+
+
+def cache_folder() -> Path:
+    """Return where recordings are kept: in XDG_CACHE_HOME, else in ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "fsdp-bench" / "recorded"
+
+
+def _digest(spec: RecordingSpec) -> str:
+    """Return a name for what decides a recording: the config, and the versions of what runs it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = []
+    for package in ("torch", "transformers"):
+        try:
+            versions.append(version(package))
+        except PackageNotFoundError:
+            versions.append("")
+    data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION], order="sorted")
+    return hashlib.sha256(data).hexdigest()[:24]

@@ -1,0 +1,56 @@
+"""``python -m fsdp_bench.train.recording.main [PARENT]``: record one model's code.
+
+Standard input: a RecordingSpec, as JSON. Standard output: a RecordingAnswer. Standard error: a line for each variant.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+import warnings
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import FsdpBenchError
+from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
+from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.processes.parent import die_with_parent
+from fsdp_bench.train.recording.record import record
+from fsdp_bench.train.recording.subjects import huggingface, of_module
+
+
+def answer(spec: RecordingSpec) -> RecordingAnswer:
+    """Record; return the recording or the error."""
+    begin = time.perf_counter()
+    try:
+        with unpacked_sequences():
+            if spec.config is not None:
+                subject = huggingface(spec.config, spec.sequence_length)
+            else:
+                assert spec.module is not None
+                subject = of_module(spec.module)
+            recorded = record(subject, lambda what: print(f"recording: {what}", file=sys.stderr))
+    except FsdpBenchError as error:
+        return RecordingAnswer(error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:300]
+        return RecordingAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+    return RecordingAnswer(recorded=recorded, seconds=time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Answer standard input. Output of torch and transformers goes to standard error."""
+    if len(sys.argv) > 1:
+        die_with_parent(int(sys.argv[1]))
+    out, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")
+    found = answer(from_json(sys.stdin.buffer.read(), RecordingSpec))
+    out.buffer.write(msgspec.json.encode(found))
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

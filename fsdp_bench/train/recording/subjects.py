@@ -1,0 +1,88 @@
+"""The code to record: a Hugging Face model from its config.json, or what a user's function returns."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import Origin
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
+from fsdp_bench.train.models.huggingface import batch_of, build, layers_of, sliding_window_of, with_layers
+from fsdp_bench.train.models.user_module import load_user_module
+from fsdp_bench.train.recording.record import MULTIPLE, Point, Subject
+
+_POINTS = ((2, 64), (3, 96), (2, 160), (5, 224))
+"""Batch sizes and sequence lengths, unlike each other; the lengths are multiples of MULTIPLE."""
+
+
+def points(beyond: int) -> list[Point]:
+    """Return the points of a recording, for sequences longer than ``beyond``, a sliding window."""
+    shift = -(-beyond // MULTIPLE) * MULTIPLE
+    return [{"B": batch, "S": length + shift} for batch, length in _POINTS]
+
+
+def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
+    """Return the code of a config.json, with as few blocks as show which of them are alike.
+
+    Raises:
+        SpecError: for a config that transformers does not know or refuses.
+    """
+    found = layers_of(config)
+    window = sliding_window_of(config)
+    beyond = window if window is not None and sequence_length > window else 0
+    longest = window if not beyond else None
+    short = with_layers(config, found.to_record)
+    name = ""
+
+    def make(point: Point) -> tuple[nn.Module, Any]:
+        nonlocal name
+        model, name = build(short)
+        return model, batch_of(model, point["B"], point["S"])
+
+    with torch.device("meta"):
+        _, name = build(short)
+    left_out = {stack: count - found.to_record for stack, count in found.counts.items()}
+    return Subject(
+        make, points(beyond), _origin("huggingface", name), beyond=beyond, longest=longest, left_out=left_out
+    )
+
+
+def of_module(module: UserModule) -> Subject:
+    """Return the code of a user's function, which must take the batch size and the sequence length.
+
+    Raises:
+        SpecError: if it does not.
+    """
+
+    def make(point: Point) -> tuple[nn.Module, Any]:
+        setup = TrainSetup(micro_batch_size=point["B"], sequence_length=point["S"])
+        given = {"micro_batch_size": point["B"], "sequence_length": point["S"]}
+        spec = UserModule(function=module.function, block=module.block, folder=module.folder, arguments=given)
+        try:
+            user = load_user_module(spec, setup, torch.get_default_dtype(), torch.empty(0).device)
+        except SpecError as error:
+            if "makes its own batch" not in str(error):
+                raise
+            needed = " and ".join(SIZES)
+            raise SpecError(f"module: {module.function}() needs the parameters {needed} to be recorded") from None
+        return user.model, user.batch
+
+    return Subject(make, points(0), _origin("module", module.function), block_path=module.block)
+
+
+def _origin(code: str, architecture: str) -> Origin:
+    versions = {"torch": str(torch.__version__)}
+    for package in ("transformers", "peft") if code == "huggingface" else ():
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return Origin(code=code, architecture=architecture, versions=versions, date=today)
