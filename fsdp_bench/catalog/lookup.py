@@ -13,10 +13,13 @@ from typing import NamedTuple
 from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.recorded import read_recorded, recorded_model
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count
 
@@ -59,16 +62,16 @@ def server(
 
 
 def model(
-    name: str | Path | ModelShape,
+    name: str | Path | Model,
     sequence_length: int = 1,
     family: Family | str = Family.LLAMA,
     catalog: Catalog = BUILT_IN,
-) -> ModelShape:
+) -> Model:
     """Return a model's dimensions.
 
     Args:
         name: a name of the catalogue (``"Llama-3.1-8B"``), a size (``"7B"``: the nearest of the size ladder), or the
-            path of a Hugging Face ``config.json``.
+            path of a Hugging Face ``config.json``, or of a recorded model (``.recorded.json.gz``).
         sequence_length: number of positions that the model must have at least.
         family: if ``name`` is a size: ``llama`` or ``gpt2``.
         catalog: where to look; by default what comes with fsdp-bench.
@@ -77,8 +80,12 @@ def model(
         SpecError: for an unknown name, naming the nearest name, for a model that cannot be expressed exactly, and
             for a sequence longer than the learned positions.
     """
+    if isinstance(name, RecordedModel):
+        return name
     if isinstance(name, ModelShape):
         shape = name
+    elif str(name).endswith((".recorded.json", ".recorded.json.gz")):
+        return recorded_model(read_recorded(Path(name)), Path(name).name.partition(".")[0])
     elif isinstance(name, Path) or _text("model", name).endswith(".json"):
         shape = read_hf_config(Path(name))
     elif _SIZE.fullmatch(name):

@@ -24,15 +24,16 @@ from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
-from fsdp_bench.sweep.dry_run import DryRunError, dry_runs, result_of
+from fsdp_bench.sweep.dry_run import NEEDS_CODE, DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
 
 ANNOUNCED_AFTER_SECONDS = 2.0
 """Seconds after which a progress line says on standard error that the dry run is running."""
 
-NOT_OF_A_MODULE = ("model", "hf_config", "params", "family", "loss")
+NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "params", "family", "loss")
 """Options that contradict --module: its function returns the model and the batch."""
 
 
@@ -85,6 +86,8 @@ def command(
         hardware = sized(hardware, gpu_memory, None)
     kept = stated_headroom(headroom, hardware)
     model = None if module else read_model(options)
+    if isinstance(model, RecordedModel):
+        raise SpecError(NEEDS_CODE)
     reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
     can_run = [setup for setup, reason in zip(setups, reasons, strict=True) if reason is None]
     if not can_run:

@@ -25,11 +25,12 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.setup import (
     Api,
@@ -80,7 +81,7 @@ class SetupFields(TypedDict, total=False):
 
 
 def estimate(
-    model: str | Path | ModelShape,
+    model: str | Path | Model,
     setup: TrainSetup | None = None,
     hardware: Cluster | Gpu | None = None,
     kernels: Literal["cuda", "cpu"] | Kernels = "cuda",
@@ -185,7 +186,7 @@ def largest_model(
     return LargestModel(**_parts(answer, SearchResult))
 
 
-def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: ModelShape) -> TrainSetup:
+def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model) -> TrainSetup:
     """Return a setup with some of its fields replaced.
 
     Raises:
@@ -194,11 +195,12 @@ def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model
     return _read(setup, None, (None, None, None, None), with_defaults(setup, setup_fields, model))[1]
 
 
-def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: ModelShape | None = None) -> SetupFields:
+def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: Model | None = None) -> SetupFields:
     """Return the fields. If there is no setup, add the defaults of all commands for fields that are not given."""
     if setup is not None:
         return fields
-    length = DEFAULT_SEQUENCE_LENGTH if model is None else min(DEFAULT_SEQUENCE_LENGTH, model.max_position_embeddings)
+    longest = model.max_position_embeddings if model is not None else None
+    length = min(DEFAULT_SEQUENCE_LENGTH, longest or DEFAULT_SEQUENCE_LENGTH)
     return {"precision": DEFAULT_PRECISION, "sequence_length": length, **fields}
 
 

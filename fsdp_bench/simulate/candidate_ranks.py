@@ -34,7 +34,9 @@ def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[i
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
-    one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
+    one_token = replace(
+        setup, sequence_length=shape.shortest_sequence, micro_batch_size=1
+    )  # the number of tokens does not matter
     return _candidate_ranks(shape, one_token, kernels)
 
 

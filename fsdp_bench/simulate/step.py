@@ -64,7 +64,9 @@ def _memory_under_ddp(shape: Model, setup: TrainSetup, kernels: Kernels) -> Log:
 
 def _load_and_step(shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
-        one_token = replace(setup, sequence_length=1, micro_batch_size=1)  # the number of tokens does not matter
+        one_token = replace(
+            setup, sequence_length=shape.shortest_sequence, micro_batch_size=1
+        )  # the number of tokens does not matter
         simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
     elif isinstance(simulation.wrapper, Ddp):
         simulation.wrapper.numels_in_order = _arrivals(shape, setup, kernels)

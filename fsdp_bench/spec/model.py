@@ -88,6 +88,8 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """The blocks that are alike: all layers."""
         return self.num_hidden_layers
 
+    shortest_sequence = 1
+
     repeats = True
     """Whether one block may stand for others."""
 

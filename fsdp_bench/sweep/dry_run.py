@@ -17,15 +17,18 @@ import msgspec
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.run.launchers import worker_environment
 from fsdp_bench.sweep.run.logs import last_lines_of
 from fsdp_bench.sweep.run.outcome import signal_name
+
+NEEDS_CODE = "recorded: a dry run runs the code itself, --module PKG.MOD:FUNCTION; predict answers for recorded models"
 
 
 class DryRunError(FsdpBenchError):
@@ -57,6 +60,8 @@ def dry_run(
     """
     found = read_setup(setup, setup_fields, find_model(model))
     shape = find_model(model, found.sequence_length)
+    if isinstance(shape, RecordedModel):
+        raise SpecError(NEEDS_CODE)
     return result_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
 
 

@@ -31,6 +31,8 @@ class SetupOptions:
 
     model: str | None = None
     hf_config: Path | None = None
+    recorded: Path | None = None
+    code: str | None = None
     params: str | None = None
     family: str | None = None
     server: str | None = None
@@ -140,7 +142,9 @@ SETUP_FIELDS = {
 
 _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
-    "--hf-config FILE": "A Hugging Face config.json of type llama, mistral or gpt2.",
+    "--hf-config FILE": "A Hugging Face config.json; other types than llama, mistral and gpt2 are recorded.",
+    "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
+    "--code huggingface|benchmark": "Whose code is meant: transformers', which is recorded, or this tool's own.",
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
 }
 _FAMILY = {"--family llama|gpt2": "Family of the ladder; llama by default."}
@@ -193,7 +197,7 @@ _DEFAULTS = {
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"), _COUNT),
     "reshard_after_forward": _COUNT,
-    **dict.fromkeys(("hf_config", "catalog"), _FILE),
+    **dict.fromkeys(("hf_config", "recorded", "catalog"), _FILE),
     "max_grad_norm": float,
 }
 

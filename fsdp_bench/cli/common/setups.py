@@ -12,13 +12,16 @@ from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sl
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
+from fsdp_bench.catalog.model_entry import FAMILIES
+from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.codec import from_text
+from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.codec import from_text, read_document
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import (
     Api,
     Checkpointing,
@@ -30,6 +33,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.spec.units import parse_count
+from fsdp_bench.sweep.recording import recorded_config
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """The values of ``--precision all``."""
@@ -47,7 +51,7 @@ _FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in (*
 """Options that take one value, each with the field of TrainSetup that gets this value unchanged."""
 
 
-def read_setup(options: SetupOptions) -> tuple[ModelShape, TrainSetup, Hardware]:
+def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware]:
     """Read the options of one setup.
 
     Raises:
@@ -77,7 +81,7 @@ def read_setups(options: SetupOptions) -> tuple[tuple[TrainSetup, ...], Hardware
     return _setups(options, load_user_catalog(options.catalog))
 
 
-def read_model(options: SetupOptions) -> ModelShape:
+def read_model(options: SetupOptions) -> Model:
     """Read the model that the options name.
 
     Raises:
@@ -96,7 +100,9 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
     if options.seq is not None:
         return replace(options, precision=precision)
     is_named = options.params is None and (options.model is not None or options.hf_config is not None)
-    positions = _model(options, catalog, 1).max_position_embeddings if is_named else DEFAULT_SEQUENCE_LENGTH
+    positions = DEFAULT_SEQUENCE_LENGTH
+    if is_named and options.recorded is None and config_to_record(options, catalog) is None:
+        positions = _model(options, catalog, 1).max_position_embeddings or positions
     return replace(options, precision=precision, seq=min(DEFAULT_SEQUENCE_LENGTH, positions))
 
 
@@ -106,7 +112,9 @@ def sliding_window_of(options: SetupOptions) -> int | None:
     Raises:
         SpecError: as read_model.
     """
-    return read_sliding_window(options.hf_config) if options.hf_config else None
+    if options.hf_config is None or config_to_record(options, load_user_catalog(options.catalog)) is not None:
+        return None
+    return read_sliding_window(options.hf_config)
 
 
 def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
@@ -116,11 +124,16 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
         print_line(f"note: {sliding_window_note(window)}", error=True)
 
 
-def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> ModelShape:
-    named = {"--model": options.model, "--hf-config": options.hf_config, "--params": options.params}
+def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> Model:
+    named = {
+        "--model": options.model,
+        "--hf-config": options.hf_config,
+        "--recorded": options.recorded,
+        "--params": options.params,
+    }
     given = [option for option, value in named.items() if value is not None]
     if not given:
-        raise SpecError("no model is named; --model NAME, --hf-config FILE or --params 7B")
+        raise SpecError("no model is named; --model NAME, --hf-config FILE, --recorded FILE or --params 7B")
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} each name a model; keep one")
     if options.params is not None:
@@ -129,12 +142,46 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> Mod
         return nearest_size(family, parse_count(options.params, "params"), positions=positions)
     if options.family is not None:
         raise SpecError(f"family: goes with --params; {given[0]} has its own")
+    if options.recorded is not None:
+        return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
+    config = config_to_record(options, catalog)
+    if config is not None:
+        code = recorded_config(config, sequence_length, _tell_recording)
+        name = options.model or config.get("_name_or_path") or options.hf_config.absolute().parent.name  # type: ignore[union-attr]
+        return recorded_model(code, str(name))
     shape = read_hf_config(options.hf_config) if options.hf_config else catalog.model(str(options.model)).shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
         raise SpecError(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
         )
     return shape
+
+
+def config_to_record(options: SetupOptions, catalog: Catalog) -> dict[str, Any] | None:
+    """Return the config.json whose code is to be recorded; None where the benchmark's own code is meant.
+
+    Raises:
+        SpecError: if the code is named that the model does not have, and if the file is no config.json.
+    """
+    code = options.code.strip().lower() if options.code is not None else None
+    if code not in (None, "huggingface", "benchmark"):
+        raise SpecError(f"code: {shown(options.code)} is not allowed; huggingface or benchmark")
+    if code is not None and (options.params is not None or options.recorded is not None):
+        raise SpecError("code: goes with --model and --hf-config; the ladder's models and recorded ones have their own")
+    if options.hf_config is not None:
+        config = read_document(options.hf_config, "JSON")
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            return None  # the reader says what is wrong
+        is_ours = config["model_type"] in FAMILIES
+        return None if code == "benchmark" or (is_ours and code is None) else config
+    if options.model is None:
+        return None
+    entry = catalog.model(options.model)
+    return None if code == "benchmark" or (entry.supported and code is None) else entry.hf_config()
+
+
+def _tell_recording(what: str) -> None:
+    print_line(f"recording the model's code, once: {what} ...", error=True)
 
 
 def _setups(options: SetupOptions, catalog: Catalog) -> tuple[tuple[TrainSetup, ...], Hardware]:

@@ -49,6 +49,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The longest sequence, where positions are learned; else None."""
         return self.max_position_embeddings
 
+    @property
+    def shortest_sequence(self) -> int:
+        """The shortest sequence that the recording holds for."""
+        return -(-self.code.shortest // self.code.multiple) * self.code.multiple
+
     @cached_property
     def some_variant(self) -> Variant:
         """One of the variants; all have the same loops."""

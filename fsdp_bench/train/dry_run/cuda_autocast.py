@@ -95,7 +95,8 @@ def _fp32(operator: Any) -> Callable[..., Any]:
 def _fp32_result(operator: Any) -> Callable[..., Any]:
     def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         half = first.dtype in (torch.float16, torch.bfloat16) and first.device.type == NAME
-        if half and kwargs.get("dtype") is None:
+        names_dtype = any(isinstance(value, torch.dtype) for value in args)
+        if half and kwargs.get("dtype") is None and not names_dtype:
             kwargs["dtype"] = torch.float32
         with _without_autocast():
             return operator(first, *args, **kwargs)
