@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,29 +42,31 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
     """
     if torch_version() is None:
         raise MachineError("recording a model needs torch: pip install 'fsdp-bench[train]'")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fsdp_bench.train.recording.main", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=worker_environment(),
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
     last = ""
-    try:
-        process.stdin.write(msgspec.json.encode(to_builtins(spec)))
-        process.stdin.close()
-        for line in process.stderr:
-            text = line.decode(errors="replace").strip()
-            last = text or last
-            if text.startswith(_PREFIX):
-                progress(text.removeprefix(_PREFIX))
-        answer = process.stdout.read()
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fsdp_bench.train.recording.main", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            env=worker_environment(),
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(msgspec.json.encode(to_builtins(spec)))
+            process.stdin.close()
+            for line in process.stderr:
+                text = line.decode(errors="replace").strip()
+                last = text or last
+                if text.startswith(_PREFIX):
+                    progress(text.removeprefix(_PREFIX))
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        answer = output.read()
     if not answer:
         raise RecordingError(f"the recording's process ended: {last or 'no message'}")
     found = msgspec.json.decode(answer, type=RecordingAnswer)
