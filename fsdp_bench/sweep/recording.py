@@ -65,6 +65,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
         finally:
             process.kill()
             process.wait()
+            process.stderr.close()
         output.seek(0)
         answer = output.read()
     if not answer:

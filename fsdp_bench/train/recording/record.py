@@ -64,6 +64,8 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
             progress(kind.name)
             recording.add(kind)
     refuse_unknown(recording.notes)
+    if not recording.variants:
+        raise SpecError(f"the model does not run: {next(iter(recording.missing.values()))}")
     return RecordedCode(
         origin=subject.origin,
         block=facts.block,
@@ -105,6 +107,8 @@ class _Recording:
             return
         try:
             first = self._step(point, kind)
+        except SpecError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
             self.missing[kind.name] = " ".join(str(error).split())[:200]
             return

@@ -1,0 +1,72 @@
+"""Models that the tests record and run dry: functions for ``--module``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.train.models.loss import plain
+from fsdp_bench.train.models.transformer import Llama
+
+LAYERS = "FSDP_BENCH_TEST_RECORDED_LAYERS"
+BLOCK = "fsdp_bench.train.models.transformer:LlamaBlock"
+
+
+class WithLoss(Llama):
+    """The benchmark's Llama, as a model that computes its own loss."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        logits = super().forward(input_ids)
+        return {"loss": plain(logits, labels), "logits": logits}
+
+
+def _batch(micro_batch_size: int, sequence_length: int) -> dict[str, Tensor]:
+    ids = torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    shape = ModelShape(
+        name="own",
+        family=Family.LLAMA,
+        num_hidden_layers=int(os.environ.get(LAYERS, "6")),
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        vocab_size=500,
+        max_position_embeddings=512,
+    )
+    return WithLoss(shape), _batch(micro_batch_size, sequence_length)
+
+
+class _Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x).relu()
+        return x.square().mean()
+
+
+def bare_loss(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _Bare(), (torch.zeros(micro_batch_size, sequence_length, 32),)
+
+
+class _DependsOnData(_Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[x.sum(-1) > 0])
+
+
+def depends_on_data(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _DependsOnData(), (torch.zeros(micro_batch_size, sequence_length, 32),)
+
+
+def own_batch() -> tuple[nn.Module, Any]:
+    return _Bare(), (torch.zeros(2, 4, 32),)

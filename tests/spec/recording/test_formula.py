@@ -1,0 +1,50 @@
+"""Formulas of sizes: read, evaluated, multiplied; what is no formula is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.formula import evaluate, multiply, parse, symbols_of, to_text
+
+VALUES = {"B": 3, "S": 100, "width": 64}
+FACTORS = st.sampled_from(["B", "S", "width", "2", "1/2", "up(S,32)"])
+TERMS = st.lists(FACTORS, min_size=1, max_size=3).map("*".join)
+FORMULAS = st.lists(TERMS, min_size=1, max_size=3).map(lambda terms: f"{' + '.join(terms)}")
+
+
+def test_a_formula_is_evaluated() -> None:
+    assert evaluate("B*S*width*2 + 512", VALUES) == 3 * 100 * 64 * 2 + 512
+    assert evaluate("up(S,32)*4", VALUES) == 128 * 4
+    assert evaluate("width*1/2", VALUES) == 32
+    assert symbols_of("B*up(S,32) + width") == {"B", "S", "width"}
+
+
+@given(FORMULAS, FORMULAS)
+def test_a_product_of_formulas_has_the_product_of_their_values(one: str, other: str) -> None:
+    even = {"B": 4, "S": 96, "width": 64}
+    factors = [4, 96, 64, 8, 8, 8, 8]  # enough halves cancel
+    scaled = f"{one}", f"{other}"
+    product = multiply([*scaled, *map(str, factors)])
+    expected = evaluate(multiply([one, "8"]), even) * evaluate(multiply([other, "8"]), even)
+    assert evaluate(product, even) * 64 == expected * 4 * 96 * 64 * 8**4
+
+
+@given(FORMULAS)
+def test_a_written_formula_is_read_again(text: str) -> None:
+    assert to_text(parse(to_text(parse(text)))) == to_text(parse(text))
+
+
+@pytest.mark.parametrize("text", ["", "B*", "B**S", "__import__('os')", "B + ", "up(S,0)", "1/0", "B-S"])
+def test_what_is_no_formula_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="formula"):
+        evaluate(text, VALUES)
+
+
+def test_a_missing_value_and_a_broken_number_are_refused() -> None:
+    with pytest.raises(SpecError, match="depth has no value"):
+        evaluate("depth*2", VALUES)
+    with pytest.raises(SpecError, match="not a whole number"):
+        evaluate("B*1/2", VALUES)
