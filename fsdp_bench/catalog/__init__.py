@@ -10,6 +10,7 @@ Read in this order:
     model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly
     config_names.py  what a model's common fields are called in the config.json of each family
     hf_config.py     reads a Hugging Face config.json
+    recorded.py      reads a recorded model
     ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
     user_file.py     reads and checks TOML files of this format, the built-in ones and a user's
 """

@@ -11,6 +11,7 @@ Read in this order:
     calibration.py   fsdp-bench calibrate: measures this machine
     diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
     dry_run.py       starts dry runs in subprocesses
+    recording.py     records a model's code in a subprocess, and keeps recordings in a cache
     rehearsals.py    rehearses trials without a sweep file
     module_names.py  finds a user's function and class by name, without importing them
 

@@ -7,5 +7,6 @@ Read in this order:
     measuring/    memory, time and communication of a step
     processes/    starts ranks and runs a trial on each; how an exception becomes an outcome
     dry_run/      a training step on tensors without data
+    recording/    records a model's code once, so that it can be predicted
     calibrating/  times single operators, copies and collectives
 """

@@ -3,4 +3,5 @@
 Read in this order:
     transformer.py                Llama and GPT-2
     activation_checkpointing.py   full and selective checkpointing of their blocks
+    build.py                      builds a benchmark model or a recorded one
 """

@@ -7,5 +7,6 @@ Read in this order:
     optimizer.py         AdamW and SGD
     dtypes.py            torch's dtypes by name
     attention_kernel.py  which kernel attention runs: FlashAttention, cuDNN, memory-efficient
-    user_module.py       a user's own model, for dry runs
+    user_module.py       a user's own model, for dry runs and recordings
+    huggingface.py       builds a Hugging Face model and its batch from a config.json
 """
