@@ -174,9 +174,9 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ("", "no model is named; --model NAME, --hf-config FILE or --params 7B"),
+        ("", "no model is named; --model NAME, --hf-config FILE, --recorded FILE or --params 7B"),
         ("--params 7B --model gpt2", "--model and --params each name a model; keep one"),
-        ("--model qwen3-8b", "Qwen3-8B can be listed, not predicted or trained: Qwen 3 normalises"),
+        ("--model qwen3-8b --code benchmark", "Qwen3-8B can be listed, not predicted or trained: Qwen 3 normalises"),
         ("--model lama-3.1-8b", "did you mean 'Llama-3.1-8B'"),
         ("--model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
         ("--model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),

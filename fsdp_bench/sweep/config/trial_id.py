@@ -26,16 +26,12 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     trial that timed out runs again under a longer limit. Keys that earlier versions did not have are hashed only where
     they are set, so that trials recorded by earlier versions keep their IDs.
     """
-    setup_fields = to_builtins(setup)
-    for field in ("optimizer_in_backward",):
-        if not setup_fields[field]:
-            del setup_fields[field]
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
     for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:
             del run_fields[field]
     setup_fields = to_builtins(setup)
-    for field in ("reshard_after_forward", "reshard_last_block", "fp32_head"):
+    for field in ("reshard_after_forward", "reshard_last_block", "fp32_head", "optimizer_in_backward"):
         if setup_fields[field] == getattr(_DEFAULT, field):
             del setup_fields[field]
     decisive = {
