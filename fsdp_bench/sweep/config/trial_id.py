@@ -35,7 +35,7 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
         if not run_fields[field]:
             del run_fields[field]
     setup_fields = to_builtins(setup)
-    for field in ("reshard_after_forward", "reshard_last_block", "fp32_head"):
+    for field in ("checkpointing_policy", "reshard_after_forward", "reshard_last_block", "fp32_head"):
         if setup_fields[field] == getattr(_DEFAULT, field):
             del setup_fields[field]
     decisive = {
