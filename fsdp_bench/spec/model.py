@@ -189,10 +189,9 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
         keys = (sequence_length + 1) / 2 if causal else sequence_length
         attention = ATTENTION[0], 4 * keys * d
+        before, after = [d * 3 * d], [d * d, d * f, f * d]
         if self.family is Family.LLAMA:
-            before, after = (d * d, d * kv, d * kv), (d * d, d * f, d * f, f * d)
-        else:
-            before, after = (d * 3 * d,), (d * d, d * f, f * d)
+            before, after = [d * d, d * kv, d * kv], [d * d, d * f, d * f, f * d]
         name = "aten.mm" if self.family is Family.LLAMA else "aten.addmm"
         return [*((name, 2.0 * n) for n in before), attention, *((name, 2.0 * n) for n in after)]
 
