@@ -56,6 +56,7 @@ class SetupFields(TypedDict, total=False):
     precision: Precision | str
     offload: Offload | str
     checkpointing: Checkpointing | str
+    checkpointing_policy: str | None
     optimizer: OptimizerKind | str
     optimizer_in_backward: bool
     world_size: int

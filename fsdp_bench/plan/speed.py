@@ -43,8 +43,11 @@ class Speed:
     @property
     def hfu(self) -> float | None:
         """FLOP/s including recomputation, over the GPU's dense peak."""
+        setup = self.setup
         return self._fraction_of_peak(
-            self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing)
+            self.model.hardware_flops_per_token(
+                setup.sequence_length, setup.checkpointing, policy=setup.checkpointing_policy
+            )
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
-from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
+from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
@@ -29,7 +29,7 @@ from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.any_model import Model
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
 """The part of the log outside of the phases: what earlier steps leave."""
@@ -62,14 +62,13 @@ class Simulation:
         self.sizes = Sizes.of(setup.precision)
         self.on_host = not kernels.is_cuda
         units = choose_units(self.model, setup)
-        self.blocks_are_alike = blocks_are_alike(self.model, units, setup)
-        if setup.checkpointing is not Checkpointing.NONE:
-            for block in self.model.blocks:
-                block.around = checkpointed(self.op, setup.checkpointing)
+        checkpoints_some = setup.policy.is_of_blocks  # those are unlike the others
+        self.blocks_are_alike = not checkpoints_some and blocks_are_alike(self.model, units, setup)
+        checkpoint_blocks(self.op, self.model, setup)
         self.wrapper = self._wrapped(units)
         if setup.optimizer_in_backward:
             self.wrapper.in_backward = InBackward(self.op, setup.optimizer)
-        self.allocates_alike = isinstance(self.wrapper, Ddp) and not self.sizes.casts_back
+        self.allocates_alike = isinstance(self.wrapper, Ddp) and not (self.sizes.casts_back or checkpoints_some)
         """Whether blocks differ only in where DistributedDataParallel's buckets end."""
         self.steps_on_host = setup.offload is Offload.PARAMS and not self.on_host
         """Whether the optimizer steps on the host (CPU offload of a GPU run)."""

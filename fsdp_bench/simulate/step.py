@@ -26,10 +26,11 @@ def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     """Return the model whose log is that of all deeper models of its width, ``Log.of_depth``; None where none is.
 
     What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
-    units chosen by size, and DistributedDataParallel's buckets.
+    units chosen by size, DistributedDataParallel's buckets, and which blocks are checkpointed.
     """
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.max_grad_norm is not None or not setup.wrap.has_blocks or is_ddp or not shape.repeats:
+    counts_blocks = setup.max_grad_norm is not None or setup.policy.is_of_blocks
+    if counts_blocks or not setup.wrap.has_blocks or is_ddp or not shape.repeats:
         return None
     return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
 

@@ -4,6 +4,7 @@ Imports no torch, nothing else of fsdp_bench.
 
 Read in this order:
     setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; which combinations cannot run
+    checkpointing_policy.py  which outputs and which blocks activation checkpointing saves
     model.py        ModelShape: dimensions, number of parameters, FLOPs
     hardware.py     Gpu, Server, Cluster and their links
     record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults

@@ -16,6 +16,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, replace
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
+from fsdp_bench.spec.checkpointing_policy import ATTENTION, read_policy
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
@@ -159,21 +160,42 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
     def hardware_flops_per_token(
-        self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True
+        self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True, policy: str | None = None
     ) -> float:
         """Return the FLOPs of one training step for one token, including recomputation by checkpointing.
 
         ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
         (torch.utils.checkpoint.set_checkpoint_early_stop, on by default). ``selective`` saves the outputs of every
-        matrix product and of attention, so it recomputes nothing that is counted here. Recomputation inside
-        fused attention kernels is not counted.
+        matrix product and of attention, so it recomputes nothing that is counted here; with a ``policy``
+        (TrainSetup.checkpointing_policy) what that does not save. Attention counts as saved if any of its kernels is
+        named. Recomputation inside fused attention kernels is not counted.
         """
         flops = self.model_flops_per_token(sequence_length, causal)
+        if checkpointing is Checkpointing.NONE:
+            return flops
+        read = read_policy(policy)
+        *earlier, _last = self._operators_of_a_block(sequence_length, causal)
         if checkpointing is Checkpointing.FULL:
-            last_product = 2 * self.intermediate_size * self.hidden_size
-            recomputed = self.block_forward_flops_per_token(sequence_length, causal) - last_product
-            flops += self.num_hidden_layers * recomputed
-        return flops
+            num_blocks = -(-self.num_hidden_layers // read.every_blocks)
+            return flops + num_blocks * sum(each for _, each in earlier)
+        recomputed, num_products = 0.0, 0
+        for name, each in earlier:
+            num_products += name == "aten.mm"
+            is_second = read.recomputes_every_second_product and name == "aten.mm" and num_products % 2 == 0
+            is_saved = name in read.saved or (name in ATTENTION and not set(ATTENTION).isdisjoint(read.saved))
+            recomputed += each if is_second or not is_saved else 0.0
+        return flops + self.num_hidden_layers * recomputed
+
+    def _operators_of_a_block(self, sequence_length: int, causal: bool) -> list[tuple[str, float]]:
+        """Return a block's matrix products and attention in their order, with the FLOPs of each for one token."""
+        d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
+        keys = (sequence_length + 1) / 2 if causal else sequence_length
+        attention = ATTENTION[0], 4 * keys * d
+        before, after = [d * 3 * d], [d * d, d * f, f * d]
+        if self.family is Family.LLAMA:
+            before, after = [d * d, d * kv, d * kv], [d * d, d * f, d * f, f * d]
+        name = "aten.mm" if self.family is Family.LLAMA else "aten.addmm"
+        return [*((name, 2.0 * n) for n in before), attention, *((name, 2.0 * n) for n in after)]
 
     def document(self) -> dict[str, Any]:
         """Return the JSON form."""

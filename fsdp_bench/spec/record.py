@@ -236,7 +236,10 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         tokens, peak = self.tokens_per_second_per_gpu, self.peak_flops_per_second
         if not tokens or not peak:
             return None
-        flops = self.model.hardware_flops_per_token(self.setup.sequence_length, self.setup.checkpointing)
+        setup = self.setup
+        flops = self.model.hardware_flops_per_token(
+            setup.sequence_length, setup.checkpointing, policy=setup.checkpointing_policy
+        )
         return tokens * flops / peak
 
     @property

@@ -6,8 +6,10 @@ import re
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
+from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy, read_policy, written
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 
@@ -274,6 +276,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     precision: Precision = FP32
     offload: Offload = Offload.NONE
     checkpointing: Checkpointing = Checkpointing.NONE
+    checkpointing_policy: str | None = None
+    """What checkpointing saves (spec/checkpointing_policy.py), such as ``every-second-product``, ``every-2-blocks`` or
+    ``aten.mm,aten.silu``. By default the outputs of matrix products and attention (selective), of no block (full)."""
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     optimizer_in_backward: bool = False
     """Whether each parameter is updated as soon as its gradient is reduced, which is then freed: one optimizer a
@@ -320,6 +325,8 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f" up to {MOST_TOKENS} tokens"
             )
         self._check_shard_size()
+        if self.checkpointing_policy is not None:
+            force_setattr(self, "checkpointing_policy", written(self.checkpointing_policy))
 
     def _check_shard_size(self) -> None:
         if self.shard_size is None:
@@ -349,6 +356,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         shard = self.shard_group_size
         sizes = {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
         return sizes | ({"post_forward": self.reshard_after_forward} if self.reshard_after_forward else {})
+
+    @property
+    def policy(self) -> CheckpointingPolicy:
+        """What checkpointing saves."""
+        return read_policy(self.checkpointing_policy)
 
     @property
     def head_precision(self) -> Precision:
@@ -414,12 +426,27 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
     if setup.offload is Offload.OPTIMIZER and (reason := _optimizer_offload_impossible(setup, device)) is not None:
         return reason
     return (
-        _option_impossible(setup)
+        _policy_impossible(setup)
+        or _option_impossible(setup)
         or _reshard_impossible(setup)
         or _head_impossible(setup)
         or _precision_impossible(setup, device)
         or _optimizer_impossible(setup)
     )
+
+
+def _policy_impossible(setup: TrainSetup) -> str | None:
+    """Return why the kind of checkpointing has no such policy."""
+    policy = setup.checkpointing_policy
+    if policy is None:
+        return None
+    if setup.checkpointing is Checkpointing.NONE:
+        return f"checkpointing_policy: nothing is checkpointed that {policy} could be about; use selective or full"
+    if setup.policy.is_of_blocks and setup.checkpointing is not Checkpointing.FULL:
+        return f"checkpointing_policy: {policy} chooses blocks that are checkpointed fully; use checkpointing full"
+    if not setup.policy.is_of_blocks and setup.checkpointing is Checkpointing.FULL:
+        return f"checkpointing_policy: checkpointing full saves no operator's output, as {policy} says; use selective"
+    return None
 
 
 def _optimizer_offload_impossible(setup: TrainSetup, device: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT, OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
@@ -43,7 +44,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         setup = self.setup
         parts = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
         parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
-        parts += [f"checkpointing {setup.checkpointing.value}", setup.optimizer.value]
+        policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
+        parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
         parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
         if setup.gradient_accumulation_steps > 1:
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
@@ -135,7 +137,8 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
         api=api,
         precision=precision,
         offload=source.choice((Offload.NONE, Offload.NONE, Offload.PARAMS)),
-        checkpointing=source.choice(list(Checkpointing)),
+        checkpointing=(checkpointing := source.choice(list(Checkpointing))),
+        checkpointing_policy=_policy(source, checkpointing),
         optimizer=source.choice(OPTIMIZERS),
         optimizer_in_backward=source.random() < 0.2,
         world_size=world,
@@ -153,6 +156,16 @@ def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
         fp32_head=wrap is Wrap.BLOCK_AND_ENDS and precision.compute != "fp32" and source.random() < 0.5,
         **(fsdp1 if api is Api.FSDP1 else _resharding(source, strategy, wrap, divisors)),
     )
+
+
+def _policy(source: random.Random, checkpointing: Checkpointing) -> str | None:
+    """Return a policy for about half of the setups that can have one."""
+    if checkpointing is Checkpointing.FULL:
+        return source.choice((None, None, "every-2-blocks", "every-3-blocks"))
+    if checkpointing is Checkpointing.NONE:
+        return None
+    some = ",".join(source.sample(OPERATORS, source.randint(1, len(OPERATORS))))
+    return source.choice((None, None, EVERY_SECOND_PRODUCT, some))
 
 
 def _resharding(source: random.Random, strategy: ShardingStrategy, wrap: Wrap, divisors: list[int]) -> dict[str, Any]:

@@ -64,6 +64,18 @@ CHOSEN: dict[str, dict[str, Any]] = {
     | MIXED
     | {"offload": Offload.PARAMS, "gradient_accumulation_steps": 3, "sync_every_micro_batch": False},
     "last block stays": {"api": Api.FSDP2, "world_size": 8, "reshard_last_block": False, **MIXED},
+    "every second product": MIXED
+    | {"api": Api.FSDP2, "world_size": 8, "checkpointing": "selective", "checkpointing_policy": "every-second-product"},
+    "saved by name": MIXED
+    | {
+        "world_size": 8,
+        "checkpointing": "selective",
+        "checkpointing_policy": "aten.silu,aten._fused_rms_norm",
+    },
+    "every third block": {"api": Api.FSDP2, "strategy": "NO_SHARD", "world_size": 8}
+    | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-3-blocks"},
+    "every second block, accumulated": {"world_size": 8, "gradient_accumulation_steps": 3}
+    | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-2-blocks"},
     "fsdp2 ends": ENDS | {"api": Api.FSDP2, "fp32_head": True},
     "fsdp1 ends": ENDS | {"fp32_head": True},
     "fsdp1 ends, not sharded": ENDS
@@ -130,7 +142,7 @@ def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_what_is_resharded_and_the_units_of_the_ends_are_pytorchs(
+def test_what_is_resharded_or_checkpointed_and_the_units_of_the_ends_are_pytorchs(
     name: str, compared: dict[KernelSet, list[MemoryComparison]]
 ) -> None:
     found = compared["cuda"][len(DRAWN["cuda"]) + len(WITH_COPIES) + list(CHOSEN).index(name)]
@@ -169,6 +181,7 @@ def test_the_drawn_cells_cover_what_the_model_claims() -> None:
     assert any(cell.rank for cell in cells)
     assert any(cell.setup.reshard_after_forward for cell in cells)
     assert any(cell.setup.fp32_head for cell in cells)
+    assert {"every-second-product", "every-2-blocks"} < {cell.setup.checkpointing_policy for cell in cells}
     assert not all(cell.setup.reshard_last_block for cell in cells)
     assert {cell.model.hidden_size % 2 for cell in cells} == {0, 1}
     assert len({cell.setup.sequence_length for cell in cells}) >= 6

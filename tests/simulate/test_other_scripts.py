@@ -1,4 +1,4 @@
-"""What other training scripts do otherwise: their cross-entropy, and their policy of selective checkpointing.
+"""What other training scripts do otherwise: their cross-entropy, and their policy of checkpointing.
 
 Expected sizes are worked out from shapes: T tokens, V vocabulary, D hidden, K keys and values, F feed-forward.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.events import Event, Work
-from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy, Kernels
+from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
@@ -33,11 +33,12 @@ TOKENS = 2 * 1024
 LOGITS = TOKENS * 32000
 
 
-def _setup(checkpointing: Checkpointing = Checkpointing.NONE) -> TrainSetup:
+def _setup(checkpointing: Checkpointing = Checkpointing.NONE, policy: str | None = None) -> TrainSetup:
     return TrainSetup(
         strategy=ShardingStrategy.FULL_SHARD,
         precision=Precision.parse("bf16-mixed"),
         checkpointing=checkpointing,
+        checkpointing_policy=policy,
         world_size=8,
         micro_batch_size=2,
         sequence_length=1024,
@@ -74,33 +75,45 @@ def _works(events: Iterable[Event]) -> list[Work]:
     return [event.work for event in events if event.work is not None]
 
 
-def _products(kernels: Kernels, checkpointing: Checkpointing) -> list[tuple[int, ...]]:
-    works = _works(steady_step(SHAPE, _setup(checkpointing), kernels).last_step())
+def _products(setup: TrainSetup) -> list[tuple[int, ...]]:
+    works = _works(steady_step(SHAPE, setup, CUDA).last_step())
     return [work.dims for work in works if work.name == "aten::mm nt"]  # forward's
+
+
+def _again(setup: TrainSetup) -> list[tuple[int, ...]]:
+    """The products that are computed a second time."""
+    found = _products(setup)
+    for one in _products(_setup()):
+        found.remove(one)
+    return sorted(found)
+
+
+SELECTIVE = _setup(Checkpointing.SELECTIVE)
+EVERY_SECOND = _setup(Checkpointing.SELECTIVE, "every-second-product")
 
 
 def test_every_second_product_is_computed_again() -> None:
     """Of wq, wk, wv, wo, w1, w3, w2 these are wk, wo and w3, in each of two blocks."""
-    again = replace(CUDA, recomputes_every_second_product=True)
-    kept = _products(CUDA, Checkpointing.SELECTIVE)
-    assert len(kept) == 2 * 7 + 1
-    found = _products(again, Checkpointing.SELECTIVE)
-    for one in kept:
-        found.remove(one)
-    assert sorted(found) == sorted([(TOKENS, 128, 256), (TOKENS, 256, 256), (TOKENS, 512, 256)] * 2)
+    assert len(_products(SELECTIVE)) == 2 * 7 + 1
+    assert not _again(SELECTIVE)
+    assert _again(EVERY_SECOND) == sorted([(TOKENS, 128, 256), (TOKENS, 256, 256), (TOKENS, 512, 256)] * 2)
 
 
 def test_products_that_are_computed_again_are_not_kept() -> None:
     # 2 (K + D + F) bytes a token and block less where forward has ended, at the loss.
-    again = replace(CUDA, recomputes_every_second_product=True)
-    kept = predict_memory(SHAPE, _setup(Checkpointing.SELECTIVE), CUDA)
-    less = predict_memory(SHAPE, _setup(Checkpointing.SELECTIVE), again)
+    kept, less = predict_memory(SHAPE, SELECTIVE, CUDA), predict_memory(SHAPE, EVERY_SECOND, CUDA)
     assert kept.peak_operator == less.peak_operator == "aten::_log_softmax_backward_data"
     assert kept.peak_allocated_bytes - less.peak_allocated_bytes == 2 * TOKENS * (128 + 256 + 512) * 2
 
 
-def test_other_kinds_of_checkpointing_know_no_policy() -> None:
-    again = replace(CUDA, recomputes_every_second_product=True)
-    for kind in (Checkpointing.NONE, Checkpointing.FULL):
-        assert _products(again, kind) == _products(CUDA, kind)
-        assert predict_memory(SHAPE, _setup(kind), again) == predict_memory(SHAPE, _setup(kind), CUDA)
+def test_an_operator_that_is_saved_costs_its_output() -> None:
+    # silu's is 2 F bytes a token and block.
+    silu = _setup(Checkpointing.SELECTIVE, f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
+    kept, more = predict_memory(SHAPE, SELECTIVE, CUDA), predict_memory(SHAPE, silu, CUDA)
+    assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
+
+
+def test_of_every_second_block_all_products_but_the_last_are_computed_again() -> None:
+    full, second = _again(_setup(Checkpointing.FULL)), _again(_setup(Checkpointing.FULL, "every-2-blocks"))
+    assert len(full) == 2 * 6
+    assert sorted(second * 2) == full

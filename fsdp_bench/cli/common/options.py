@@ -47,6 +47,7 @@ class SetupOptions:
     offload: str | None = None
     precision: str | None = None
     checkpointing: str | None = None
+    checkpointing_policy: str | None = None
     optimizer: str | None = None
     optimizer_in_backward: bool | None = None
     batch: int | None = None
@@ -130,7 +131,7 @@ _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
-    "optimizer_in_backward": "optimizer_in_backward",
+    **{name: name for name in ("checkpointing_policy", "optimizer_in_backward")},
     "batch": "micro_batch_size",
     "seq": "sequence_length",
     "accumulate": "gradient_accumulation_steps",
@@ -167,6 +168,8 @@ _STEP = {
     "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
     "STORED/COMPUTE/REDUCE.",
     "--checkpointing MODE": "none, selective or full.",
+    "--checkpointing-policy TEXT": "With selective: every-second-product (torchtitan's), or operators that are saved, "
+    "as aten.mm,aten.silu. With full: every-2-blocks.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
     "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
     "--batch N": "Sequences per GPU in one forward pass.",

@@ -25,6 +25,7 @@ _BAR = 30
 
 _OFTEN = ("precision", "offload", "checkpointing", "optimizer")
 _SELDOM = (
+    "checkpointing_policy",
     "optimizer_in_backward",
     "gradient_accumulation_steps",
     "sync_every_micro_batch",

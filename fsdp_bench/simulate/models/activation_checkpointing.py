@@ -1,22 +1,27 @@
 """Activation checkpointing as torch/utils/checkpoint.py does it without reentrant autograd: symbol by symbol.
 
 In forward every saved tensor is replaced by a holder. The first holder that backward opens runs the block's forward
-again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the outputs of matrix
-products and of attention, which the second forward then takes instead of computing them: of the operators that call
-``Operators.saved_output`` (torchtitan's policy, every second product, is chosen in operators/kernels.py).
+again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the outputs of some
+operators, by default of matrix products and of attention, which the second forward then takes instead of computing
+them. Every operator that a policy can name (spec/checkpointing_policy.py) calls ``Operators.saved_output``.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
+from fsdp_bench.spec.setup import Checkpointing, TrainSetup
+
+if TYPE_CHECKING:
+    from fsdp_bench.simulate.models.transformer import SimulatedModel
 
 
 class _StopRecomputation(Exception):
@@ -32,14 +37,21 @@ class _Holder(msgspec.Struct, eq=False, weakref=True):
     recomputed: Tensor | None = None
 
 
+@lru_cache(maxsize=64)
+def _dispatched(policy: CheckpointingPolicy) -> frozenset[str]:
+    """Return the operators that are saved, by the dispatcher's names."""
+    return frozenset(name.replace(".", "::", 1) for name in policy.saved)
+
+
 class _Kept:
     """The outputs that selective checkpointing keeps (_CachingTorchDispatchMode), then hands out (_Cached...)."""
 
-    def __init__(self, drops_every_second_product: bool) -> None:
+    def __init__(self, policy: CheckpointingPolicy) -> None:
+        self._names = _dispatched(policy)
         self._outputs: list[Tensor | None] = []
         self._next = -1
         """Negative while the first forward fills."""
-        self._drops_every_second_product = drops_every_second_product
+        self._drops_every_second_product = policy.recomputes_every_second_product
         self._num_products = 0
 
     def hand_out(self) -> None:
@@ -47,9 +59,11 @@ class _Kept:
         self._next = 0
         self._num_products = 0
 
-    def output(self, make: Callable[[], Tensor], is_product: bool) -> Tensor:
+    def output(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Return an operator's output: made and kept, or the one that was kept, or made again."""
-        if is_product and self._drops_every_second_product:
+        if name not in self._names:
+            return make()
+        if name == "aten::mm" and self._drops_every_second_product:
             self._num_products += 1
             if self._num_products % 2 == 0:
                 return make()
@@ -138,15 +152,27 @@ class _Recomputation:
         return tensors
 
 
-def checkpointed(op: Operators, kind: Checkpointing) -> Callable[..., Any]:
-    """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT."""
+def checkpoint_blocks(op: Operators, model: SimulatedModel, setup: TrainSetup) -> None:
+    """Checkpoint the blocks that the policy chooses (train/wrapping/activation_checkpointing.py)."""
+    if setup.checkpointing is Checkpointing.NONE:
+        return
+    blocks = set(map(id, model.blocks))
+    in_order = [module for module in model.all_modules() if id(module) in blocks]
+    for block in in_order[:: setup.policy.every_blocks]:
+        block.around = checkpointed(op, setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None)
+
+
+def checkpointed(op: Operators, policy: CheckpointingPolicy | None = None) -> Callable[..., Any]:
+    """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT.
+
+    ``policy`` says what selective checkpointing saves; without one it is full.
+    """
 
     def around(forward: Callable[..., Any], *inputs: Any) -> Any:
         tape = op.tape
         if not tape.grad_enabled:
             return forward(*inputs)
-        is_selective = kind is Checkpointing.SELECTIVE
-        kept = _Kept(op.kernels.recomputes_every_second_product) if is_selective else None
+        kept = None if policy is None else _Kept(policy)
         frame = _CheckpointFrame(op, forward, inputs, kept)
         outer, tape.kept = tape.kept, frame.kept
         tape.hooks.append(frame)

@@ -25,6 +25,10 @@ from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
 _NAME = "aten::scaled_dot_product_attention"
+_FLASH = "aten::_scaled_dot_product_flash_attention"
+_FLASH_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+"""What the dispatcher calls each kernel, by which checkpointing's policies know it."""
 _HEAD_MULTIPLE = 8
 _FP32_MULTIPLE = 4
 """aten/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient: 16 bytes."""
@@ -85,7 +89,7 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
 def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
     """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
     if not op.kernels.is_cuda:
-        return _kernel(op, (q, k, v), heads, op.batch * heads.count * heads.length)
+        return _kernel(op, _FLASH_ON_CPU, (q, k, v), heads, op.batch * heads.count * heads.length)
     if q.itemsize == FP32:
         if heads.dim % _FP32_MULTIPLE:
             raise SpecError(
@@ -96,9 +100,9 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
             k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
         if op.kernels.observed:
-            return _kernel(op, (q, k, v), heads, rows)
+            return _kernel(op, _EFFICIENT, (q, k, v), heads, rows)
         inside = [efficient_backward_workspace(op.batch, heads.count, heads.length, heads.dim)]
-        return _kernel(op, (q, k, v), heads, rows, in_backward=inside)
+        return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, in_backward=inside)
     return _flash(op, q, k, v, heads)
 
 
@@ -108,17 +112,18 @@ def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tens
         q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
     rows = op.batch * heads.count * heads.length
     if op.kernels.observed:
-        return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE)
+        return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE)
     size = op.batch, heads.count, heads.length, padded_dim
     in_forward = flash_forward_workspace(*size, op.kernels.num_multiprocessors)
     in_backward = flash_backward_workspace(*size, heads.groups)
     # _flash_attention_backward makes output and gradient contiguous, which follow the padded queries head by head.
     num_copies = 2 if padded_dim != heads.dim and heads.count > 1 and heads.length > 1 else 0
-    return _kernel(op, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, num_copies)
+    return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, num_copies)
 
 
 def _kernel(
     op: Operators,
+    operator: str,
     inputs: tuple[Tensor, Tensor, Tensor],
     heads: Heads,
     rows: int,
@@ -150,9 +155,9 @@ def _kernel(
         scratch.extend([op.temporary(1, size, _NAME) for size in in_forward])
         return sums
 
-    out = op.saved_output(kernel)
-    extra = [op.saved_output(log_sums)]
-    extra += [op.saved_output(partial(tape.tensor, 1, size, _NAME)) for size in state]
+    out = op.saved_output(operator, kernel)
+    extra = [op.saved_output(operator, log_sums)]
+    extra += [op.saved_output(operator, partial(tape.tensor, 1, size, _NAME)) for size in state]
     scratch.clear()
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:

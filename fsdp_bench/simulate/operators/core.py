@@ -7,6 +7,7 @@ elements, ``itemsize`` bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
@@ -70,8 +71,7 @@ class Operators:
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
-        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::add")
-        self.run("aten::add", x, y, out)
+        out = self.elementwise("aten::add", x.numel, max(x.itemsize, y.itemsize), x, y)
         itemsizes = x.itemsize, y.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -90,8 +90,7 @@ class Operators:
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
-        out = self.tape.tensor(x.numel, max(x.itemsize, y.itemsize), "aten::mul")
-        self.run("aten::mul", x, y, out)
+        out = self.elementwise("aten::mul", x.numel, max(x.itemsize, y.itemsize), x, y)
         if y.node is not None:
             return self.record(out, [x, y], [x, y], self._mul_backward_two)
         itemsize = x.itemsize
@@ -115,8 +114,7 @@ class Operators:
 
     def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
-        out = self.like(x, "aten::mul")
-        self.run("aten::mul", x, y, out)
+        out = self.elementwise("aten::mul", x.numel, x.itemsize, x, y)
         small = y.numel
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -142,14 +140,12 @@ class Operators:
             self.run("aten::neg", gradients[0], dx)
             return (dx,)
 
-        out = self.like(x, "aten::neg")
-        self.run("aten::neg", x, out)
+        out = self.elementwise("aten::neg", x.numel, x.itemsize, x)
         return self.record(out, [x], [], backward)
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
-        out = self.like(x, "aten::cat", x.numel + y.numel)
-        self.run("aten::cat", x, y, out)
+        out = self.elementwise("aten::cat", x.numel + y.numel, x.itemsize, x, y)
         numels = x.numel, y.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -182,8 +178,7 @@ class Operators:
             self.run("aten::_to_copy", gradients[0], cast)
             return (cast,)
 
-        out = self.tape.tensor(x.numel, itemsize, "aten::_to_copy")
-        self.run("aten::_to_copy", x, out)
+        out = self.elementwise("aten::_to_copy", x.numel, itemsize, x)
         return self.record(out, [x], [], backward)
 
     def silu(self, x: Tensor) -> Tensor:
@@ -195,8 +190,7 @@ class Operators:
             self.run("aten::silu_backward", gradients[0], *opened, dx)
             return (dx,)
 
-        out = self.like(x, "aten::silu")
-        self.run("aten::silu", x, out)
+        out = self.elementwise("aten::silu", x.numel, x.itemsize, x)
         return self.record(out, [x], [x], backward)
 
     def gelu(self, x: Tensor) -> Tensor:
@@ -208,8 +202,7 @@ class Operators:
             self.run("aten::gelu_backward", gradients[0], *opened, dx)
             return (dx,)
 
-        out = self.like(x, "aten::gelu")
-        self.run("aten::gelu", x, out)
+        out = self.elementwise("aten::gelu", x.numel, x.itemsize, x)
         return self.record(out, [x], [x], backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------
@@ -258,7 +251,7 @@ class Operators:
             self.make_workspace(self.tape.in_backward)
             return out
 
-        out = self.saved_output(product, is_product=bias is None)
+        out = self.saved_output("aten::mm" if bias is None else "aten::addmm", product)
         out.node = node
         return out
 
@@ -312,10 +305,21 @@ class Operators:
             self._casts[weight] = self.to(weight, self.autocast, Category.GRADIENTS)
         return self._casts[weight]
 
-    def saved_output(self, make: Callable[[], Tensor], is_product: bool = False) -> Tensor:
-        """Make an output that selective checkpointing keeps, or take the one that it kept. A product is an aten::mm."""
+    def saved_output(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Make an output that selective checkpointing may keep, or take the one that it kept."""
         kept = self.tape.kept
-        out: Tensor = make() if kept is None else kept.output(make, is_product)
+        out: Tensor = make() if kept is None else kept.output(name, make)
+        return out
+
+    def elementwise(self, name: str, numel: int, itemsize: int, *inputs: Tensor) -> Tensor:
+        """Issue an operator that reads each input once and writes one output, which checkpointing may keep."""
+        if self.tape.kept is None:
+            return self._elementwise(name, numel, itemsize, inputs)
+        return self.saved_output(name, partial(self._elementwise, name, numel, itemsize, inputs))
+
+    def _elementwise(self, name: str, numel: int, itemsize: int, inputs: tuple[Tensor, ...]) -> Tensor:
+        out = self.tape.tensor(numel, itemsize, name)
+        self.run(name, *inputs, out)
         return out
 
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:

@@ -56,10 +56,6 @@ class Kernels:
 
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
 
-    recomputes_every_second_product: bool = False
-    """Selective checkpointing as torchtitan's policy does it: of a block's matrix products (aten::mm) every second one
-    is computed again in backward (torchtitan, parallelize_llama.py: mm_count % 2); otherwise all of them are kept."""
-
     @property
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/models/transformer.py, attention)."""

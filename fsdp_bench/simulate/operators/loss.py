@@ -10,7 +10,7 @@ from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, CrossEntropy
 from fsdp_bench.simulate.tape import Tensor
-from fsdp_bench.spec.setup import Checkpointing, Loss
+from fsdp_bench.spec.setup import Loss
 
 NUM_CHUNKS = 8
 """train/models/loss.py, NUM_CHUNKS."""
@@ -38,7 +38,7 @@ def chunked(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     vocab_size = logits.numel // tokens
     rows = [min(-(-tokens // NUM_CHUNKS), tokens - first) for first in range(0, tokens, -(-tokens // NUM_CHUNKS))]
     parts = op.split(logits, [count * vocab_size for count in rows])
-    chunk_sum = checkpointed(op, Checkpointing.FULL)
+    chunk_sum = checkpointed(op)
     total = op.tape.tensor(1, FP32, "aten::new_zeros")
     for part, count in zip(parts, rows, strict=True):
         total = op.add(total, chunk_sum(partial(_chunk_sum, op), part, targets.view(count)))

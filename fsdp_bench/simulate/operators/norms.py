@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators, Parameter, Saved
@@ -62,8 +64,7 @@ def _reciprocal_root(op: Operators, x: Tensor, rows: int) -> Tensor:
 
 def _scale_columns(op: Operators, x: Tensor, weight: Parameter) -> Tensor:
     """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
-    out = op.like(x, "aten::mul")
-    op.run("aten::mul", x, weight, out)
+    out = op.elementwise("aten::mul", x.numel, x.itemsize, x, weight)
     columns, itemsize = weight.numel, weight.itemsize
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -92,12 +93,12 @@ def layer_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter) -> 
 def _fused_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
     rows, columns = x.numel // weight.numel, weight.numel
-    out = op.like(x, "aten::native_layer_norm" if bias else "aten::_fused_rms_norm")
+    name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
+    out = op.elementwise(name, x.numel, x.itemsize, x)
     # CPU's native_layer_norm keeps mean and rstd in the input's dtype, CUDA's in fp32 (layer_norm_kernel.cu).
     size = FP32 if op.kernels.is_cuda else x.itemsize
-    statistics = [op.tape.tensor(rows, size, "statistics") for _ in range(2 if bias else 1)]
-    name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
-    op.run(name, x, out)
+    make = partial(op.tape.tensor, rows, size, "statistics")
+    statistics = [op.saved_output(name, make) for _ in range(2 if bias else 1)]
     numel, itemsize = x.numel, x.itemsize
 
     def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:

@@ -25,6 +25,7 @@ from fsdp_bench.simulate.recorded.instructions import (
 )
 from fsdp_bench.simulate.recorded.references import Scope, Unrolled
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
+from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
@@ -40,10 +41,10 @@ from fsdp_bench.spec.recording.steps import (
     TensorRef,
 )
 
-_KEPT = ("aten::mm", "aten::addmm", "aten::bmm")
-"""Operators whose outputs selective checkpointing keeps, beside attention's (activation_checkpointing.py)."""
+_NAMEABLE = frozenset(name.replace(".", "::", 1) for name in OPERATORS)
+"""Operators whose outputs selective checkpointing may keep."""
 _ATTENTION = "aten::_scaled_dot_product_"
-_PRODUCTS = (*_KEPT, "aten::baddbmm")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}
 
 Shape = tuple[int, ...]
@@ -267,8 +268,7 @@ class _Binding:
                 )
                 for each in operator.makes
             ),
-            is_kept=name in _KEPT or (name.startswith(_ATTENTION) and not name.endswith("_backward")),
-            is_product=name == "aten::mm",
+            may_be_kept=name in _NAMEABLE and bool(operator.makes),
             uses_cublas=name in _PRODUCTS,
             before=space.before,
             after_second=space.after_second,

@@ -98,9 +98,8 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     event: Event | None
     makes: tuple[Made, ...]
-    is_kept: bool
-    """Whether selective checkpointing keeps its outputs; ``is_product`` if it is an aten::mm."""
-    is_product: bool
+    may_be_kept: bool
+    """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
     before: tuple[int, ...] = ()
     """Bytes that its kernel allocates for itself: before its results, after the second one, or after all of them."""
@@ -110,7 +109,7 @@ class Run(msgspec.Struct, frozen=True):
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Run it in forward."""
         op, tape = model.op, model.op.tape
-        if self.is_kept and tape.kept is not None:
+        if self.may_be_kept and tape.kept is not None:
             self._take_or_make(frame, op)
             return
         if self.event is not None:
@@ -142,8 +141,7 @@ class Run(msgspec.Struct, frozen=True):
                     op.make_workspace(tape.in_backward)
                 return Tensor(storage, made.num_bytes, 1)
 
-            is_product = self.is_product and index == 0
-            out = op.saved_output(make, is_product=is_product)
+            out = op.saved_output(self.name, make)
             assert out.storage is not None
             frame.storages[made.number] = out.storage
 

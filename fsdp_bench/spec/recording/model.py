@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.flops import forward_flops
 from fsdp_bench.spec.recording.formula import evaluate
@@ -177,11 +178,20 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the FLOPs of one training step for one token, without recomputation: three forward passes."""
         return 3 * forward_flops(self, sequence_length) / sequence_length
 
-    def hardware_flops_per_token(self, sequence_length: int, checkpointing: Checkpointing) -> float:
-        """Return the FLOPs of one training step for one token, with what checkpointing computes again."""
+    def hardware_flops_per_token(
+        self, sequence_length: int, checkpointing: Checkpointing, policy: str | None = None
+    ) -> float:
+        """Return the FLOPs of one training step for one token, with what checkpointing computes again.
+
+        Where every k-th block is checkpointed, that is the same share of what all blocks together compute.
+        """
         flops = self.model_flops_per_token(sequence_length)
         if checkpointing is Checkpointing.FULL:
-            flops += forward_flops(self, sequence_length, only_blocks=True) / sequence_length
+            num_blocks = sum(count for _, count in self.counts)
+            share = -(-num_blocks // read_policy(policy).every_blocks) / num_blocks
+            flops += share * forward_flops(self, sequence_length, only_blocks=True) / sequence_length
+        elif checkpointing is Checkpointing.SELECTIVE and policy is not None:
+            flops += forward_flops(self, sequence_length, recomputed_by=read_policy(policy)) / sequence_length
         return flops
 
     def document(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
     fields = {key: value for key, value in cell.items() if key in _SETUP_KEYS}
     if fields.get("world_size") == "gpus":
         fields["world_size"] = max(len(machine.gpus), 1)
-    for key in ("max_grad_norm", "reshard_after_forward"):
+    for key in ("max_grad_norm", "reshard_after_forward", "checkpointing_policy"):
         if fields.get(key) == "none":
             fields[key] = None
     return convert(fields, TrainSetup, "")

@@ -17,6 +17,14 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
 
 _DEFAULT = TrainSetup()
+_YOUNGER = (
+    "checkpointing_policy",
+    "optimizer_in_backward",
+    "reshard_after_forward",
+    "reshard_last_block",
+    "fp32_head",
+)
+"""Fields that earlier versions did not have."""
 
 
 def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
@@ -26,14 +34,14 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     trial that timed out runs again under a longer limit. Keys that earlier versions did not have are hashed only where
     they are set, so that trials recorded by earlier versions keep their IDs.
     """
+    setup_fields = to_builtins(setup)
+    for field in _YOUNGER:
+        if setup_fields[field] == getattr(_DEFAULT, field):
+            del setup_fields[field]
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
     for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:
             del run_fields[field]
-    setup_fields = to_builtins(setup)
-    for field in ("reshard_after_forward", "reshard_last_block", "fp32_head", "optimizer_in_backward"):
-        if setup_fields[field] == getattr(_DEFAULT, field):
-            del setup_fields[field]
     decisive = {
         "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
         "setup": setup_fields,

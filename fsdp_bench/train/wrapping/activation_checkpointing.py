@@ -6,7 +6,6 @@ The other order, checkpoint(FSDP(block)), gathers a block's parameters a second 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,46 +13,50 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from fsdp_bench.spec.setup import Checkpointing
-
-_COSTLY = (
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_efficient_attention.default",
-    "aten._scaled_dot_product_cudnn_attention.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default",
-)
-"""Operators whose outputs selective checkpointing saves: matrix products and attention."""
+from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
+from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 
 
-def saved_ops(kind: Checkpointing) -> tuple[str, ...]:
+def saved_ops(setup: TrainSetup) -> tuple[str, ...]:
     """Return the operators whose outputs are saved, for the record of a trial."""
-    return _COSTLY if kind is Checkpointing.SELECTIVE else ()
+    return setup.policy.saved if setup.checkpointing is Checkpointing.SELECTIVE else ()
 
 
-def _resolve(name: str) -> Any:
-    namespace, operator, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
+def _context_fn(policy: CheckpointingPolicy) -> Callable[[], Any]:
+    """Return what makes the two contexts of one call of one block."""
+    aten = torch.ops.aten
+    saved = {getattr(aten, name.removeprefix("aten.")) for name in policy.saved}
+
+    def contexts() -> Any:
+        num_products = {True: 0, False: 0}  # in recomputation and in forward
+
+        def decide(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+            if operator is aten.mm.default and policy.recomputes_every_second_product:
+                num_products[context.is_recompute] += 1
+                if num_products[context.is_recompute] % 2 == 0:
+                    return CheckpointPolicy.PREFER_RECOMPUTE
+            is_saved = getattr(operator, "overloadpacket", None) in saved
+            return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(decide)
+
+    return contexts
 
 
-def _context_fn() -> Callable[[], Any]:
-    costly = {_resolve(name) for name in _COSTLY}
+def checkpoint_blocks(
+    model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing, policy: CheckpointingPolicy | None = None
+) -> dict[nn.Module, nn.Module]:
+    """Replace the blocks that ``policy`` chooses, by default all, by their checkpointed wrappers.
 
-    def policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator in costly else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return partial(create_selective_checkpoint_contexts, policy)
-
-
-def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing) -> dict[nn.Module, nn.Module]:
-    """Replace each block in ``model`` by its checkpointed wrapper; return the wrapper of each block."""
+    Blocks are counted in the order in which the model registers them. Returns the wrapper of each block that has one.
+    """
     if kind is Checkpointing.NONE:
         return {}
-    extra = {"context_fn": _context_fn()} if kind is Checkpointing.SELECTIVE else {}
+    policy = policy or CheckpointingPolicy()
+    extra = {"context_fn": _context_fn(policy)} if kind is Checkpointing.SELECTIVE else {}
     replaced: dict[nn.Module, nn.Module] = {}
-    targets = set(blocks)
+    given = set(blocks)
+    targets = set([module for module in model.modules() if module in given][:: policy.every_blocks])
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in targets:

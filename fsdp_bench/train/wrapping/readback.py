@@ -57,7 +57,7 @@ def effective_setup(
         parameter_dtypes=dtype_names(model.parameters()),
         gradient_dtypes=gradient_dtypes,
         optimizer_state_dtypes=dtype_names(optimizer_states(optimizer)),
-        selective_saved_ops=saved_ops(setup.checkpointing),
+        selective_saved_ops=saved_ops(setup),
     )
 
 

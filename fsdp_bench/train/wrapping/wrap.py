@@ -74,6 +74,7 @@ def fsdp(
     limit_all_gathers: bool = True,
     use_orig_params: bool = True,
     activation_checkpointing: str = "none",
+    checkpointing_policy: str | None = None,
     compile: bool = False,
     device: torch.device | None = None,
     initialize: Initializer | None = None,
@@ -102,6 +103,7 @@ def fsdp(
         limit_all_gathers: as in FullyShardedDataParallel.
         use_orig_params: as in FullyShardedDataParallel.
         activation_checkpointing: ``none``, ``selective`` (matrix products and attention are saved) or ``full``.
+        checkpointing_policy: what is saved instead: see TrainSetup.
         compile: torch.compile each block.
         device: the device to train on; by default this rank's accelerator if the process group is NCCL, else the CPU.
         initialize: called with ``(parameter, name)``; fills one whole parameter of a model on the meta device.
@@ -122,6 +124,7 @@ def fsdp(
             precision=Precision.parse(mp),
             offload=Offload.PARAMS if cpu_offload else Offload.NONE,
             checkpointing=Checkpointing(activation_checkpointing),
+            checkpointing_policy=checkpointing_policy,
             world_size=_world_size(process_group, device_mesh),
             shard_size=_shard_size(device_mesh, shard_strat, shard_size),
             wrap=_wrap(auto_wrap, TransformerBlock),
@@ -183,7 +186,7 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     stored = DTYPES[setup.precision.store]
     if any(parameter.dtype is not stored for parameter in model.parameters()):
         model = model.to(stored)
-    replaced = checkpoint_blocks(model, blocks, setup.checkpointing)
+    replaced = checkpoint_blocks(model, blocks, setup.checkpointing, setup.policy)
     if setup.compile:
         for block in blocks:
             replaced.get(block, block).compile()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy, Kernels
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
@@ -239,9 +240,11 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
     assumptions = [*framework.facts, *assumed]
     if inputs.optimizer == "AdamW":
         assumptions.append("AdamW's implementation not stated: foreach, PyTorch's choice on a GPU")
+    policy = None
     if checkpointing is Checkpointing.SELECTIVE and framework.recomputes_every_second_product is not None:
         place = framework.recomputes_every_second_product
         assumptions.append(f"selective checkpointing recomputes every second matrix product ({place})")
+        policy = EVERY_SECOND_PRODUCT
     if gpu is None:
         assumptions.append(f"{inputs.gpu}: memory not stated; a GPU without limit")
     strategy, world = ShardingStrategy(inputs.sharding or ""), inputs.num_gpus or 0
@@ -251,6 +254,7 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         precision=Precision(inputs.stored_dtype or "", inputs.compute_dtype or "", inputs.reduce_dtype or ""),
         offload=_OFFLOAD[inputs.offload or ""],
         checkpointing=checkpointing,
+        checkpointing_policy=policy,
         optimizer=framework.optimizers[inputs.optimizer or ""],
         world_size=world,
         shard_size=world // (inputs.num_nodes or 1) if strategy.is_hybrid else None,
@@ -262,10 +266,6 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         loss=Loss.CHUNKED if has_step(inputs, "+chunked CE") else Loss.PLAIN,
         compile=inputs.compiled == "yes",
     )
-    kernels = replace(
-        CUDA,
-        cross_entropy=framework.cross_entropy,
-        recomputes_every_second_product=framework.recomputes_every_second_product is not None,
-    )
+    kernels = replace(CUDA, cross_entropy=framework.cross_entropy)
     packed = has_step(inputs, "+packed")
     return Plan(model, setup, gpu, kernels, inputs.api != _SINGLE_GPU, packed, tuple(assumptions))

@@ -211,6 +211,7 @@ def test_what_earlier_versions_did_not_have_is_part_of_the_id_only_where_it_is_s
     """Else records that earlier versions wrote would be measured again."""
     grid = "[grid]\nmodel='tiny'\nworld_size=4\napi='fsdp2'\n"
     written = "reshard_after_forward='none'\nreshard_last_block=true\nfp32_head=false\n"
+    written += "checkpointing_policy='none'\noptimizer_in_backward=false\n"
     (plain,), (defaults,) = (read(tmp_path, grid + more).trials for more in ("", written))
     assert plain.spec.id == defaults.spec.id
     trials = read(tmp_path, grid + "reshard_after_forward=['none', 2]\nreshard_last_block=[true, false]").trials

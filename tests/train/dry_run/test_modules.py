@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdp_bench.catalog.ladder import nearest_size
+from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.train.models.transformer import build, initialize
@@ -91,7 +92,7 @@ def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, 
 SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
 
 
-def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing) -> int:
+def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, policy: str | None = None) -> int:
     """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
 
     Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
@@ -101,7 +102,7 @@ def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing) -> int:
     model = build(shape).to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         initialize(parameter, name, seed=0)
-    checkpoint_blocks(model, list(model.blocks), checkpointing)
+    checkpoint_blocks(model, list(model.blocks), checkpointing, read_policy(policy))
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         model(torch.zeros(3, 10, dtype=torch.long)).sum().backward()
@@ -117,6 +118,16 @@ def test_flops_of_a_whole_step_equal_torchs_own_count(family: Family, checkpoint
     assert flops_of_a_step(shape, checkpointing) == 3 * 10 * expected
     if checkpointing is not Checkpointing.FULL:
         assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("policy", ["aten.mm", "aten.addmm,aten.silu", "every-2-blocks"])
+def test_flops_that_a_policy_recomputes_equal_torchs_own_count(family: Family, policy: str) -> None:
+    """None of these saves attention: its unfused kernel, which is counted here, is an aten.bmm."""
+    shape, read = SMALL[family], read_policy(policy)
+    checkpointing = Checkpointing.FULL if read.is_of_blocks else Checkpointing.SELECTIVE
+    expected = shape.hardware_flops_per_token(10, checkpointing, causal=False, policy=policy)
+    assert flops_of_a_step(shape, checkpointing, policy) == 3 * 10 * expected
 
 
 def test_a_causal_token_sees_half_of_the_keys() -> None:

@@ -46,6 +46,9 @@ LAST_BLOCK_STAYS: dict[str, Any] = {"reshard_last_block": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "full checkpointing": FULL,
     "selective checkpointing": {"checkpointing": Checkpointing.SELECTIVE},
+    "every second product": {"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "every-second-product"},
+    "named operators": {"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.add,aten.mm,aten.mul"},
+    "every second block": FULL | {"checkpointing_policy": "every-2-blocks"},
     "accumulation": {"gradient_accumulation_steps": 2},
     "chunked loss": {"loss": Loss.CHUNKED},
     "one unit": {"wrap": Wrap.NONE},
