@@ -71,7 +71,7 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
     model, batch = returned
-    _allocate(model, dtype, home)
+    allocate(model, dtype, home)
     on_host = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch)
     return UserModel(model, on_host, block, arguments)
 
@@ -112,7 +112,7 @@ def _find(path: str, option: str) -> Any:
 
 
 @torch.no_grad()
-def _allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
+def allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
     """Move every parameter and buffer to ``home``, floating parameters as ``dtype``. Tied ones stay tied."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
