@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.models.huggingface import batch_of, build, layers_of, sliding_window_of, with_layers
-from fsdp_bench.train.models.user_module import allocate, load_user_module
+from fsdp_bench.train.models.user_module import load_user_module
 from fsdp_bench.train.recording.record import MULTIPLE, Point, Subject
 
 _POINTS = ((2, 64), (3, 96), (2, 160), (5, 224))
@@ -68,17 +66,13 @@ def of_module(module: UserModule) -> Subject:
         given = {"micro_batch_size": point["B"], "sequence_length": point["S"]}
         spec = UserModule(function=module.function, block=module.block, folder=module.folder, arguments=given)
         try:
-            dtype, device = torch.get_default_dtype(), torch.empty(0).device
-            # Without modes: peft moves its adapters to their layer, which FakeTensor's swap of parameters refuses.
-            with _disable_current_modes(), torch.device("meta"):
-                user = load_user_module(spec, setup, dtype, torch.device("meta"))
-            allocate(user.model, dtype, device)
+            user = load_user_module(spec, setup, torch.get_default_dtype(), torch.empty(0).device)
         except SpecError as error:
             if "makes its own batch" not in str(error):
                 raise
             needed = " and ".join(SIZES)
             raise SpecError(f"module: {module.function}() needs the parameters {needed} to be recorded") from None
-        return user.model, tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), user.batch)
+        return user.model, user.batch
 
     return Subject(make, points(0), _origin("module", module.function), block_path=module.block)
 
