@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import count
 
-from msgspec.structs import replace
-
-from fsdp_bench.simulate.models.build import build, few_blocks
+from fsdp_bench.simulate.models.build import build, few_blocks, with_few_tokens
 from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
@@ -34,10 +32,7 @@ def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[i
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
-    one_token = replace(
-        setup, sequence_length=shape.shortest_sequence, micro_batch_size=1
-    )  # the number of tokens does not matter
-    return _candidate_ranks(shape, one_token, kernels)
+    return _candidate_ranks(shape, with_few_tokens(shape, setup), kernels)
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +93,8 @@ class _Pieces:
         ends = set()
         for layout, weights in layouts:
             for weight, offset in zip(weights, layout.offsets, strict=True):
-                ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
+                if weight.is_trained:
+                    ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
         in_the_midst = next(rank for rank in count() if rank not in ends)
         self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
@@ -106,6 +102,8 @@ class _Pieces:
         """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
         held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
         for weight in model.all_weights:
+            if not weight.is_trained:  # the optimizer has no state of it
+                continue
             layout, index = self._place[id(weight)]
             offset, shard_numel = layout.offsets[index], layout.shard_numel
             first = bisect_left(self.ranks, offset // shard_numel)

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from msgspec.structs import replace
 
 from fsdp_bench.simulate.further_steps import replaced_tensors
+from fsdp_bench.simulate.models.build import with_few_tokens
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
@@ -65,10 +66,8 @@ def _memory_under_ddp(shape: Model, setup: TrainSetup, kernels: Kernels) -> Log:
 
 def _load_and_step(shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
-        one_token = replace(
-            setup, sequence_length=shape.shortest_sequence, micro_batch_size=1
-        )  # the number of tokens does not matter
-        simulation.wrapper.events_left = _events_left(_as_small_as_units_allow(shape, setup), one_token, kernels)
+        small = _as_small_as_units_allow(shape, setup)
+        simulation.wrapper.events_left = _events_left(small, with_few_tokens(shape, setup), kernels)
     elif isinstance(simulation.wrapper, Ddp):
         simulation.wrapper.numels_in_order = _arrivals(shape, setup, kernels)
     simulation.load()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from fsdp_bench.simulate.models.transformer import SimulatedModel, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -25,9 +27,20 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
     """
     if isinstance(model, RecordedModel):
         simulated = model if num_blocks == model.num_blocks else model.with_blocks(num_blocks)
-        program = _program(simulated, kind_of(setup), setup.micro_batch_size, setup.sequence_length, op.kernels)
+        program = _program(
+            simulated,
+            kind_of(setup, model.has_frozen_parameters),
+            setup.micro_batch_size,
+            setup.sequence_length,
+            op.kernels,
+        )
         return RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
     return SimulatedTransformer(op, model, num_blocks)
+
+
+def with_few_tokens(model: Model, setup: TrainSetup) -> TrainSetup:
+    """Return a setup of the smallest batch that a model takes, for what the number of tokens does not matter to."""
+    return replace(setup, sequence_length=model.shortest_sequence, micro_batch_size=1)
 
 
 def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel:

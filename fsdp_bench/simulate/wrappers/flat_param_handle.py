@@ -40,6 +40,8 @@ class FlatParamHandle:
         """In the order of nn.Module.parameters, which is that of the flat parameter."""
         self.unit = unit
         self.block = weights[0].block if weights else -1
+        self.is_trained = any(weight.is_trained for weight in weights)
+        """FlatParameter.requires_grad: a unit of frozen parameters alone is gathered, and has nothing to reduce."""
         self.layout = flat_layout(weights, wrapper.setup, precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
@@ -58,6 +60,8 @@ class FlatParamHandle:
         """With offload, the copy on the device of which the original parameters are views."""
         self.saved_grad_shard: Tensor | None = None
         self.shows_gradients = False
+        self.is_shown_unsharded = False
+        """Whether flat_param is not its _local_shard, or skipped its sharded views (_catch_all_reshard)."""
         self.prefetched = False
         self.needs_pre_forward_unshard = False
         self.needs_pre_backward_unshard = False
@@ -70,17 +74,25 @@ class FlatParamHandle:
             weight.seen = seen
 
     @cached_property
-    def holds_no_parameter(self) -> bool:
-        """Whether this rank's shard of a unit with original parameters is padding alone; rank 0's never is."""
-        rank = self.wrapper.rank
-        if rank == 0 or not self.wrapper.setup.use_orig_params:
+    def holds_no_trained_piece(self) -> bool:
+        """Whether this rank's shard of a unit with original parameters is padding and frozen parameters alone.
+
+        None of its parameters then has a gradient (_use_sharded_grad_views).
+        """
+        if not self.wrapper.setup.use_orig_params:
             return False
-        return not any(self.layout.in_shard(index, weight, rank) > 0 for index, weight in enumerate(self.weights))
+        rank, trained = self.wrapper.rank, ((i, w) for i, w in enumerate(self.weights) if w.is_trained)
+        return not any(self.layout.in_shard(index, weight, rank) > 0 for index, weight in trained)
 
     def shards(self) -> Iterator[tuple[int, Shard]]:
-        """Yield what the rank holds of each weight with a key of its own; a piece of a shard has one dimension."""
+        """Yield what the rank holds of each trained weight with a key of its own; a piece of a shard has one dimension.
+
+        The optimizer skips frozen ones: they have no gradient.
+        """
         wrapper = self.wrapper
         for index, weight in enumerate(self.weights):
+            if not weight.is_trained:
+                continue
             numel = self.layout.in_shard(index, weight, wrapper.rank)
             shape = () if wrapper.is_sharded else weight.shape
             offset = max(self.layout.offsets[index] - wrapper.rank * self.layout.shard_numel, 0)
@@ -154,6 +166,7 @@ class FlatParamHandle:
 
     def _gather(self) -> None:
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
+        self.is_shown_unsharded = True
         if self.full_param is not None and not (wrapper.offload and wrapper.is_sharded):
             wrapper.limit()  # which _unshard asks before it asks whether there is anything to gather
             return
@@ -238,6 +251,7 @@ class FlatParamHandle:
         skips_sharded_views = not self.wrapper.engine.is_running and not wrapper.setup.strategy.reshards_after_forward
         if not skips_sharded_views:
             self.moved_shard = None
+        self.is_shown_unsharded = skips_sharded_views and wrapper.is_sharded and wrapper.setup.use_orig_params
         self.prefetched = False
 
     # -- hooks -------------------------------------------------------------------------------------------------
@@ -258,7 +272,9 @@ class FlatParamHandle:
         self.needs_pre_forward_unshard = False
         self.tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
         wrapper.prefetch_forward(self)
-        out = forward(*self._cast_forward_inputs(inputs))
+        inputs = self._cast_forward_inputs(inputs)
+        self._register_post_backward_reshard_only_hook(inputs)
+        out = forward(*inputs)
         wrapper.hook("_post_forward")
         if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
             self.post_forward_index = len(wrapper.post_forward_order)
@@ -269,6 +285,26 @@ class FlatParamHandle:
             self.ran_pre_backward = False
             out.node.before(self.pre_backward)
         return out
+
+    def _register_post_backward_reshard_only_hook(self, inputs: tuple[Any, ...]) -> None:
+        """Of a unit of frozen parameters: reshard it when the gradients of all its inputs are known.
+
+        Without inputs that need a gradient the hook never runs (register_multi_grad_hook).
+        """
+        if self.is_trained or not self.tape.grad_enabled:
+            return
+        nodes = [t.node for t in inputs if isinstance(t, Tensor) and t.node is not None]
+        waiting = len(nodes)
+
+        def hook() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self.wrapper.hook("_post_backward_hook_reshard_only")
+                self._post_backward_reshard()
+
+        for node in nodes:
+            node.before(hook)
 
     def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""
@@ -290,7 +326,7 @@ class FlatParamHandle:
         if self.loaded is not None:
             self.loaded = None
             self.wrapper.let_go_of_loaded()
-        if not self.tape.grad_enabled:
+        if not self.tape.grad_enabled or not self.is_trained:
             return
         numel, itemsize, paddings = self.layout.numel, self.sizes.compute, self.layout.paddings
         tape = self.tape
@@ -343,12 +379,7 @@ class FlatParamHandle:
         """_post_backward_hook, after the flat gradient was accumulated."""
         wrapper = self.wrapper
         wrapper.hook("_post_backward_hook")
-        if wrapper.is_sharded:
-            self.reshard(wrapper.reduces_gradients or wrapper.setup.strategy.reshards_after_forward)
-        else:
-            self.reshard(free=False)
-        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-            wrapper.prefetch_backward(self)
+        self._post_backward_reshard()
         if not wrapper.reduces_gradients:
             self._use_unsharded_grad_views()
             return
@@ -378,6 +409,18 @@ class FlatParamHandle:
             wrapper.offload_gradient(self.grad, Stream.REDUCE_SCATTER)
             self._step_in_backward(Stream.REDUCE_SCATTER)
         del computed
+
+    def _post_backward_reshard(self) -> None:
+        wrapper = self.wrapper
+        self._reshard_in_backward()
+        if wrapper.setup.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            wrapper.prefetch_backward(self)
+
+    def _reshard_in_backward(self) -> None:
+        """_should_free_in_backward, _reshard."""
+        wrapper = self.wrapper
+        frees = wrapper.reduces_gradients or wrapper.setup.strategy.reshards_after_forward
+        self.reshard(free=frees and wrapper.is_sharded)
 
     def _run(self, name: str, num_bytes: int, itemsize: int, stream: Stream = Stream.REDUCE_SCATTER) -> None:
         """Issue an operator that reads elements of such a size."""
@@ -457,7 +500,12 @@ class FlatParamHandle:
         del shard, padded, unsharded
 
     def finalize(self) -> None:
-        """_catch_all_reshard, _finalize_params: the gradient for the optimizer."""
+        """_catch_all_reshard, _finalize_params: the gradient for the optimizer.
+
+        Only units of frozen parameters are not resharded until here.
+        """
+        if not self.is_trained and self.is_shown_unsharded:
+            self._reshard_in_backward()
         self.ran_pre_backward = False
         self.needs_pre_backward_unshard = False
         self.prefetched = False

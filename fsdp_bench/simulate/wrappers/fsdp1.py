@@ -70,9 +70,9 @@ class Fsdp1(Wrapper):
     def shards(self, model: Module) -> list[Shard]:
         """Return what the optimizer updates, in the order of model.parameters(); of some the rank has no element."""
         if not self.setup.use_orig_params:
-            return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles]
+            return [Shard(h.layout.shard_numel, self.sizes.store, h.block) for h in self.handles if h.is_trained]
         held = dict(shard for handle in self.handles for shard in handle.shards())
-        return [held[id(weight)] for weight in model.all_weights]
+        return [held[id(weight)] for weight in model.all_weights if weight.is_trained]
 
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""
@@ -123,6 +123,8 @@ class Fsdp1(Wrapper):
                     handle.forward_copy = copy
         if self.setup.use_orig_params and not self.offload and self.in_backward is None:
             for handle in self._by_block():
+                if not handle.is_trained:
+                    continue
                 numel = handle.layout.shard_numel
                 handle.grad = self.tape.tensor(numel, self.sizes.store, "flat_param.grad", Category.GRADIENTS)
                 handle.grad_dtype = self.setup.precision.store
@@ -197,9 +199,9 @@ class Fsdp1(Wrapper):
             self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
             self.tape.wait_stream(stream, Stream.COMPUTE)
-        if self.zeroed or self.rank:
+        if self.zeroed or any(handle.holds_no_trained_piece for handle in self.handles):
             for handle in self._by_block():
-                if self.zeroed or (handle.holds_no_parameter and not handle.shows_gradients):
+                if self.zeroed or (handle.holds_no_trained_piece and not handle.shows_gradients):
                     handle.grad = None
                 if self.zeroed:
                     handle.shows_gradients = False

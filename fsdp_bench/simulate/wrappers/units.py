@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.simulate.models.build import few_blocks
+from fsdp_bench.simulate.models.build import build, few_blocks
 from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, SimulatedTransformer, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
@@ -50,15 +50,34 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
     if has_ends and isinstance(shape, RecordedModel):
         return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block, size or none"
-    if setup.api is Api.FSDP1 and isinstance(shape, RecordedModel) and shape.has_frozen_parameters:
-        return "frozen parameters under fsdp1 are not predicted; use api fsdp2, or rehearse a training script"
-    reason = impossible(setup, device)
+    reason = impossible(setup, device) or _frozen_parameters_mixed(shape, setup)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
     if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
         return TIED_ENDS
     return reason
+
+
+def _frozen_parameters_mixed(shape: Model, setup: TrainSetup) -> str | None:
+    """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
+    if setup.api is not Api.FSDP1 or not isinstance(shape, RecordedModel) or not shape.has_frozen_parameters:
+        return None
+    if setup.use_orig_params:
+        if setup.wrap is Wrap.SIZE:
+            return "wrap: size of a model with frozen parameters is not predicted under fsdp1; use block or none"
+        return None
+    model = build(Operators(Tape(), CPU), shape, setup, shape.num_blocks)
+    taken: set[int] = set()
+    for unit in [*choose_units(model, setup), Unit((model,), setup.precision)]:
+        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
+        taken.update(map(id, weights))
+        if len({weight.is_trained for weight in weights}) > 1:
+            return (
+                "use_orig_params: false is refused by fsdp1 for units with both frozen and trained parameters"
+                ' ("Must flatten tensors with uniform `requires_grad`"); use true, or api fsdp2'
+            )
+    return None
 
 
 def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:

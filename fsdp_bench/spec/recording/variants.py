@@ -17,13 +17,19 @@ class VariantKind(NamedTuple):
     """Parameters stay in fp32, and the model runs under torch.autocast: DistributedDataParallel."""
     casts_at_blocks: bool = False
     """fully_shard casts the floating inputs of each block (MixedPrecisionPolicy.cast_forward_inputs)."""
+    trains: str = ""
+    """Which frozen parameters autograd computes gradients of all the same, as FSDP1 with use_orig_params shows them as
+    views of a flat parameter that is trained: none, those of ``units`` with a trained parameter where blocks are
+    units, or ``all``, where the model is one unit."""
 
     @property
     def name(self) -> str:
         """The name in a recording."""
         parts = [self.compute if self.store != self.compute else f"{self.compute}-true"]
         parts += ["autocast"] * self.autocast + ["cast at blocks"] * self.casts_at_blocks
-        return " ".join(parts) if self.compute != "fp32" else "fp32"
+        if self.compute == "fp32":
+            parts = ["fp32"]
+        return " ".join([*parts, f"flat {self.trains}"] if self.trains else parts)
 
     @property
     def fallback(self) -> VariantKind | None:
@@ -34,6 +40,8 @@ class VariantKind(NamedTuple):
             return self._replace(store="fp32")
         if self.compute == "fp16":
             return self._replace(compute="bf16")
+        if self.trains:
+            return self._replace(trains="")
         return None
 
 
@@ -48,11 +56,28 @@ KINDS = (
     VariantKind("fp16", casts_at_blocks=True),
     VariantKind("fp16", autocast=True),
 )
-"""All variants, each behind its fallback."""
+"""All variants, each behind its fallback, of a model whose parameters are all trained."""
+
+KINDS_WITH_FROZEN = (
+    *KINDS,
+    *(
+        VariantKind(compute, store=store, trains=trains)
+        for trains in ("units", "all")
+        for compute, store in (("bf16", "fp32"), ("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
+    ),
+)
+"""Those of a model with frozen parameters."""
 
 
-def kind_of(setup: TrainSetup) -> VariantKind:
-    """Return the variant that a setup runs."""
+def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
+    """Return the variant that a setup runs, of a model that has frozen parameters or none."""
+    kind = _kind_of(setup)
+    if has_frozen and setup.api is Api.FSDP1 and setup.use_orig_params:
+        return kind._replace(trains="all" if setup.wrap is Wrap.NONE else "units")
+    return kind
+
+
+def _kind_of(setup: TrainSetup) -> VariantKind:
     precision, is_ddp = setup.precision, setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
     if precision.compute == "fp32":
         return VariantKind("fp32")

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
@@ -62,7 +63,7 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        returned = function(**arguments)
+        returned = _call(function, arguments)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise SpecError(f"module: {spec.function}() raised {type(error).__name__}: {text}") from error
@@ -72,8 +73,23 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
         raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
     model, batch = returned
     _allocate(model, dtype, home)
-    on_host = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch)
+    on_host = tree_map_only(Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), batch)
     return UserModel(model, on_host, block, arguments)
+
+
+def _call(function: Any, arguments: dict[str, int]) -> Any:
+    """Return what a function builds; on the meta device where it moves modules that fake tensors cannot move.
+
+    nn.Module._apply swaps the parameters of a FakeTensorMode, which refuses ones with weak references: those of the
+    adapters that peft moves to the device of their layer.
+    """
+    try:
+        return function(**arguments)
+    except RuntimeError as error:
+        if "_apply(): Couldn't swap" not in str(error):
+            raise
+    with _disable_current_modes(), torch.device("meta"):
+        return function(**arguments)
 
 
 def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
-from fsdp_bench.spec.recording.variants import KINDS, VariantKind
+from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
 from fsdp_bench.train.recording.formulas import Formulas
@@ -60,7 +60,8 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         gc.freeze()  # what is there already need not be looked through after every step
         facts = _Facts(subject, device)
         recording = _Recording(subject, device, facts.lists, facts.kind)
-        for kind in KINDS:
+        is_trained = all(parameter.is_trained for parameter in facts.parameters)
+        for kind in KINDS if is_trained else KINDS_WITH_FROZEN:
             progress(kind.name)
             recording.add(kind)
     refuse_unknown(recording.notes)
@@ -131,6 +132,8 @@ class _Recording:
 
     def _step(self, point: Point, kind: VariantKind) -> RawStep:
         model, batch = _built(self._subject, point, self._device, DTYPES[kind.store])
+        if kind.trains:
+            train_flat_parameters(model, self._block if kind.trains == "units" else None)
         gc.collect()
         gc.disable()  # a collection would free cycles at another moment than in another run
         try:
@@ -138,6 +141,25 @@ class _Recording:
             return record_step(model, batch, DTYPES[kind.compute], kind.autocast, self._device, cast_at)
         finally:
             gc.enable()
+
+
+def train_flat_parameters(model: nn.Module, block: type[nn.Module] | None) -> None:
+    """Let each parameter need a gradient if one of its FSDP1 unit does; a unit is a block, what is in none, or all.
+
+    With use_orig_params a parameter is a view of its flat parameter, which needs a gradient if any does
+    (FlatParamHandle._validate_tensors_to_flatten), and so every view does (_use_unsharded_views).
+    """
+    rest = dict.fromkeys(model.parameters())
+    units = []
+    for module in model.modules():
+        if block is not None and isinstance(module, block):
+            units.append([parameter for parameter in module.parameters() if parameter in rest])
+            for parameter in units[-1]:
+                del rest[parameter]
+    for unit in [*units, list(rest)]:
+        if any(parameter.requires_grad for parameter in unit):
+            for parameter in unit:
+                parameter.requires_grad_(parameter.is_floating_point())
 
 
 def refuse_unknown(notes: Sequence[str]) -> None:
