@@ -409,8 +409,8 @@ forward, and under SHARD_GRAD_OP where gradients are accumulated without being r
 
 
 POLICY_AROUND_UNITS = (
-    "checkpointing_policy: around units inside blocks (wrap = size) a policy also saves the wrapper's own casts and copies,"
-    " which is not predicted; use wrap = block, a larger min_num_params, or the default policy"
+    "checkpointing_policy: around units inside blocks (wrap = size) a policy also saves the wrapper's own casts and"
+    " copies, which is not predicted; use wrap = block, a larger min_num_params, or the default policy"
 )
 
 
