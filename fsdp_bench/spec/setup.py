@@ -408,6 +408,12 @@ in storage". Not every step fails: found where query, key and value projections 
 forward, and under SHARD_GRAD_OP where gradients are accumulated without being reduced."""
 
 
+POLICY_AROUND_UNITS = (
+    "checkpointing_policy: around units inside blocks (wrap = size) a policy also saves the wrapper's own casts and"
+    " copies, which is not predicted; use wrap = block, a larger min_num_params, or the default policy"
+)
+
+
 def impossible(setup: TrainSetup, device: str) -> str | None:
     """Return why a setup cannot run on ``cuda`` or ``cpu``; None if it can. Each reason names an alternative."""
     hybrid_reason = _hybrid_impossible(setup)

@@ -70,7 +70,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     | {
         "world_size": 8,
         "checkpointing": "selective",
-        "checkpointing_policy": "aten.silu,aten._fused_rms_norm",
+        "checkpointing_policy": "aten.silu,aten.mul,aten.mm",
     },
     "every third block": {"api": Api.FSDP2, "strategy": "NO_SHARD", "world_size": 8}
     | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-3-blocks"},

@@ -13,6 +13,7 @@ from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import (
+    POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
     TIED_ENDS,
     Api,
@@ -54,6 +55,10 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    has_own_policy = setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None
+    may_save_units = has_own_policy and setup.wrap is Wrap.SIZE and not is_ddp
+    if reason is None and may_save_units and _has_units_inside_blocks(shape, setup):
+        return POLICY_AROUND_UNITS
     if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
         return TIED_ENDS
     return reason
