@@ -8,7 +8,7 @@ node is named by how many iterations before it was made, instead of by its numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -84,7 +84,15 @@ def _calls(call: Code) -> Iterator[Code]:
 class Writer:
     """Writes a recorded step as the structs of spec/recording, with loops where blocks do the same."""
 
-    def __init__(self, top: Code, nodes: dict[int, Code], names: list[str], lists: dict[str, int]) -> None:
+    def __init__(
+        self,
+        top: Code,
+        nodes: dict[int, Code],
+        names: list[str],
+        lists: dict[str, int],
+        places: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """Find the loops, or those at ``places``: the first block and the period, by list."""
         self._top, self._nodes, self._names = top, nodes, names
         self._numbers = {name: index for index, name in enumerate(names)}
         self._storage_in: dict[int, tuple[int, int, int]] = {}
@@ -94,11 +102,15 @@ class Writer:
         self._loop_at: dict[int, FoundLoop] = {}
         """By the identity of a call the loop in its code."""
         for path, count in lists.items():
-            self._find(path, count)
+            if places is None:
+                self._find(path, count, range(1, LONGEST_PERIOD + 1), range(_MOST_BEFORE + 1))
+            elif path in places:
+                first, period = places[path]
+                self._find(path, count, [period], [first])
 
     # -- finding -------------------------------------------------------------------------------------------------
 
-    def _find(self, path: str, count: int) -> None:
+    def _find(self, path: str, count: int, periods: Iterable[int], starts: Sequence[int]) -> None:
         for call in _calls(self._top):
             at = {event[1]: index for index, event in enumerate(call[3]) if event[0] == "c"}
             places = [at.get(f"{path}.{index}", -1) for index in range(count)]
@@ -106,8 +118,8 @@ class Writer:
                 break
         else:
             return
-        for period in range(1, LONGEST_PERIOD + 1):
-            for first in range(_MOST_BEFORE + 1):
+        for period in periods:
+            for first in starts:
                 found = self._loop(path, call[3], places, first, period)
                 if found is not None:
                     self.loops.append(found)

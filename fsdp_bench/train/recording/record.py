@@ -120,10 +120,14 @@ class _Recording:
             points = [{**each, "B": 1} for each in self._subject.points] if is_single else list(self._subject.points)
             points = _different(points)
             steps = [first if each == point else self._step(each, kind) for each in points]
-            self.variants[f"{kind.name}, one sequence" if is_single else kind.name] = _variant(
-                steps, points, self._lists
-            )
+            variant = _variant(steps, points, self._lists, self._places() if kind.trains else None)
+            self.variants[f"{kind.name}, one sequence" if is_single else kind.name] = variant
             self.notes += [note for step in steps for note in step.notes]
+
+    def _places(self) -> dict[str, tuple[int, int]] | None:
+        """Return where loops are: blocks that are alike with all parameters trained may differ in which are frozen."""
+        first = next(iter(self.variants.values()), None)
+        return None if first is None else {loop.path: (loop.first, loop.period) for loop in first.loops}
 
     def _like(self, kind: VariantKind, other: VariantKind | None) -> bool:
         while other is not None and other not in self._first:
@@ -190,11 +194,16 @@ def _built(
     return model.train(), batch
 
 
-def _variant(steps: Sequence[RawStep], points: Sequence[Point], lists: dict[str, int]) -> Variant:
+def _variant(
+    steps: Sequence[RawStep],
+    points: Sequence[Point],
+    lists: dict[str, int],
+    places: Mapping[str, tuple[int, int]] | None,
+) -> Variant:
     formulas = Formulas(points)
     top, nodes, loss, buffers = merged([step.plain() for step in steps], formulas)
     names = operator_names(top, list(nodes.values()))
-    writer = Writer(top, nodes, names, lists)
+    writer = Writer(top, nodes, names, lists, places)
     return Variant(
         top=writer.top(),
         nodes=writer.nodes(),
