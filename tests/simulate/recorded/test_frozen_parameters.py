@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +32,14 @@ FROZEN = ["lora", "embed_tokens layers.0. layers.1.", "embed_tokens norm lm_head
 
 
 @pytest.fixture(scope="module", params=FROZEN)
-def recorded(request: pytest.FixtureRequest) -> RecordedModel:
+def recorded(request: pytest.FixtureRequest) -> Iterator[RecordedModel]:
     """The model that the environment names, recorded; dry runs build the same."""
     if request.param == "lora":
         pytest.importorskip("peft", reason="LoRA is peft's")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(WHICH, request.param)
-        with unpacked_sequences():
+        with unpacked_sequences(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as train/recording/main.py: transformers' and peft's own
             code = record(of_module(MODULE))
         yield RecordedModel(
             name=request.param, code=code, sizes=tuple(code.sizes.items()), counts=tuple(code.num_blocks.items())
