@@ -14,12 +14,11 @@ from fsdp_bench.catalog.hf_config import read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count
 

@@ -53,5 +53,9 @@ def _refuse_newer(path: Path, data: bytes) -> None:
 def recorded_model(code: RecordedCode, name: str) -> RecordedModel:
     """Return the model that was recorded, with its own sizes."""
     return RecordedModel(
-        name=name, code=code, sizes=tuple(sorted(code.sizes.items())), counts=tuple(code.counts.items())
+        name=name,
+        code=code,
+        sizes=tuple(sorted(code.sizes.items())),
+        counts=tuple(code.counts.items()),
+        max_position_embeddings=code.positions,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Checkpointing,
     Offload,

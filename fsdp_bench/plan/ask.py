@@ -25,13 +25,13 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import Profile, read_profile
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,

@@ -27,9 +27,9 @@ from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import GIB
 

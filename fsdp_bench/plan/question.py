@@ -15,9 +15,9 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -132,6 +132,8 @@ class Prediction:
         """Warnings about assumptions of this answer."""
         setup, model = self.question.setup, self.question.model
         notes = []
+        if isinstance(model, RecordedModel):
+            notes.append(_recorded_note(model))
         if self.estimate.for_eager:
             notes.append("the setup compiles; this is the prediction for eager")
         gpu = self.question.gpu
@@ -195,3 +197,15 @@ def answer(question: Question) -> Prediction:
         headroom_bytes=question.headroom_bytes,
     )
     return Prediction(question, found)
+
+
+def _recorded_note(model: RecordedModel) -> str:
+    """Return whose code was recorded, and what was assumed of its batch and of what its kernels need."""
+    origin = model.code.origin
+    whose = "Hugging Face's" if origin.code == "huggingface" else "your own"
+    versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    batch = "full sequences, no attention mask, no cache of keys and values" if model.has_tokens else "images"
+    if len(model.counts) > 1:
+        batch += ", as many target tokens as source tokens"
+    routing = "; balanced routing" if any("_grouped_mm" in name for name in model.some_variant.names) else ""
+    return f"code: {whose} {origin.architecture}, recorded with {versions}; {batch}{routing}"

@@ -10,9 +10,9 @@ from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -32,8 +32,8 @@ class Speed:
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens per second of one rank."""
-        return self._per_second(self._tokens)
+        """Tokens per second of one rank. None also for a model that is not trained on tokens."""
+        return self._per_second(self._tokens) if self.model.has_tokens else None
 
     @property
     def mfu(self) -> float | None:
@@ -58,7 +58,9 @@ class Speed:
     def _per_second(self, amount: float) -> float | None:
         return None if self.time.step_seconds is None else amount / self.time.step_seconds
 
-    def _fraction_of_peak(self, flops_per_token: float) -> float | None:
+    def _fraction_of_peak(self, flops_per_token: float | None) -> float | None:
+        if flops_per_token is None:
+            return None
         achieved, peak = self._per_second(flops_per_token * self._tokens), self.peak_flops_per_second
         return None if achieved is None or peak is None else achieved / peak
 

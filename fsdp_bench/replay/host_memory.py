@@ -16,7 +16,7 @@ from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 

@@ -14,7 +14,7 @@ from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import memory_of_a_step
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 BREAKDOWN = tuple(category.value for category in Category)

@@ -17,7 +17,7 @@ from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 Intervals = list[tuple[float, float]]

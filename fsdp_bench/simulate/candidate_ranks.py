@@ -24,7 +24,7 @@ from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
 

@@ -28,7 +28,7 @@ from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
-from fsdp_bench.spec.any_model import Model
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"

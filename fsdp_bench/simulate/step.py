@@ -17,9 +17,8 @@ from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 

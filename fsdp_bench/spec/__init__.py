@@ -12,7 +12,6 @@ Read in this order:
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
     profile.py      Profile: the calibration of a machine
     recording/      the file format of a recorded model: its code as instructions, with sizes as formulas
-    any_model.py    Model: a ModelShape or a RecordedModel
     subprocesses/   input and output of dry runs and rehearsals
     units.py        parsing and printing of sizes, counts and times
     errors.py       the tree of errors; text from outside made safe to print

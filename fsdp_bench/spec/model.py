@@ -90,6 +90,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.num_hidden_layers
 
     shortest_sequence = 1
+    has_tokens = True
 
     repeats = True
     """Whether one block may stand for others."""

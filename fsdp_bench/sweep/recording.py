@@ -24,7 +24,7 @@ from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.run.launchers import worker_environment
 
 _PREFIX = "recording: "
-"""Of the lines that tell how far it is."""
+"""Begins the lines of progress."""
 
 
 class RecordingError(FsdpBenchError):

@@ -41,8 +41,10 @@ def test_the_code_is_named_once(tmp_path: Path) -> None:
     assert "no folder" in _line("record", "--module", "tests.simulate.recorded.users:llama", "-o", "nowhere/x.json")
 
 
-def test_a_function_that_makes_its_own_batch_is_refused() -> None:
-    line = _line("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", "/dev/shm/never.json")
+def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "never.json"
+    line = _line("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", file)
+    assert not file.exists()
     assert "needs the parameters micro_batch_size and sequence_length" in line
 
 

@@ -18,10 +18,10 @@ from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.codec import from_text, read_document
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Api,
     Checkpointing,

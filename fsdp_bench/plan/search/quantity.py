@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
 from fsdp_bench.plan.estimate import DEEPEST
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
 
 Hardware = Cluster | Gpu | None
@@ -93,7 +93,13 @@ POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 
 
 def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
-    """Return one model with 1 to DEEPEST layers."""
+    """Return one model with 1 to DEEPEST layers.
+
+    Raises:
+        SpecError: for a recorded model whose blocks are unlike each other.
+    """
+    if len(shape.allowed_layers(DEEPEST)) < 2:
+        raise SpecError(f"num_hidden_layers: the blocks of {shape.name} differ, and other depths were not recorded")
     return Quantity(
         "num_hidden_layers",
         shape.allowed_layers(DEEPEST),

@@ -12,7 +12,7 @@ from fsdp_bench.replay.schedule import Intervals, Span, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
-from fsdp_bench.report.text.speed import percent, rests_on
+from fsdp_bench.report.text.speed import percent, rests_on, throughput_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_seconds
@@ -116,7 +116,7 @@ def _subtitle(panels: Sequence[StepPanel]) -> str:
     return (
         f"{found.model.name}: {format_seconds(time.step_seconds)} a step,"
         f" {format_seconds(time.exposed_communication_seconds)} of it exposed communication,"
-        f" {found.tokens_per_second_per_gpu or 0:,.0f} tokens/s per GPU, MFU {percent(found.mfu)}"
+        f" {throughput_text(found)}, MFU {percent(found.mfu)}"
     )
 
 

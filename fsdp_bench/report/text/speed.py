@@ -18,11 +18,10 @@ def time_facts(found: Speed, profile: Profile | None) -> list[str]:
         return [fact("step time", f"{UNKNOWN}: {_why_unknown(found)}{known}")]
     assert time.communication_seconds is not None
     assert time.exposed_communication_seconds is not None
-    tokens = found.tokens_per_second_per_gpu or 0.0
     lines = [
         fact(
             "step time",
-            f"{format_seconds(time.step_seconds)}, {tokens:,.0f} tokens/s per GPU, MFU {percent(found.mfu)},"
+            f"{format_seconds(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
             f" HFU {percent(found.hfu)} (predicted, for eager)",
         ),
         fact(
@@ -35,6 +34,12 @@ def time_facts(found: Speed, profile: Profile | None) -> list[str]:
         ),
     ]
     return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
+
+
+def throughput_text(found: Speed) -> str:
+    """Return tokens per second, or steps where the model is not trained on tokens."""
+    tokens = found.tokens_per_second_per_gpu
+    return "not trained on tokens" if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
 
 
 def _part(name: str, seconds: float | None) -> str:

@@ -12,9 +12,8 @@ from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.bind import Program, bind
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -57,6 +56,8 @@ def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, k
             f"seq: {length} is not allowed for {model.name}, which was recorded for sequences {most} tokens, on one"
             f" side of its sliding window; record it with --seq {length}"
         )
+    if code.positions is not None and length > code.positions:
+        raise SpecError(f"seq: {length} is not allowed; {model.name} has {code.positions} learned positions")
     if length % model.code.multiple:
         raise SpecError(
             f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"

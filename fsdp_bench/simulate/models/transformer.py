@@ -34,7 +34,7 @@ class Weight:
         self.rest = rest
         """Elements of one row."""
         self.numel = dim0 * rest
-        self.shape = (dim0,) if columns is None else (dim0, columns)
+        self.shape: tuple[int, ...] = (dim0,) if columns is None else (dim0, columns)
         self.block = -1
         """The block that it belongs to; -1 outside of blocks."""
         self.is_trained = True

@@ -1,6 +1,6 @@
 """torch.optim.Muon of matrices that are held whole (torch/optim/_muon.py), and AdamW of what is no matrix.
 
-Of DTensors only dry runs and rehearsals tell: DTensor's cost model chooses for each product what is gathered.
+Under fully_shard use a dry run or a rehearsal: DTensor's cost model chooses for each product what is gathered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refuse_muon_of_dtensors(setup: TrainSetup) -> None:
     """Refuse to predict Muon of fully_shard's DTensors.
 
     Raises:
-        SpecError: saying what does tell.
+        SpecError: naming what answers instead.
     """
     has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
     if setup.optimizer is OptimizerKind.MUON and has_dtensors:

@@ -57,6 +57,7 @@ class RecordedTransformer(SimulatedModel):
         for size in shape[1:]:
             rest *= size
         weight = module.own(full, shape[0] if shape else 1, rest if len(shape) > 1 else None)
+        weight.shape = shape
         weight.is_trained = is_trained
         return weight
 

@@ -8,8 +8,7 @@ from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
-from fsdp_bench.spec.any_model import Model
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 
 

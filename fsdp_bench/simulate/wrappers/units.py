@@ -9,9 +9,8 @@ from fsdp_bench.simulate.models.transformer import Module, ModuleList, Simulated
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.any_model import Model
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
     POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
@@ -19,6 +18,7 @@ from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
     Checkpointing,
+    Loss,
     Offload,
     Precision,
     ShardingStrategy,
@@ -49,9 +49,7 @@ class Unit:
 def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
     has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
-    if has_ends and isinstance(shape, RecordedModel):
-        return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block, size or none"
-    reason = impossible(setup, device) or _frozen_parameters_mixed(shape, setup)
+    reason = impossible(setup, device) or _not_recorded(shape, setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
@@ -64,13 +62,22 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     return reason
 
 
-def _frozen_parameters_mixed(shape: Model, setup: TrainSetup) -> str | None:
-    """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
-    if setup.api is not Api.FSDP1 or not isinstance(shape, RecordedModel) or not shape.has_frozen_parameters:
+def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
+    """Return why a setup of a recorded model is not predicted; None if it is, and for benchmark models."""
+    if not isinstance(shape, RecordedModel):
         return None
-    if setup.use_orig_params:
-        if setup.wrap is Wrap.SIZE:
-            return "wrap: size of a model with frozen parameters is not predicted under fsdp1; use block or none"
+    if setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
+        return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block or none"
+    if setup.loss is not Loss.PLAIN:
+        return f"loss: a recorded model computes its own, so {setup.loss.value} is not predicted; leave --loss out"
+    if device != "cuda":
+        return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
+    return _frozen_parameters_mixed(shape, setup)
+
+
+def _frozen_parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
+    """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
+    if setup.api is not Api.FSDP1 or setup.use_orig_params or not shape.has_frozen_parameters:
         return None
     model = build(Operators(Tape(), CPU), shape, setup, shape.num_blocks)
     taken: set[int] = set()

@@ -1,4 +1,4 @@
-"""RecordedModel: a recorded code with the sizes and the number of blocks of one model."""
+"""RecordedModel: a recorded code with the sizes and the number of blocks of one model. Model: this or a ModelShape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import msgspec
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.flops import forward_flops
-from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.formula import evaluate, symbols_of
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
@@ -54,6 +55,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def shortest_sequence(self) -> int:
         """The shortest sequence that the recording holds for."""
         return -(-self.code.shortest // self.code.multiple) * self.code.multiple
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the batch is made of sequences of tokens; that of a vision transformer is made of images."""
+        return any("S" in symbols_of(each.numel) for each in self.code.batch)
 
     @cached_property
     def some_variant(self) -> Variant:
@@ -174,23 +180,26 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def model_flops_per_token(self, sequence_length: int) -> float:
-        """Return the FLOPs of one training step for one token, without recomputation: three forward passes."""
+    def model_flops_per_token(self, sequence_length: int) -> float | None:
+        """Return the FLOPs of one training step for one token, without recomputation: three forward passes.
+
+        None for a model with frozen parameters, which need fewer.
+        """
+        if self.has_frozen_parameters:
+            return None
         return 3 * forward_flops(self, sequence_length) / sequence_length
 
     def hardware_flops_per_token(
         self, sequence_length: int, checkpointing: Checkpointing, policy: str | None = None
-    ) -> float:
-        """Return the FLOPs of one training step for one token, with what checkpointing computes again.
+    ) -> float | None:
+        """Return the FLOPs of one training step for one token, with what selective checkpointing computes again.
 
-        Where every k-th block is checkpointed, that is the same share of what all blocks together compute.
+        None for full checkpointing: where a block's recomputation stops is not recorded.
         """
         flops = self.model_flops_per_token(sequence_length)
-        if checkpointing is Checkpointing.FULL:
-            num_blocks = sum(count for _, count in self.counts)
-            share = -(-num_blocks // read_policy(policy).every_blocks) / num_blocks
-            flops += share * forward_flops(self, sequence_length, only_blocks=True) / sequence_length
-        elif checkpointing is Checkpointing.SELECTIVE and policy is not None:
+        if flops is None or checkpointing is Checkpointing.FULL:
+            return None
+        if checkpointing is Checkpointing.SELECTIVE and policy is not None:
             flops += forward_flops(self, sequence_length, recomputed_by=read_policy(policy)) / sequence_length
         return flops
 
@@ -213,3 +222,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         layers = " + ".join(str(count) for _, count in self.counts)
         width = f" x {self.hidden_size}" if self.hidden_size else ""
         return f"{self.code.origin.architecture} {format_count(self.num_parameters)} ({layers} layers{width})"
+
+
+Model = ModelShape | RecordedModel
+"""A benchmark model's dimensions, or a recorded model: predictions take either."""

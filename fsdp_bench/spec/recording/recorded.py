@@ -100,8 +100,11 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     notes: tuple[str, ...] = ()
     """What was assumed, in sentences for the user."""
     shortest: int = 1
-    """The shortest sequence, where a sliding window makes shorter ones take another course."""
+    """The shortest sequence, where a sliding window makes shorter ones take another path."""
     longest: int | None = None
+    """The longest sequence, where a sliding window makes longer ones take another path."""
+    positions: int | None = None
+    """The positions that the model has learned; it fails on longer sequences."""
     multiple: Annotated[int, msgspec.Meta(ge=1)] = 1
     """The sequence lengths for which the formulas were found right: multiples of this."""
     format_version: int = FORMAT_VERSION

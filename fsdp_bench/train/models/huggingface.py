@@ -80,6 +80,15 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     return Layers(counts, min(to_record, *counts.values()))
 
 
+def learned_positions(model: nn.Module) -> int | None:
+    """Return for how many positions a model has learned an embedding; None where positions are computed."""
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
+            return module.num_embeddings
+    return None
+
+
 def sliding_window_of(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens some layers of a model see; None where all see everything."""
     made = _config(config)

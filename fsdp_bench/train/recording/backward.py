@@ -46,7 +46,7 @@ class RawNode:
 
 
 def record_backward(recorder: Recorder, loss: torch.Tensor, names: Names) -> tuple[dict[int, RawNode], list[str]]:
-    """Run backward; return the nodes of the graph by sequence number, and what could not be told."""
+    """Run backward; return the nodes of the graph by sequence number, and what is not known."""
     root: Any = loss.grad_fn
     found, waiting = _graph(root, names)
     notes: list[str] = []

@@ -1,7 +1,7 @@
 """Records the forward pass of a bare model on fake tensors: who allocates, what Python drops when, what autograd saves.
 
 It runs once under saved-tensor hooks that keep shapes instead of tensors. So a storage dies exactly when Python lets go
-of it, and what autograd holds is told apart: who replays the recording has an autograd of its own.
+of it, and what autograd holds is kept apart: what replays the recording has an autograd of its own.
 """
 
 from __future__ import annotations

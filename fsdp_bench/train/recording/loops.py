@@ -31,6 +31,8 @@ from fsdp_bench.train.recording.forward import Code
 
 LONGEST_PERIOD = 8
 _OF_A_LOOP = re.compile(r"L(\d+)\.(\d+)\.(\d+)")
+_FEWEST_ITERATIONS = 2
+"""That must be equal."""
 _MOST_BEFORE = 4
 """The most blocks at the beginning that may differ from the others."""
 
@@ -128,7 +130,7 @@ class Writer:
 
     def _loop(self, path: str, code: Code, places: list[int], first: int, period: int) -> FoundLoop | None:
         count = (len(places) - 1 - first) // period
-        if count < (3 if period == 1 else 2):
+        if count < _FEWEST_ITERATIONS:
             return None
         starts = [places[first + index * period] for index in range(count + 1)]
         iterations = [self._iteration(code[begin:end]) for begin, end in pairwise(starts)]

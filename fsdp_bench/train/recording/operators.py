@@ -62,7 +62,7 @@ def _dims(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
 
 
 def _layout(*matrices: Tensor) -> str:
-    """Return for each matrix whether its rows are contiguous (n) or its columns (t), as cuBLAS is told."""
+    """Return for each matrix whether its rows are contiguous (n) or its columns (t), as cuBLAS calls it."""
     return "".join("t" if m.stride(-1) != 1 and m.stride(-2) == 1 and m.shape[-1] > 1 else "n" for m in matrices)
 
 

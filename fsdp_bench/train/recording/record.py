@@ -46,6 +46,8 @@ class Subject:
     """Sequences are longer than this sliding window."""
     longest: int | None = None
     """The sliding window, where sequences are no longer."""
+    positions: int | None = None
+    """The positions that the model has learned."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many blocks are left out, by what the name of their list contains: ``decoder``, or nothing."""
 
@@ -65,6 +67,7 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
             progress(kind.name)
             recording.add(kind)
     refuse_unknown(recording.notes)
+    refuse_unlike_loops(recording.variants)
     if not recording.variants:
         raise SpecError(f"the model does not run: {next(iter(recording.missing.values()))}")
     return RecordedCode(
@@ -81,6 +84,7 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         multiple=MULTIPLE,
         shortest=subject.beyond + 1,
         longest=subject.longest,
+        positions=subject.positions,
     )
 
 
@@ -167,13 +171,26 @@ def train_flat_parameters(model: nn.Module, block: type[nn.Module] | None) -> No
 
 
 def refuse_unknown(notes: Sequence[str]) -> None:
-    """Refuse a recording in which something could not be told.
+    """Refuse a recording in which something is not known.
 
     Raises:
         SpecError: with the first of them.
     """
     if notes:
         raise SpecError(f"the model cannot be recorded exactly: {notes[0]}")
+
+
+def refuse_unlike_loops(variants: Mapping[str, Variant]) -> None:
+    """Refuse a recording whose variants do not repeat the same blocks: of one depth they would mean different models.
+
+    Raises:
+        SpecError: naming two such variants.
+    """
+    loops = {name: [(loop.path, loop.first, loop.period) for loop in found.loops] for name, found in variants.items()}
+    (first, expected), *others = loops.items() or [("", [])]
+    for name, found in others:
+        if found != expected:
+            raise SpecError(f"the model cannot be recorded: in {name} other blocks are alike than in {first}")
 
 
 def _different(points: Sequence[Point]) -> list[Point]:

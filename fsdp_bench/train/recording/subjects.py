@@ -14,7 +14,14 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
-from fsdp_bench.train.models.huggingface import batch_of, build, layers_of, sliding_window_of, with_layers
+from fsdp_bench.train.models.huggingface import (
+    batch_of,
+    build,
+    layers_of,
+    learned_positions,
+    sliding_window_of,
+    with_layers,
+)
 from fsdp_bench.train.models.user_module import load_user_module
 from fsdp_bench.train.recording.record import MULTIPLE, Point, Subject
 
@@ -47,10 +54,16 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
         return model, batch_of(model, point["B"], point["S"])
 
     with torch.device("meta"):
-        _, name = build(short)
+        bare, name = build(short)
     left_out = {stack: count - found.to_record for stack, count in found.counts.items()}
     return Subject(
-        make, points(beyond), _origin("huggingface", name), beyond=beyond, longest=longest, left_out=left_out
+        make,
+        points(beyond),
+        _origin("huggingface", name),
+        beyond=beyond,
+        longest=longest,
+        positions=learned_positions(bare),
+        left_out=left_out,
     )
 
 
@@ -79,7 +92,7 @@ def of_module(module: UserModule) -> Subject:
 
 def _origin(code: str, architecture: str) -> Origin:
     versions = {"torch": str(torch.__version__)}
-    for package in ("transformers", "peft") if code == "huggingface" else ():
+    for package in ("transformers",) if code == "huggingface" else ():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -131,6 +131,6 @@ def _data_dependence_explained() -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise SpecError(
-            f"the model's sizes or its course depend on data ({error.func}), so it cannot be recorded; rehearse a"
-            " training script of it, or measure it with a sweep"
+            f"the model's sizes, or the operators that it runs, depend on data ({error.func}), so it cannot be"
+            " recorded; rehearse a training script of it, or measure it with a sweep"
         ) from None

@@ -87,8 +87,7 @@ def fsdp(
             each subtree of at least ``min_num_params``. False makes the whole model one unit.
         mp: the precision: ``fp32``, ``bf16`` (bf16-mixed), ``fp16`` (fp16-mixed), ``bf16-mixed-bf16-reduce``,
             ``bf16-true``, or STORED/COMPUTE/REDUCE such as ``fp32/bf16/bf16``.
-        shard_strat: ``FULL_SHARD``, ``SHARD_GRAD`` (SHARD_GRAD_OP), ``NO_SHARD``, ``HYBRID_SHARD`` or
-            ``_HYBRID_SHARD_ZERO2``, and the aliases of spec.setup.ShardingStrategy.
+        shard_strat: a name or alias of spec.setup.ShardingStrategy, such as ``FULL_SHARD`` or ``SHARD_GRAD``.
         TransformerBlock: the class or classes of the model's blocks, for units, checkpointing and compiling.
         setup: use a TrainSetup instead of keywords. Keywords that it contains are then ignored.
         api: ``fsdp1`` or ``fsdp2``.
@@ -111,9 +110,7 @@ def fsdp(
     Raises:
         WrapError: for combinations that cannot work, with the reason.
         SpecError: for a value that is not allowed.
-
-    Warns:
-        ShardsNothingWarning: if every rank will have all parameters unsharded at once.
+        ShardsNothingWarning: a warning, if every rank will have all parameters unsharded at once.
     """
     if not dist.is_initialized():
         raise WrapError("fsdp() needs a process group: call torch.distributed.init_process_group first")

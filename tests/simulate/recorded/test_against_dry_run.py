@@ -9,6 +9,8 @@ import pytest
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.setup import TrainSetup
@@ -35,6 +37,10 @@ SETUPS = [
         "sync_every_micro_batch": False,
         "gradient_accumulation_steps": 2,
     },
+    {"api": "fsdp2", "world_size": 8, "checkpointing": "full", "checkpointing_policy": "every-2-blocks"},
+    {"api": "fsdp1", "world_size": 8, "checkpointing": "selective", "checkpointing_policy": "every-second-product"},
+    {"api": "fsdp2", "world_size": 8, "checkpointing": "selective", "checkpointing_policy": "aten.mm,aten.silu"},
+    {"api": "fsdp2", "world_size": 8, "strategy": "NO_SHARD", "optimizer": "adafactor", "micro_batch_size": 3},
 ]
 
 
@@ -75,6 +81,21 @@ def test_one_block_stands_for_others_and_parameters_are_counted(recorded: Record
     assert memory[2] - memory[1] == memory[1] - memory[0] > 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "device", "expected"),
+    [
+        ({"loss": "chunked"}, "cuda", "computes its own, so chunked is not predicted"),
+        ({"wrap": "size"}, "cuda", "wrap: size of a recorded model is not predicted"),
+        ({"wrap": "block-and-ends"}, "cuda", "wrap: block-and-ends of a recorded model is not predicted"),
+        ({}, "cpu", "on a CPU measure it"),
+    ],
+)
+def test_what_a_recording_does_not_hold_for_is_refused(
+    recorded: RecordedModel, fields: dict[str, object], device: str, expected: str
+) -> None:
+    assert expected in str(why_impossible(recorded, _setup({"api": "fsdp2", "world_size": 8, **fields}), device))
+
+
 def test_flops_are_those_of_the_benchmark_model(recorded: RecordedModel) -> None:
     matrices = 2 * (128 * 128 * 3 + 3 * 128 * 256)
     attention = 4 * 128 * (96 + 1) / 2
@@ -86,5 +107,5 @@ def test_a_bare_loss_is_recorded_and_what_depends_on_data_is_refused() -> None:
     model = recorded_model(record(RecordingSpec(module=module)), "bare")
     assert model.num_parameters == 6 * (32 * 32 + 32)
     module = UserModule(function="tests.simulate.recorded.users:depends_on_data", folder=ROOT)
-    with pytest.raises(Exception, match="depend on data"):
+    with pytest.raises(MachineError, match="depend on data"):
         record(RecordingSpec(module=module))
