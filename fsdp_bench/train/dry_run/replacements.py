@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_bench.train.dry_run.cuda_autocast import clear_cache
-from fsdp_bench.train.dry_run.fake_gpu import NAME
+from fsdp_bench.train.dry_run.fake_gpu import NAME, FakeStream
 
 
 def storage_address(original: Any) -> Any:
@@ -166,3 +166,8 @@ def without_modes(original: Any) -> Any:
 def always(_original: Any) -> Any:
     """Return a function that returns True."""
     return lambda *_args, **_kwargs: True
+
+
+def stream_without_work(_original: Any) -> Any:
+    """Return a stream of the fake accelerator, on which nothing runs."""
+    return lambda *_args, **_kwargs: FakeStream()

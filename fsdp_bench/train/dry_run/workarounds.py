@@ -205,6 +205,14 @@ WORKAROUNDS = (
         only_accelerator=True,
     ),
     Workaround(
+        symbol="torch.accelerator:current_stream",
+        marker="_accelerator_getStream",
+        why="the fake accelerator's streams are Python's; fully_shard asks for one where it waits for a unit that was"
+        " gathered and never used, as in backward of frozen blocks (finalize_backward)",
+        replace=replacements.stream_without_work,
+        only_accelerator=True,
+    ),
+    Workaround(
         symbol="torch:clear_autocast_cache",
         marker="clear_autocast_cache",
         why="cuda_autocast.py keeps its own casts of parameters, which must end when torch's do",
