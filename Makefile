@@ -28,7 +28,7 @@ validate: $(INSTALLED)
 REHEARSAL := .venv-rehearsal/bin/python
 test-rehearsal: .venv-rehearsal/installed
 	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
-		-m rehearsal tests/rehearse tests/sweep tests/validate
+		-m rehearsal tests/rehearse tests/sweep tests/validate tests/simulate tests/catalog
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal

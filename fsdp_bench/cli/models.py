@@ -67,7 +67,7 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
         str(entry.hidden_size),
         f"{entry.num_attention_heads} / {entry.num_key_value_heads or entry.num_attention_heads}",
         known(entry.max_position_embeddings, str),
-        "yes" if entry.supported else "no",
+        "yes" if entry.supported else "recorded" if _can_be_recorded(entry) else "no",
     )
 
 
@@ -88,9 +88,21 @@ def _facts(entry: ModelEntry) -> list[Fact]:
     return [*facts, *source_facts(entry.source)]
 
 
+def _can_be_recorded(entry: ModelEntry) -> bool:
+    """Whether it is known which class of transformers the model is."""
+    return bool(entry.hf_config().get("architectures"))
+
+
+def _recorded(entry: ModelEntry) -> str:
+    """Return how a model is predicted whose code is not the benchmark's, and why it is not."""
+    if not _can_be_recorded(entry):
+        return f"no: {entry.unsupported_because}"
+    return f"with Hugging Face's code, which is recorded once, with transformers; {entry.unsupported_because}"
+
+
 def _parameters(entry: ModelEntry) -> list[Fact]:
     published = known(entry.num_parameters, lambda count: f"{count:,}")
     if not entry.supported:
-        return [("parameters", f"{published} (published)"), ("predicted", f"no: {entry.unsupported_because}")]
+        return [("parameters", f"{published} (published)"), ("predicted", _recorded(entry))]
     exact = entry.shape().num_parameters
     return [("parameters", f"{exact:,} (computed from the sizes); published {published}"), ("predicted", "yes")]

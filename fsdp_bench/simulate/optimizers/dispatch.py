@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
 from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
-from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step
+from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step, takes_muon
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
@@ -72,7 +72,7 @@ def _moved_bytes(kind: OptimizerKind, shard: Shard) -> int:
         # it is not fused with another, that one reads the gradient and both codes, and writes both moments in fp32.
         one = 3 * shard.itemsize + 4
         return shard.numel * (one if is_one_kernel(shard) else one + shard.itemsize + 2 + 4 * FP32)
-    if kind is OptimizerKind.MUON and shard.is_matrix:
+    if kind is OptimizerKind.MUON and takes_muon(shard):
         return MUON_PASSES * shard.numel * shard.itemsize
     passes = _ADAFACTOR_OF_A_MATRIX if kind is OptimizerKind.ADAFACTOR and shard.is_matrix else _PASSES[kind]
     return passes * shard.numel * shard.itemsize

@@ -67,11 +67,16 @@ def issue_newton_schulz(tape: Tape, shards: list[Shard]) -> None:
 
 
 def _matrices(shards: list[Shard]) -> list[Shard]:
-    return [shard for shard in shards if shard.is_matrix and counts(shard)]
+    return [shard for shard in shards if takes_muon(shard) and counts(shard)]
 
 
 def _others(shards: list[Shard]) -> list[Shard]:
-    return [shard for shard in shards if not shard.is_matrix]
+    return [shard for shard in shards if not takes_muon(shard)]
+
+
+def takes_muon(shard: Shard) -> bool:
+    """Whether Muon updates it: torch's takes two dimensions, so that experts in one tensor are AdamW's."""
+    return len(shard.shape) == 2
 
 
 class _Step:

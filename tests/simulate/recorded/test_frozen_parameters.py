@@ -22,6 +22,8 @@ from fsdp_bench.train.recording.record import record
 from fsdp_bench.train.recording.subjects import of_module
 from tests.simulate.recorded.frozen_models import WHICH
 
+pytestmark = pytest.mark.rehearsal  # transformers and peft are in that environment
+
 MODULE = UserModule(
     function="frozen_models:make",
     block="transformers.models.llama.modeling_llama:LlamaDecoderLayer",
