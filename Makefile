@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: sweep test test-rehearsal lint validate budgets install clean
+.PHONY: sweep test test-rehearsal lint validate recordings budgets install clean
 
 sweep: $(INSTALLED)
 	$(BIN)/fsdp-bench sweep sweeps/quick.toml
@@ -36,6 +36,10 @@ test-rehearsal: .venv-rehearsal/installed
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,torchao,dev]'
 	touch $@
+
+# What the models of the catalogue run, recorded for all sizes; those that are there are kept. An hour on two cores.
+recordings: .venv-rehearsal/installed
+	$(REHEARSAL) -m fsdp_bench.sweep.architectures
 
 # How long the commands take, measured, beside what they may; a report, never a test.
 budgets: $(INSTALLED)

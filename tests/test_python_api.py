@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pandas
 import pytest
 from msgspec.structs import replace
 
@@ -139,7 +141,40 @@ def test_a_model_is_a_name_a_size_or_a_file(tmp_path: Path) -> None:
     assert model("meta-llama/llama-3.1-8b").name == LLAMA
     assert model("7b").num_hidden_layers == 33
     assert model("124M", 2048, "GPT2").max_position_embeddings == 2048
-    assert isinstance(estimate(path, world_size=2).model, ModelShape)
+    assert isinstance(estimate(path, world_size=2, code="benchmark").model, ModelShape)
+    assert estimate(hf_config=path, world_size=2).model.num_parameters == model(path).num_parameters
+    with pytest.raises(SpecError, match="name the model, or hf_config"):
+        estimate(world_size=2)
+
+
+def test_an_answer_is_a_table_in_a_notebook_and_a_row_of_a_table() -> None:
+    found = estimate("gpt2", gpus="16 x H100-SXM", strategy="zero2")
+    row = found.row()
+    assert (row["source"], row["code"], row["server"], row["world_size"]) == (
+        "predicted",
+        "benchmark",
+        "p5.48xlarge",
+        16,
+    )
+    assert row["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
+    assert row["strategy"] == "SHARD_GRAD_OP"
+    assert pandas.DataFrame([row]).loc[0, "fits"]
+    table = ElementTree.fromstring(found._repr_html_())
+    assert [th.text for th in table.iter("th")] == ["server", "peak allocated", "fits", "step time"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ("H100-SXM", "gpus: 'H100-SXM' is not allowed; how many of which GPU, like '8 x H100-SXM'"),
+        ("12 x H100-SXM", "gpus: 12 is not allowed; a multiple of the 8 GPUs of a p5.48xlarge"),
+        ("8 x H1000", "H100"),
+    ],
+)
+def test_gpus_that_no_servers_have_are_refused(gpus: str, expected: str) -> None:
+    with pytest.raises(SpecError) as error:
+        estimate("gpt2", gpus=gpus)
+    assert expected in str(error.value)
 
 
 def test_the_largest_model_is_one_call() -> None:

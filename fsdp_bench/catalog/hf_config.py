@@ -1,7 +1,8 @@
-"""Reads a Hugging Face config.json of llama, mistral or gpt2; other models are refused (FAMILIES in model_entry.py)."""
+"""Reads a Hugging Face config.json: its fields; for the benchmark's code the sizes of llama, mistral or gpt2."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,24 @@ def read_hf_config(path: Path) -> ModelShape:
         return read.shape()
     except ValueError as error:  # SpecError and msgspec.ValidationError
         raise SpecError(f"{path}: {explain(error)}") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the fields of a Hugging Face config.json.
+
+    Raises:
+        SpecError: naming the file, if it is none.
+    """
+    config = _load(path)
+    if not isinstance(config.get("model_type"), str):
+        raise SpecError(f"{path}: is not a Hugging Face config.json: it has no model_type")
+    return config
+
+
+def config_name(config: Mapping[str, Any], path: Path) -> str:
+    """Return the name of a config.json's model: its own, else the folder's or the file's."""
+    name = config.get("_name_or_path") or (path.absolute().parent.name if path.stem == "config" else path.stem)
+    return shortened(name, LONGEST_VALUE) if isinstance(name, str) else path.stem
 
 
 def read_sliding_window(path: Path) -> int | None:

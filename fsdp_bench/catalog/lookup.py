@@ -10,7 +10,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fsdp_bench.catalog.hf_config import read_hf_config
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.config_names import config_names
+from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
@@ -24,6 +26,9 @@ from fsdp_bench.spec.units import parse_count
 
 Hardware = Cluster | Gpu | None
 """A cluster of servers; a GPU, if the servers are not known; None, if nothing is known."""
+
+CODES = ("huggingface", "benchmark")
+"""Whose code a number is for."""
 
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the model gets as many positions as the sequence is long."""
@@ -60,43 +65,91 @@ def server(
     return Cluster(server=entry, gpu=catalog.gpu(entry.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
+_GPUS = re.compile(r"\s*([1-9]\d*)\s*(?:x|×|\s)\s*(\S.*)", re.IGNORECASE)  # noqa: RUF001
+
+
+def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Cluster:
+    """Return so many of a GPU, ``8 x H100-SXM``, in the first server of the catalogue that has them.
+
+    Raises:
+        SpecError: for an unknown GPU, for one that no server has, and for a number that fills no whole servers.
+    """
+    found = _GPUS.fullmatch(_text("gpus", text))
+    if found is None:
+        raise SpecError(f"gpus: {shown(text)} is not allowed; how many of which GPU, like '8 x H100-SXM'")
+    count, card = int(found[1]), catalog.gpu(found[2])
+    entry = next((each for each in catalog.servers() if catalog.gpu(each.gpu) == card), None)
+    if entry is None:
+        raise SpecError(f"gpus: the catalogue has no server with {card.name}; name the GPU alone: gpu={card.name!r}")
+    each = min(count, entry.gpus_per_node)
+    nodes, rest = divmod(count, each)
+    if rest:
+        raise SpecError(f"gpus: {count} is not allowed; a multiple of the {each} GPUs of a {entry.name}")
+    return Cluster(server=entry, gpu=card, num_nodes=nodes, gpus_per_node=each)
+
+
 def model(
     name: str | Path | Model,
     sequence_length: int = 1,
     family: Family | str = Family.LLAMA,
     catalog: Catalog = BUILT_IN,
+    code: str | None = None,
 ) -> Model:
-    """Return a model's dimensions.
+    """Return a model: its dimensions if it is the benchmark's own code, else its recorded code.
 
     Args:
         name: a name of the catalogue (``"Llama-3.1-8B"``), a size (``"7B"``: the nearest of the size ladder), or the
             path of a Hugging Face ``config.json``, or of a recorded model (``.recorded.json.gz``).
-        sequence_length: number of positions that the model must have at least.
+        sequence_length: number of positions that the model must have at least, and of tokens for which a code with a
+            sliding window is meant.
         family: if ``name`` is a size: ``llama`` or ``gpt2``.
         catalog: where to look; by default what comes with fsdp-bench.
+        code: whose code: ``huggingface`` or ``benchmark``. By default Hugging Face's for a config.json and for what
+            the benchmark has no code of, else the benchmark's.
 
     Raises:
+        NotRecorded: for a config.json of which no recording comes with fsdp-bench.
         SpecError: for an unknown name, naming the nearest name, for a model that cannot be expressed exactly, and
             for a sequence longer than the learned positions.
     """
+    if code not in (None, *CODES):
+        raise SpecError(f"code: {shown(code)} is not allowed; {' or '.join(CODES)}")
     if isinstance(name, RecordedModel):
         return name
     if isinstance(name, ModelShape):
         shape = name
-    elif str(name).endswith((".recorded.json", ".recorded.json.gz")):
+    elif str(name).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz")):
         return recorded_model(read_recorded(Path(name)), Path(name).name.partition(".")[0])
     elif isinstance(name, Path) or _text("model", name).endswith(".json"):
+        if code != "benchmark":
+            config = read_config(Path(name))
+            return recorded_architecture(config, sequence_length, config_name(config, Path(name)))
         shape = read_hf_config(Path(name))
     elif _SIZE.fullmatch(name):
         family = Family(family)
-        return nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
+        shape = nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
+        return with_code(shape, sequence_length) if code == "huggingface" else shape
     else:
-        shape = catalog.model(name).shape()
+        entry = catalog.model(name)
+        if code == "huggingface" or (code is None and not entry.supported):
+            return recorded_architecture(entry.hf_config(), sequence_length, entry.name)
+        shape = entry.shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
         raise SpecError(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
         )
     return shape
+
+
+def with_code(shape: ModelShape, sequence_length: int) -> RecordedModel:
+    """Return a model of the benchmark's dimensions with Hugging Face's code.
+
+    Raises:
+        NotRecorded: if no recording holds for them.
+    """
+    names = config_names(shape.family.value)
+    fields = {names[field]: getattr(shape, field) for field in names if hasattr(shape, field)}
+    return recorded_architecture({"model_type": shape.family.value, **fields}, sequence_length, shape.name)
 
 
 def _text(field: str, name: object) -> str:

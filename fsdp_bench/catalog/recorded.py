@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,9 @@ def read_recorded(path: Path) -> RecordedCode:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+        elif data[:6] == b"\xfd7zXZ\0":
+            data = lzma.decompress(data)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     _refuse_newer(path, data)
     try:
@@ -35,12 +38,17 @@ def read_recorded(path: Path) -> RecordedCode:
         raise SpecError(f"{path}: is not a recorded model: {error}") from None
 
 
+class _Version(msgspec.Struct):
+    """What every version of the format has."""
+
+    format_version: Any = None
+
+
 def _refuse_newer(path: Path, data: bytes) -> None:
     try:
-        document: Any = msgspec.json.decode(data)
+        found = msgspec.json.decode(data, type=_Version).format_version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: is not a recorded model: {error}") from None
-    found = document.get("format_version") if isinstance(document, dict) else None
     if found is None:
         raise SpecError(f"{path}: is not a recorded model; `fsdp-bench record` writes one")
     if found != FORMAT_VERSION:

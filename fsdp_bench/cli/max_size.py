@@ -21,7 +21,7 @@ from fsdp_bench.cli.common.options import (
     headroom_option,
     setup_options,
 )
-from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
+from fsdp_bench.cli.common.setups import read_code, read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
@@ -213,7 +213,7 @@ def _target(options: SetupOptions, quantity: str, to_known: Known) -> Target:
     known = to_known(hardware)
     if quantity == "params":
         family = Family(options.family or Family.LLAMA)
-        return known, [size_ladder(family, setup, known) for setup in setups]
+        return known, [size_ladder(family, setup, known, code=read_code(options)) for setup in setups]
     is_sequence = quantity == "sequence_length"
     model = read_model(replace(options, seq=1) if is_sequence else options)
     warn_of_sliding_window(options, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)

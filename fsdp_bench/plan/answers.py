@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+from typing import Any
 
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
     Checkpointing,
     Offload,
@@ -33,16 +36,49 @@ class TimedEstimate(Estimate):
         """Tokens per second of one GPU. None if ``step_seconds`` is None."""
         return self.speed.tokens_per_second_per_gpu
 
-    def __repr__(self) -> str:
+    def row(self) -> dict[str, Any]:
+        """Return the answer as one row of a table: ``pandas.DataFrame([found.row() for found in several])``.
+
+        Columns are called as in load_results(), sizes are in bytes, times in seconds; None is what is not known.
+        """
+        return {
+            "source": "predicted",
+            "model": self.model.name,
+            "code": _code(self.model),
+            "num_parameters": self.model.num_parameters,
+            "server": self.cluster.server.name if self.cluster else None,
+            "gpu": self.gpu.name if self.gpu else None,
+            **to_builtins(self.setup),
+            "peak_allocated_bytes": self.memory.peak_allocated_bytes,
+            "peak_reserved_bytes": self.allocator.peak_reserved_bytes,
+            "peak_phase": self.memory.peak_phase,
+            "fits": self.fits,
+            "headroom_bytes": self.headroom_bytes,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "mfu": self.speed.mfu,
+        }
+
+    def _lines(self) -> list[tuple[str, str]]:
         memory = self.memory
-        return "\n".join(
-            [
-                f"{self.model.name}: {_setup_text(self.setup)}",
-                f"  peak allocated  {format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}",
-                f"  fits            {_fits_text(self)}",
-                f"  step time       {_time_text(self.speed)}",
-            ]
-        )
+        code = [] if _code(self.model) == "benchmark" else [("code", self.model.describe())]
+        server = [("server", f"{self.cluster.num_nodes} x {self.cluster.server.name}")] if self.cluster else []
+        return [
+            *code,
+            *server,
+            ("peak allocated", f"{format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}"),
+            ("fits", _fits_text(self)),
+            ("step time", _time_text(self.speed)),
+        ]
+
+    def __repr__(self) -> str:
+        lines = [f"  {label:<14}  {text}" for label, text in self._lines()]
+        return "\n".join([f"{self.model.name}: {_setup_text(self.setup)}", *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the answer as a table, for notebooks."""
+        rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._lines())
+        return f"<table><caption>{escape(f'{self.model.name}: {_setup_text(self.setup)}')}</caption>{rows}</table>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,6 +99,11 @@ class LargestModel(SearchResult):
         place = "GPU" if limit.place == "card" else limit.place
         short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
         return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
+
+
+def _code(model: Model) -> str:
+    """Return whose code was predicted."""
+    return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
 
 
 def _setup_text(setup: TrainSetup) -> str:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from fsdp_bench.catalog.lookup import Hardware, Placement, find_placement
+from fsdp_bench.catalog.lookup import Hardware, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
@@ -82,13 +82,16 @@ class SetupFields(TypedDict, total=False):
 
 
 def estimate(
-    model: str | Path | Model,
+    model: str | Path | Model | None = None,
     setup: TrainSetup | None = None,
     hardware: Cluster | Gpu | None = None,
     kernels: Literal["cuda", "cpu"] | Kernels = "cuda",
     build: Build | str = Build.META,
     expandable_segments: bool = False,
     *,
+    hf_config: str | Path | None = None,
+    code: str | None = None,
+    gpus: str | None = None,
     gpu: str | Gpu | None = None,
     server: str | Server | None = None,
     nodes: int | None = None,
@@ -100,10 +103,17 @@ def estimate(
 ) -> TimedEstimate:
     """Predict memory, fit and time of one setup: ``estimate("Llama-3.1-8B", server="p5.48xlarge", strategy="zero3")``.
 
-    Needs neither torch nor a GPU; takes a fraction of a second.
+    Needs neither torch nor a GPU; takes a fraction of a second. The answer shows as a table in a notebook;
+    ``pandas.DataFrame([answer.row()])`` makes a table of one or several.
 
     Args:
-        model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json, or a ModelShape.
+        model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json or of a recorded
+            model, or the model itself.
+        hf_config: the path of a Hugging Face config.json, whatever its name, instead of ``model``.
+        code: whose code: ``huggingface`` or ``benchmark``. By default Hugging Face's for a config.json and for models
+            that the benchmark has no code of.
+        gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
+            which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
         hardware: a Cluster or a Gpu, instead of the names below.
         kernels: the device whose kernels run: ``cuda`` or ``cpu``.
@@ -124,9 +134,18 @@ def estimate(
         SpecError: for values that are not allowed, naming the field, the value and the allowed values; and for setups
             that cannot run, with the reason.
     """
-    fields = with_defaults(setup, setup_fields, find_model(model))
-    where, found = _read(setup, hardware, (gpu, server, nodes, gpus_per_node), fields)
-    shape = find_model(model, found.sequence_length)
+    named = (gpu, server, nodes, gpus_per_node)
+    if gpus is not None:
+        if hardware is not None or any(value is not None for value in named):
+            raise SpecError("gpus: it says where; leave out hardware, gpu, server, nodes and gpus_per_node")
+        hardware = cluster_of(gpus)
+    if (model is None) == (hf_config is None):
+        raise SpecError("estimate: name the model, or hf_config, the path of its config.json; and not both")
+    which = Path(hf_config) if hf_config is not None else model
+    assert which is not None
+    fields = with_defaults(setup, setup_fields, find_model(which, code=code))
+    where, found = _read(setup, hardware, named, fields)
+    shape = find_model(which, found.sequence_length, code=code)
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
     if gpu_memory is not None:

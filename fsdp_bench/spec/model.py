@@ -84,6 +84,12 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """The longest sequence, where positions are learned; else None."""
         return self.max_position_embeddings if self.family is Family.GPT2 else None
 
+    longest_sequence = learned_positions
+
+    def for_length(self, _sequence_length: int) -> ModelShape:
+        """Return the model for sequences of a length: itself."""
+        return self
+
     @property
     def num_blocks(self) -> int:
         """The blocks that are alike: all layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import lzma
 import os
 import subprocess
 import sys
@@ -85,12 +86,14 @@ def write(recorded: RecordedCode, path: Path) -> int:
     data = msgspec.json.encode(recorded)
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
+    elif path.suffix == ".xz":
+        data = lzma.compress(data, preset=9)
     write_atomically(path, data)
     return len(data)
 
 
 def recorded_config(config: dict[str, Any], sequence_length: int, progress: Callable[[str], None]) -> RecordedCode:
-    """Return the recording of a config.json: the cached one, or a new one, which takes half a minute.
+    """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
     Raises:
         MachineError: as ``record``.

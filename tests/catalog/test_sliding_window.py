@@ -53,7 +53,7 @@ def test_a_window_that_is_no_number_of_tokens_is_refused(tmp_path: Path, window:
 
 def test_predict_notes_a_sequence_beyond_the_window_in_text_and_json(tmp_path: Path) -> None:
     path = _config(tmp_path, sliding_window=128)
-    asked = ("predict", "--hf-config", path, *WORDS)
+    asked = ("predict", "--hf-config", path, "--code", "benchmark", *WORDS)
     text = run_command(*asked, "--seq", 256).stdout
     assert "beyond 128 tokens" in text
     (note,) = json.loads(run_command(*asked, "--seq", 256, "--json").stdout)["notes"]
@@ -62,7 +62,8 @@ def test_predict_notes_a_sequence_beyond_the_window_in_text_and_json(tmp_path: P
 
 
 def test_max_size_says_it_on_standard_error(tmp_path: Path) -> None:
-    asked = ("max-size", "--hf-config", _config(tmp_path, sliding_window=128), *WORDS, "--dial", "micro_batch_size")
+    path = _config(tmp_path, sliding_window=128)
+    asked = ("max-size", "--hf-config", path, "--code", "benchmark", *WORDS, "--dial", "micro_batch_size")
     done = run_command(*asked, "--seq", 256, "--strategy", "FULL_SHARD")
     assert done.returncode == 0, done.stderr
     assert "sliding window is not modelled" in done.stderr

@@ -158,7 +158,7 @@ def test_a_model_of_few_positions_is_asked_for_no_more_than_it_has(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("--gpu", "A10G", "--world-size", 8, "--hf-config", tmp_path / "config.json", *ONE_CELL, "--json")
     (cell,) = json.loads(run_command("max-size", *words, "--of", "num_hidden_layers").stdout)["cells"]
-    assert cell["setup"]["sequence_length"] == 300
+    assert cell["setup"]["sequence_length"] == 288  # the last multiple of 32: for these the code was recorded
     (cell,) = json.loads(run_command("max-size", *words, "--of", "sequence_length").stdout)["cells"]
     assert cell["fits_value"] == 256  # the last multiple of 128
 

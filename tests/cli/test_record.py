@@ -54,9 +54,9 @@ def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
         (b"", "is not a recorded model"),
         (
             b'{"format_version": 999}',
-            "is a recorded model of version 999, and this fsdp-bench reads 1; record it again",
+            "is a recorded model of version 999, and this fsdp-bench reads 2; record it again",
         ),
-        (b'{"format_version": 1}', "is not a recorded model: "),
+        (b'{"format_version": 2}', "is not a recorded model: "),
         (b'{"format_ver', "is not a recorded model"),
         (gzip.compress(b"{}")[:12], "cannot be read"),
         (json.dumps({"name": "x"}).encode(), "`fsdp-bench record` writes one"),

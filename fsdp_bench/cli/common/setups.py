@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window, sliding_window_note
+from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.catalog.lookup import POSITIONS, Hardware, Placement, find_placement
-from fsdp_bench.catalog.model_entry import FAMILIES
+from fsdp_bench.catalog.lookup import CODES, POSITIONS, Hardware, Placement, find_placement, with_code
+from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
-from fsdp_bench.spec.codec import from_text, read_document
-from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.codec import from_text
+from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
     Api,
     Checkpointing,
@@ -101,8 +103,12 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
         return replace(options, precision=precision)
     is_named = options.params is None and (options.model is not None or options.hf_config is not None)
     positions = DEFAULT_SEQUENCE_LENGTH
-    if is_named and options.recorded is None and config_to_record(options, catalog) is None:
-        positions = _model(options, catalog, 1).max_position_embeddings or positions
+    if is_named and options.recorded is None:
+        with suppress(NotRecorded):
+            model = _model(options, catalog, 1, may_record=False)
+            positions = model.max_position_embeddings or positions
+            if isinstance(model, RecordedModel):
+                positions -= positions % model.code.multiple
     return replace(options, precision=precision, seq=min(DEFAULT_SEQUENCE_LENGTH, positions))
 
 
@@ -112,7 +118,7 @@ def sliding_window_of(options: SetupOptions) -> int | None:
     Raises:
         SpecError: as read_model.
     """
-    if options.hf_config is None or config_to_record(options, load_user_catalog(options.catalog)) is not None:
+    if options.hf_config is None or options.code is None or options.code.strip().lower() != "benchmark":
         return None
     return read_sliding_window(options.hf_config)
 
@@ -124,60 +130,64 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
         print_line(f"note: {sliding_window_note(window)}", error=True)
 
 
-def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> Model:
+def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True) -> Model:
     named = {
         "--model": options.model,
         "--hf-config": options.hf_config,
         "--recorded": options.recorded,
         "--params": options.params,
     }
-    given = [option for option, value in named.items() if value is not None]
+    given = {option: value for option, value in named.items() if value is not None}
     if not given:
         raise SpecError("no model is named; --model NAME, --hf-config FILE, --recorded FILE or --params 7B")
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} each name a model; keep one")
-    if options.params is not None:
-        family = Family(options.family or "llama")
-        positions = max(sequence_length, POSITIONS[family])
-        return nearest_size(family, parse_count(options.params, "params"), positions=positions)
-    if options.family is not None:
-        raise SpecError(f"family: goes with --params; {given[0]} has its own")
+    if options.params is None and options.family is not None:
+        raise SpecError(f"family: goes with --params; {next(iter(given))} has its own")
     if options.recorded is not None:
+        if options.code is not None:
+            raise SpecError("code: a recorded model has its own; leave --code out")
         return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
-    config = config_to_record(options, catalog)
-    if config is not None:
-        code = recorded_config(config, sequence_length, _tell_recording)
-        name = options.model or config.get("_name_or_path") or options.hf_config.absolute().parent.name  # type: ignore[union-attr]
-        return recorded_model(code, str(name))
-    shape = read_hf_config(options.hf_config) if options.hf_config else catalog.model(str(options.model)).shape()
-    if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
-        raise SpecError(
-            f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
-        )
-    return shape
+    code, (name,) = read_code(options), given.values()
+    try:
+        if options.params is not None:
+            family = Family(options.family or Family.LLAMA)
+            positions = max(sequence_length, POSITIONS[family])
+            shape = nearest_size(family, parse_count(options.params, "params"), positions=positions)
+            return with_code(shape, sequence_length) if code == "huggingface" else shape
+        return find_model(name, sequence_length, catalog=catalog, code=code)
+    except NotRecorded as why:
+        if not may_record:
+            raise
+        return _recorded_now(options, catalog, sequence_length, why)
 
 
-def config_to_record(options: SetupOptions, catalog: Catalog) -> dict[str, Any] | None:
-    """Return the config.json whose code is to be recorded; None where the benchmark's own code is meant.
+def read_code(options: SetupOptions) -> str | None:
+    """Return whose code is meant; None for the default.
 
     Raises:
-        SpecError: if the code is named that the model does not have, and if the file is no config.json.
+        SpecError: for a word that is no code.
     """
     code = options.code.strip().lower() if options.code is not None else None
-    if code not in (None, "huggingface", "benchmark"):
-        raise SpecError(f"code: {shown(options.code)} is not allowed; huggingface or benchmark")
-    if code is not None and (options.params is not None or options.recorded is not None):
-        raise SpecError("code: goes with --model and --hf-config; the ladder's models and recorded ones have their own")
+    if code not in (None, *CODES):
+        raise SpecError(f"code: {shown(options.code)} is not allowed; {' or '.join(CODES)}")
+    return code
+
+
+def _recorded_now(options: SetupOptions, catalog: Catalog, sequence_length: int, why: NotRecorded) -> Model:
+    """Record a model's code of which no recording comes with fsdp-bench, for its sizes alone."""
+    if options.params is not None:
+        raise why
     if options.hf_config is not None:
-        config = read_document(options.hf_config, "JSON")
-        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-            return None  # the reader says what is wrong
-        is_ours = config["model_type"] in FAMILIES
-        return None if code == "benchmark" or (is_ours and code is None) else config
-    if options.model is None:
-        return None
-    entry = catalog.model(options.model)
-    return None if code == "benchmark" or (entry.supported and code is None) else entry.hf_config()
+        config = read_config(options.hf_config)
+        name = config_name(config, options.hf_config)
+    else:
+        entry = catalog.model(str(options.model))
+        config, name = entry.hf_config(), entry.name
+    try:
+        return recorded_model(recorded_config(config, sequence_length, _tell_recording), name)
+    except MachineError as error:
+        raise MachineError(f"{why}; {error}") from None
 
 
 def _tell_recording(what: str) -> None:

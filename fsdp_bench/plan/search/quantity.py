@@ -17,6 +17,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
+from fsdp_bench.catalog.lookup import with_code
 from fsdp_bench.plan.estimate import DEEPEST
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -74,11 +75,23 @@ class Quantity:
         return [range(indices[0], indices[-1] + 1) for indices in ranges]
 
 
-def size_ladder(family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None) -> Quantity:
-    """Return the models of the size ladder. gpt2 models have as many learned positions as the sequence needs."""
+def size_ladder(
+    family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None, code: str | None = None
+) -> Quantity:
+    """Return the models of the size ladder. gpt2 models have as many learned positions as the sequence needs.
+
+    ``code``: whose, ``huggingface`` or ``benchmark``; None for the benchmark's.
+    """
     positions = max(setup.sequence_length, POSITIONS[family])
     by_size = _models_by_size(family, vocab_size, positions)
-    return Quantity("num_parameters", tuple(by_size), lambda size: Candidate(by_size[size], setup, hardware))
+    if code == "huggingface":  # of one head nothing was recorded
+        by_size = {size: shape for size, shape in by_size.items() if shape.num_attention_heads > 1}
+
+    def candidate(size: int) -> Candidate:
+        shape = by_size[size]
+        return Candidate(with_code(shape, setup.sequence_length) if code == "huggingface" else shape, setup, hardware)
+
+    return Quantity("num_parameters", tuple(by_size), candidate)
 
 
 @lru_cache(maxsize=8)
@@ -122,13 +135,13 @@ def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware) -> Qua
     Raises:
         SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
     """
-    longest = min(shape.learned_positions or LONGEST_SEQUENCE, MOST_TOKENS // setup.micro_batch_size)
+    longest = min(shape.longest_sequence or LONGEST_SEQUENCE, MOST_TOKENS // setup.micro_batch_size)
     if longest < SEQUENCE_STEP:
-        raise SpecError(f"seq: {shape.name} has only {longest} learned positions; the search begins at {SEQUENCE_STEP}")
+        raise SpecError(f"seq: {shape.name} takes only {longest} tokens; the search begins at {SEQUENCE_STEP}")
     return Quantity(
         "sequence_length",
         range(SEQUENCE_STEP, longest + 1, SEQUENCE_STEP),
-        lambda length: Candidate(shape, replace(setup, sequence_length=length), hardware),
+        lambda length: Candidate(shape.for_length(length), replace(setup, sequence_length=length), hardware),
     )
 
 

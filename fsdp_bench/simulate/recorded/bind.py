@@ -82,7 +82,7 @@ def bind(
     Raises:
         SpecError: for numbers of blocks that the recording does not hold for.
     """
-    return _Binding(code, code.variants[variant], sizes, counts, kernels).program()
+    return _Binding(code, code.read(variant), sizes, counts, kernels).program()
 
 
 def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) -> list[int]:

@@ -4,6 +4,8 @@ Read in this order:
     recorded.py   RecordedCode: one model's code, its variants, and what one training step of it does
     steps.py      the instructions of a recorded step, and the names by which they refer to tensors
     formula.py    sizes as formulas of the batch, the sequence length and the fields of config.json
+    config.py     what a config.json says of a recorded code: its sizes, and the settings that decide which code runs
+    architecture.py  which config.json files a recording holds for
     variants.py   which variant a setup runs
     model.py      RecordedModel: a recorded code with the sizes and the number of blocks of one model
     flops.py      the FLOPs of its forward pass

@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.config import HIDDEN
 from fsdp_bench.spec.recording.flops import forward_flops
 from fsdp_bench.spec.recording.formula import evaluate, symbols_of
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
@@ -34,6 +35,8 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How many blocks each nn.ModuleList of them has."""
     max_position_embeddings: int | None = None
     """The longest sequence, where positions are learned."""
+    beyond: RecordedModel | None = None
+    """The same model for sequences longer than its sliding window, if this one is for those that are not."""
 
     def __post_init__(self) -> None:
         missing = set(self.code.sizes) - set(dict(self.sizes))
@@ -52,6 +55,19 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.max_position_embeddings
 
     @property
+    def longest_sequence(self) -> int | None:
+        """The longest sequence that this recording or ``beyond`` holds for; None if there is no limit."""
+        if self.beyond is not None:
+            return self.beyond.longest_sequence
+        limits = [limit for limit in (self.max_position_embeddings, self.code.longest) if limit is not None]
+        return min(limits, default=None)
+
+    def for_length(self, sequence_length: int) -> RecordedModel:
+        """Return the model for sequences of a length: on this side of its sliding window or beyond."""
+        is_beyond = self.code.longest is not None and sequence_length > self.code.longest
+        return self.beyond if is_beyond and self.beyond is not None else self
+
+    @property
     def shortest_sequence(self) -> int:
         """The shortest sequence that the recording holds for."""
         return -(-self.code.shortest // self.code.multiple) * self.code.multiple
@@ -64,7 +80,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def some_variant(self) -> Variant:
         """One of the variants; all have the same loops."""
-        return next(iter(self.code.variants.values()))
+        return self.code.read(next(iter(self.code.variants)))
 
     def iterations(self) -> list[int]:
         """Return how often each loop of blocks runs.
@@ -110,11 +126,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ((path, count),) = self.counts
         period = self.some_variant.loops[0].period
         counts = ((path, count + (num_blocks - self.num_blocks) * period),)
-        return msgspec.structs.replace(self, counts=counts)
+        return msgspec.structs.replace(self, counts=counts, beyond=None)
 
     def with_layers(self, num_layers: int) -> RecordedModel:
         """Return the model with so many blocks in every list of them."""
-        return msgspec.structs.replace(self, counts=tuple((path, num_layers) for path, _ in self.counts))
+        return msgspec.structs.replace(self, counts=tuple((path, num_layers) for path, _ in self.counts), beyond=None)
 
     def allowed_layers(self, most: int) -> range:
         """Return the numbers of layers, in every list of blocks, that the recording holds for."""
@@ -129,7 +145,8 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def hidden_size(self) -> int:
         """The width of the model, by which charts and tables name it; 0 if it is not known."""
-        return dict(self.sizes).get("hidden_size", self.code.sizes.get("hidden_size", 0))
+        sizes = dict(self.sizes)
+        return next((sizes[name] for name in HIDDEN if name in sizes), 0)
 
     def values(self, batch: int, length: int) -> dict[str, int]:
         """Return the values of all symbols."""

@@ -5,15 +5,17 @@ It holds for all sizes of its symbols, for more and fewer blocks, and under ever
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated
 
 import msgspec
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
 from fsdp_bench.spec.recording.variants import VariantKind
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -74,7 +76,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     date: str
 
 
-class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False, dict=True):
     """A model's code, recorded once."""
 
     origin: Origin
@@ -89,14 +91,15 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     parameters: tuple[Parameter, ...]
     modules: tuple[ModuleRecord, ...]
     batch: tuple[Input, ...]
-    variants: dict[str, Variant]
-    """By the name of its kind (variants.py), with ``, one sequence`` for a batch of one. What is like its fallback
-    is not there."""
+    variants: dict[str, msgspec.Raw]
+    """Each a Variant, by the name of its kind (variants.py), with ``, one sequence`` for a batch of one. ``read`` reads
+    one."""
+    same: dict[str, str] = {}
+    """Variants that are like another one, by name, with that one's."""
     missing: dict[str, str] = {}
     """Variants that cannot run, by name, with torch's reason."""
-    config: dict[str, Any] = {}
-    """The fields of config.json that decide which code runs, with their values; every other one is a symbol or has
-    nothing to do with memory."""
+    architecture: Architecture | None = None
+    """Which config.json files the recording holds for; None: for one model alone."""
     notes: tuple[str, ...] = ()
     """What was assumed, in sentences for the user."""
     shortest: int = 1
@@ -109,6 +112,24 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     """The sequence lengths for which the formulas were found right: multiples of this."""
     format_version: int = FORMAT_VERSION
 
+    def read(self, name: str) -> Variant:
+        """Return a variant, or the one that it is like.
+
+        Raises:
+            SpecError: if what is written down is no variant.
+        """
+        name = self.same.get(name, name)
+        if name not in self._read:
+            try:
+                self._read[name] = msgspec.json.decode(self.variants[name], type=Variant)
+            except msgspec.DecodeError as error:
+                raise SpecError(f"the recording of {self.origin.architecture} is damaged in {name}: {error}") from None
+        return self._read[name]
+
+    @cached_property
+    def _read(self) -> dict[str, Variant]:
+        return {}
+
     def variant(self, kind: VariantKind | None, is_single: bool) -> str:
         """Return the name of the variant to replay.
 
@@ -118,7 +139,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
         asked = kind
         while kind is not None:
             name = f"{kind.name}, one sequence" if is_single else kind.name
-            if name in self.variants:
+            if name in self.variants or name in self.same:
                 return name
             if kind.name in self.missing:
                 raise SpecError(

@@ -21,6 +21,9 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sequence_length: int = 4096
     """Says on which side of a sliding window the sequences are that the recording is for."""
 
+    all_sizes: bool = False
+    """Whether the recording of a config.json is to hold for all sizes, and not only for those in the file."""
+
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):
             raise SpecError("a recording needs a config.json or a user's module, and not both")

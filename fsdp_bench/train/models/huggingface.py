@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
+from fsdp_bench.spec.recording.config import PER_LAYER, ConfigClass, enough_layers, period
 
 AS_IN_TRAINING = {"use_cache": False}
 """TrainingArguments.use_cache: the Trainer of transformers 5 turns the cache of keys and values off."""
@@ -30,6 +32,8 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
     kind = getattr(transformers, str(name), None)
     if kind is None:
         raise SpecError(f"architectures: transformers {transformers.__version__} has no {shown(name)}")
+    if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
+        made.decoder_start_token_id = 0  # whichever: T5's _shift_right wants one
     try:
         return kind._from_config(made), str(name)
     except Exception as error:
@@ -46,16 +50,35 @@ def _causal_lm(transformers: Any, config: Any) -> str:
     return str(kind.__name__)
 
 
+def config_class(model_type: str) -> ConfigClass:
+    """Return what the configuration class of a model_type does with a config.json.
+
+    Raises:
+        MachineError: if transformers is not installed.
+        SpecError: for a model_type that transformers does not know.
+    """
+    made = _config({"model_type": model_type})
+    patterns = {name: list(getattr(made, name)) for name in PER_LAYER if getattr(made, name, None)}
+    part = (getattr(made, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    return ConfigClass(
+        defaults={**{field.name: _plain(field) for field in dataclasses.fields(made)}, "partial_rotary_factor": part},
+        other_names={other: name for other, name in made.attribute_map.items() if other != name},
+        patterns={name: kinds[: period(kinds)] for name, kinds in patterns.items()},
+    )
+
+
+def _plain(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default, if JSON can express it."""
+    value = field.default_factory() if callable(field.default_factory) else field.default
+    return value if isinstance(value, str | int | float | bool | list | dict) else None
+
+
 class Layers(NamedTuple):
     """The blocks of a model, and how many of them to record."""
 
     counts: dict[str, int]
     """By what the name of their list contains: ``decoder`` for an encoder-decoder's, and nothing for the others."""
     to_record: int
-
-
-_ALIKE = 4
-"""The first block may differ; the last ends with the model; three between them show that they are alike."""
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers:
@@ -69,15 +92,10 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     counts = {"": count}
     if (decoder := getattr(made, "num_decoder_layers", None)) is not None:
         counts["decoder"] = decoder
-    kinds = list(getattr(made, "layer_types", None) or [])
+    lists = [getattr(made, name) for name in PER_LAYER if getattr(made, name, None)]
+    kinds = [" ".join(map(str, each)) for each in zip(*lists, strict=True)]
     first = int(getattr(made, "first_k_dense_replace", 0) or 0) + (2 if decoder is not None else 1)
-    period = _period(kinds[first:])
-    if period == 1:
-        to_record = first + _ALIKE + 1
-    else:
-        to_record = max(first, period) + 2 * period + 1
-        to_record += (count - to_record) % period
-    return Layers(counts, min(to_record, *counts.values()))
+    return Layers(counts, min(enough_layers(kinds, first), *counts.values()))
 
 
 def learned_positions(model: nn.Module) -> int | None:
@@ -99,14 +117,6 @@ def sliding_window_of(config: Mapping[str, Any]) -> int | None:
     return window
 
 
-def _period(kinds: list[str]) -> int:
-    """Return after how many layers their kinds are the same again."""
-    for period in range(1, len(kinds)):
-        if kinds[period:] == kinds[:-period]:
-            return period
-    return 1
-
-
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return a config.json with so many layers, in an encoder and in a decoder."""
     made = _config(config)
@@ -114,8 +124,9 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
     fields = {**config, names.get("num_hidden_layers", "num_hidden_layers"): count}
     if getattr(made, "num_decoder_layers", None) is not None:
         fields["num_decoder_layers"] = count
-    if getattr(made, "layer_types", None):
-        fields["layer_types"] = list(made.layer_types)[:count]
+    for name in PER_LAYER:
+        if getattr(made, name, None):
+            fields[name] = list(getattr(made, name))[:count]
     return fields
 
 

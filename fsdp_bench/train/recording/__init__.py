@@ -3,6 +3,7 @@
 Read in this order:
     main.py        ``python -m fsdp_bench.train.recording.main``: one recording
     subjects.py    the code to record: Hugging Face's from a config.json, or a user's function
+    points.py      batch sizes, lengths, and small models for a code that is to hold for all sizes
     record.py      every variant, at as many points as its formulas need
     variant.py     one training step at one point
     forward.py     the forward pass: storages, nodes, saved tensors, calls of modules

@@ -18,7 +18,7 @@ from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.processes.parent import die_with_parent
 from fsdp_bench.train.recording.record import record
-from fsdp_bench.train.recording.subjects import huggingface, of_module
+from fsdp_bench.train.recording.subjects import architecture, huggingface, of_module
 
 
 def answer(spec: RecordingSpec) -> RecordingAnswer:
@@ -27,7 +27,8 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
     try:
         with unpacked_sequences():
             if spec.config is not None:
-                subject = huggingface(spec.config, spec.sequence_length)
+                found = architecture if spec.all_sizes else huggingface
+                subject = found(spec.config, spec.sequence_length)
             else:
                 assert spec.module is not None
                 subject = of_module(spec.module)

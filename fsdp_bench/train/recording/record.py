@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
 from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
@@ -19,13 +21,10 @@ from fsdp_bench.train.recording.blocks import block_class, block_lists, named_cl
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
 from fsdp_bench.train.recording.merge import merged
+from fsdp_bench.train.recording.points import MULTIPLE, Point
 from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.recording.variant import RawStep, record_step
 
-MULTIPLE = 32
-"""The sequence lengths of all points are multiples of this: attention with a mask rounds lengths up to it."""
-
-Point = Mapping[str, int]
 Build = Callable[[Point], tuple[nn.Module, Any]]
 """Returns a bare model on the current device, and a batch, at one point: values of B, S and other symbols."""
 
@@ -50,6 +49,8 @@ class Subject:
     """The positions that the model has learned."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many blocks are left out, by what the name of their list contains: ``decoder``, or nothing."""
+    architecture: Architecture | None = None
+    """Where the recording is for all sizes: which config.json files it holds for."""
 
 
 def record(subject: Subject, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
@@ -79,12 +80,14 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         parameters=facts.parameters,
         modules=facts.modules,
         batch=facts.batch,
-        variants=recording.variants,
+        variants={name: msgspec.Raw(msgspec.json.encode(each)) for name, each in recording.variants.items()},
+        same=recording.same,
         missing=recording.missing,
         multiple=MULTIPLE,
         shortest=subject.beyond + 1,
         longest=subject.longest,
         positions=subject.positions,
+        architecture=subject.architecture,
     )
 
 
@@ -100,13 +103,14 @@ class _Recording:
     def __init__(self, subject: Subject, device: torch.device, lists: dict[str, int], block: type[nn.Module]) -> None:
         self._subject, self._device, self._lists, self._block = subject, device, lists, block
         self.variants: dict[str, Variant] = {}
+        self.same: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
         self._first: dict[VariantKind, list[Any]] = {}
-        """What each kind does at the first point."""
+        """What each recorded kind does at the first point."""
 
     def add(self, kind: VariantKind) -> None:
-        """Record a variant, for several sequences and for one; not what is like its fallback."""
+        """Record a variant, for several sequences and for one; of what is like another one only the name."""
         point = self._subject.points[0]
         if kind.fallback is not None and kind.fallback.name in self.missing:
             return
@@ -117,26 +121,23 @@ class _Recording:
         except (RuntimeError, ValueError, TypeError) as error:
             self.missing[kind.name] = " ".join(str(error).split())[:200]
             return
-        self._first[kind] = first.plain()
-        if kind.fallback is not None and self._like(kind, kind.fallback):
+        like = next((other for other, plain in self._first.items() if plain == first.plain()), None)
+        if like is not None:
+            self.same |= {_name(kind, is_single): _name(like, is_single) for is_single in (False, True)}
             return
+        self._first[kind] = first.plain()
         for is_single in (False, True):
             points = [{**each, "B": 1} for each in self._subject.points] if is_single else list(self._subject.points)
             points = _different(points)
             steps = [first if each == point else self._step(each, kind) for each in points]
             variant = _variant(steps, points, self._lists, self._places() if kind.trains else None)
-            self.variants[f"{kind.name}, one sequence" if is_single else kind.name] = variant
+            self.variants[_name(kind, is_single)] = variant
             self.notes += [note for step in steps for note in step.notes]
 
     def _places(self) -> dict[str, tuple[int, int]] | None:
         """Return where loops are: blocks that are alike with all parameters trained may differ in which are frozen."""
         first = next(iter(self.variants.values()), None)
         return None if first is None else {loop.path: (loop.first, loop.period) for loop in first.loops}
-
-    def _like(self, kind: VariantKind, other: VariantKind | None) -> bool:
-        while other is not None and other not in self._first:
-            other = other.fallback
-        return other is not None and self._first[kind] == self._first[other]
 
     def _step(self, point: Point, kind: VariantKind) -> RawStep:
         model, batch = _built(self._subject, point, self._device, DTYPES[kind.store])
@@ -230,6 +231,10 @@ def _variant(
         names=tuple(names),
         formulas=tuple(formulas.texts),
     )
+
+
+def _name(kind: VariantKind, is_single: bool) -> str:
+    return f"{kind.name}, one sequence" if is_single else kind.name
 
 
 class _Facts:

@@ -11,28 +11,23 @@ import torch
 from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.architecture import Architecture, side_of
+from fsdp_bench.spec.recording.config import complete, layer_kinds, layers_to_record, of_layers, settings, symbols
 from fsdp_bench.spec.recording.recorded import Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.models.huggingface import (
     batch_of,
     build,
+    config_class,
     layers_of,
     learned_positions,
     sliding_window_of,
     with_layers,
 )
 from fsdp_bench.train.models.user_module import load_user_module
-from fsdp_bench.train.recording.record import MULTIPLE, Point, Subject
-
-_POINTS = ((2, 64), (3, 96), (2, 160), (5, 224))
-"""Batch sizes and sequence lengths, unlike each other; the lengths are multiples of MULTIPLE."""
-
-
-def points(beyond: int) -> list[Point]:
-    """Return the points of a recording, for sequences longer than ``beyond``, a sliding window."""
-    shift = -(-beyond // MULTIPLE) * MULTIPLE
-    return [{"B": batch, "S": length + shift} for batch, length in _POINTS]
+from fsdp_bench.train.recording.points import Point, batches, buildable, models
+from fsdp_bench.train.recording.record import Subject
 
 
 def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
@@ -58,12 +53,50 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
     left_out = {stack: count - found.to_record for stack, count in found.counts.items()}
     return Subject(
         make,
-        points(beyond),
+        batches(beyond),
         _origin("huggingface", name),
         beyond=beyond,
         longest=longest,
         positions=learned_positions(bare),
         left_out=left_out,
+    )
+
+
+WINDOW = 16
+"""Of layers that do not see everything, where sequences are longer."""
+
+
+def architecture(config: Mapping[str, Any], sequence_length: int) -> Subject:
+    """Return the code of a config.json, for all sizes: of small models, as many as its formulas need.
+
+    Raises:
+        SpecError: for a config that transformers does not know or refuses.
+    """
+    kind = config_class(str(config.get("model_type")))
+    full = complete(config, kind)
+    side, layers, made = side_of(full, sequence_length), layers_to_record(full), models(full)
+    given = [buildable(each, kind, layers, WINDOW if side == "beyond" else 1 << 20) for each in made]
+    values = [{**symbols(each), **batch} for each, batch in zip(made, batches(0), strict=True)]
+
+    def make(point: Point) -> tuple[nn.Module, Any]:
+        lengths = [each["S"] for each in values]
+        model, _ = build(given[lengths.index(point["S"])])
+        return model, batch_of(model, point["B"], point["S"])
+
+    with torch.device("meta"):
+        bare, name = build(given[0])
+    return Subject(
+        make,
+        values,
+        _origin("huggingface", name),
+        positions=learned_positions(bare),
+        architecture=Architecture(
+            model_type=full["model_type"],
+            config_class=kind,
+            settings=settings(full),
+            layer_kinds=tuple(of_layers(layer_kinds(full), layers)) if layer_kinds(full) else (),
+            side=side,
+        ),
     )
 
 
@@ -87,7 +120,7 @@ def of_module(module: UserModule) -> Subject:
             raise SpecError(f"module: {module.function}() needs the parameters {needed} to be recorded") from None
         return user.model, user.batch
 
-    return Subject(make, points(0), _origin("module", module.function), block_path=module.block)
+    return Subject(make, batches(0), _origin("module", module.function), block_path=module.block)
 
 
 def _origin(code: str, architecture: str) -> Origin:

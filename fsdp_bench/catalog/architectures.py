@@ -1,0 +1,89 @@
+"""Recordings that come with fsdp-bench, by architecture: each holds for every config.json with the same settings.
+
+They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``; ``make recordings`` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.catalog.config_names import ARCHITECTURES
+from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.recording.config import LAYERS, POSITIONS, complete, symbols, window
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.recorded import RecordedCode
+
+FOLDER = Path(__file__).parent / "recordings"
+
+
+class NotRecorded(SpecError):
+    """No recording that comes with fsdp-bench holds for a config.json. The message says why."""
+
+
+def recorded_architecture(
+    config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER
+) -> RecordedModel:
+    """Return the model of a config.json, by the recording of its architecture.
+
+    Raises:
+        NotRecorded: if there is none, with what differs from the nearest.
+        SpecError: for a config.json that no model can have.
+    """
+    found = _find(config, sequence_length, name, folder)
+    if found.code.longest is not None:
+        with suppress(NotRecorded):
+            found = msgspec.structs.replace(found, beyond=_find(config, found.code.longest + 1, name, folder))
+    return found
+
+
+def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Path) -> RecordedModel:
+    model_type = config.get("model_type")
+    files = sorted(folder.glob(f"{model_type}.*.json.xz")) if isinstance(model_type, str) else []
+    if not files:
+        known = ", ".join(sorted({path.name.partition(".")[0] for path in folder.glob("*.json.xz")}))
+        raise NotRecorded(f"model_type {shown(model_type)} was not recorded; {known} were")
+    named = (config.get("architectures") or [ARCHITECTURES.get(str(model_type))])[0]
+    fewest: list[str] | None = None
+    for code in map(read_recorded, files):
+        assert code.architecture is not None
+        found = code.architecture.differences(config, sequence_length)
+        if named != code.origin.architecture:
+            found.append(f"{shown(named)}, recorded was {code.origin.architecture}")
+        try:
+            if not found:
+                return _model(code, config, name)
+        except SpecError as error:
+            found.append(str(error))
+        fewest = found if fewest is None or len(found) < len(fewest) else fewest
+    reason = "; ".join(fewest or [])
+    raise NotRecorded(f"{name} was not recorded: {reason}")
+
+
+def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> RecordedModel:
+    assert code.architecture is not None
+    full = complete(config, code.architecture.config_class)
+    size = window(full)
+    is_beyond = code.architecture.side == "beyond"
+    positions = next((full[field] for field in POSITIONS if full.get(field)), None) if code.positions else None
+    layers = next(full[field] for field in LAYERS if full.get(field))
+    counts = {path: full["num_decoder_layers"] if "decoder" in path else layers for path in code.num_blocks}
+    return RecordedModel(
+        name=name,
+        code=_on_one_side(code, size + 1 if is_beyond and size else 1, None if is_beyond else size, positions),
+        sizes=tuple(sorted(symbols(full).items())),
+        counts=tuple(counts.items()),
+        max_position_embeddings=positions,
+    )
+
+
+@lru_cache(maxsize=64)
+def _on_one_side(code: RecordedCode, shortest: int, longest: int | None, positions: int | None) -> RecordedCode:
+    """Return a code for sequences of some lengths; the same one for the same lengths, as models compare it."""
+    return msgspec.structs.replace(code, shortest=shortest, longest=longest, positions=positions)

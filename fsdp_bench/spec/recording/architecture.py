@@ -1,0 +1,49 @@
+"""Architecture: which config.json files a recording for all sizes holds for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import shown
+from fsdp_bench.spec.recording.config import ConfigClass, complete, layer_kinds, layers_to_record, settings, window
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a config.json must have in common with the recorded one. Sizes and the number of layers may differ."""
+
+    model_type: str
+    config_class: ConfigClass
+    settings: dict[str, Any]
+    layer_kinds: tuple[str, ...]
+    """Of the recorded layers; empty if its code knows one kind."""
+    side: str
+    """Of the sliding window on which the sequences are: ``within`` or ``beyond``; empty without one."""
+
+    def differences(self, config: Mapping[str, Any], sequence_length: int) -> list[str]:
+        """Return for what a recording does not hold for a config.json; empty if it does.
+
+        Raises:
+            SpecError: for a config.json that no model can have.
+        """
+        full = complete(config, self.config_class)
+        theirs = settings(full)
+        found = [
+            f"{name} {shown(theirs.get(name))}, recorded with {shown(self.settings.get(name))}"
+            for name in sorted(theirs.keys() | self.settings.keys())
+            if theirs.get(name) != self.settings.get(name)
+        ]
+        kinds = layer_kinds(full)[: layers_to_record(full)]
+        if tuple(kinds) != self.layer_kinds[: len(kinds)]:
+            found.append("another order of the kinds of layers")
+        if side_of(full, sequence_length) != self.side:
+            found.append(f"sequences of {sequence_length} tokens and a window of {window(full)}")
+        return found
+
+
+def side_of(full: Mapping[str, Any], sequence_length: int) -> str:
+    """Return on which side of a sliding window sequences are, for a complete config; empty if it has none."""
+    size = window(full)
+    return "" if size is None else "beyond" if sequence_length > size else "within"

@@ -1,0 +1,272 @@
+"""What a Hugging Face config.json says of a recorded code: its sizes, and the settings that decide which code runs.
+
+A code is recorded once for all sizes: its formulas have the fields of config.json as symbols. Two files whose settings
+are equal run the same operators. Fields that are neither have nothing to do with memory: the base of rotary positions,
+numbers of tokens, spreads of initial weights. The names are those of the configuration classes of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.errors import SpecError, shown
+
+HIDDEN = ("hidden_size", "d_model", "n_embd")
+HEADS = ("num_attention_heads", "num_heads", "n_head")
+POSITIONS = ("max_position_embeddings", "n_positions")
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers")
+
+SIZES = (
+    *HIDDEN,
+    *HEADS,
+    *POSITIONS,
+    "num_key_value_heads",
+    "head_dim",
+    "d_kv",
+    "intermediate_size",
+    "d_ff",
+    "n_inner",
+    "vocab_size",
+    "num_labels",
+    "image_size",
+    "patch_size",
+    "intermediate_size_mlp",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+)
+"""Fields that are symbols in formulas."""
+
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+"""Fields that say how many tokens some layers see. Which code runs depends on whether sequences are longer."""
+
+_ONLY_WHETHER = ("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank")
+"""Fields of which it only matters whether they are set."""
+
+PER_LAYER = ("layer_types", "no_rope_layers")
+"""Lists that say of each layer of which kind it is."""
+
+# fmt: off
+_WITHOUT_EFFECT = (
+    "architectures", "model_type", "transformers_version", "dtype", "problem_type", "use_cache", "return_dict",
+    "initializer_range", "initializer_factor", "initializer_cutoff_factor", "rms_norm_eps", "layer_norm_eps",
+    "layer_norm_epsilon", "norm_eps", "rope_parameters", "original_max_position_embeddings",
+    "query_pre_attn_scalar", "attn_scale", "floor_scale", "router_aux_loss_coef", "routed_scaling_factor",
+    "swiglu_alpha", "swiglu_limit", "relative_attention_max_distance", "pretraining_tp", "max_window_layers",
+    "layer_types", "no_rope_layers", "no_rope_layer_interval", "num_mtp_layers", "summary_type",
+    "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    "classifier_dropout", "classifier_pooling", "classifier_bias", "classifier_activation",
+    "sparse_pred_ignore_index", "deterministic_flash_attn", "encoder_stride", "pooler_output_size",
+    "pooler_act", "is_encoder_decoder", "id2label", "label2id",
+)
+# fmt: on
+"""Fields that change no operator and no size. Kinds of layers are compared by ``layer_kinds``."""
+
+_ALIKE_ROTARY = ("default", "linear", "llama3", "yarn", None)
+"""Kinds of rotary positions that differ only in their frequencies (modeling_rope_utils.py, ROPE_INIT_FUNCTIONS): the
+others compute them anew in forward (dynamic_rope_update)."""
+
+_INTERVALS = (
+    "sliding_window_pattern",
+    "global_attn_every_n_layers",
+    "full_attention_interval",
+    "no_rope_layer_interval",
+)
+"""Fields that say after how many layers their kinds are the same again."""
+
+
+ANYWHERE = {
+    "model_type",
+    "architectures",
+    "num_labels",
+    "head_dim",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "quantization_config",
+}
+"""Fields that code looks at whether or not its configuration class has them."""
+
+
+class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a configuration class of transformers does with a config.json."""
+
+    defaults: dict[str, Any]
+    """All fields that it knows. It ignores others."""
+    other_names: dict[str, str] = {}
+    """Names under which it also takes a field (attribute_map)."""
+    patterns: dict[str, list[Any]] = {}
+    """Of lists with an item for each layer: what repeats where a config.json leaves them out."""
+
+
+def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
+    """Return a config with the defaults of its class for what it leaves out, and what its code derives from others.
+
+    Raises:
+        SpecError: for sizes that are no positive numbers, or do not divide.
+    """
+    given = {kind.other_names.get(name, name): value for name, value in config.items()}
+    known = kind.defaults.keys() | ANYWHERE
+    full = kind.defaults | {name: value for name, value in given.items() if name in known or _is_token(name)}
+    heads = _number(full, *HEADS)
+    hidden = _number(full, *HIDDEN)
+    full["num_key_value_heads"] = full.get("num_key_value_heads") or heads
+    own_head = full.keys() & {"head_dim", "d_kv", "kv_lora_rank"}
+    full["heads_share_hidden_size"] = not own_head
+    if "d_kv" not in full and "kv_lora_rank" not in full and not full.get("head_dim"):
+        if hidden % heads:
+            raise SpecError(f"{HIDDEN[0]}: {hidden} is not allowed; a multiple of the {heads} attention heads")
+        full["head_dim"] = hidden // heads
+    if "n_inner" in full and full["n_inner"] is None:
+        full["n_inner"] = 4 * hidden  # GPT2MLP
+    if "num_decoder_layers" in full and full["num_decoder_layers"] is None:
+        full["num_decoder_layers"] = full["num_layers"]  # T5Config
+    if full.get("model_type") == "t5":
+        full["tie_word_embeddings"] = True  # T5Config of transformers 5, whatever the file says
+    if "num_labels" not in full and isinstance(full.get("id2label"), Mapping):
+        full["num_labels"] = len(full["id2label"])
+    layers = _number(full, *LAYERS)
+    for name, pattern in kind.patterns.items():
+        if not full.get(name):
+            full[name] = [pattern[layer % len(pattern)] for layer in range(layers)]
+            intervals = {config[other] for other in _INTERVALS if other in config}
+            full["interval_of_layers"] = sorted(intervals - {len(pattern)})
+    return full
+
+
+def layer_kinds(full: Mapping[str, Any]) -> list[str]:
+    """Return the kind of each layer of a complete config; empty if its code knows one kind.
+
+    Raises:
+        SpecError: for a list of another length than there are layers.
+    """
+    lists = [full[name] for name in PER_LAYER if full.get(name)]
+    layers = _number(full, *LAYERS)
+    for name in PER_LAYER:
+        if full.get(name) and len(full[name]) != layers:
+            raise SpecError(f"{name}: has {len(full[name])} items for {layers} layers")
+    return [" ".join(map(str, kinds)) for kinds in zip(*lists, strict=True)]
+
+
+_ALIKE = 4
+"""The first layer may differ; the last ends with the model; three between them show that they are alike."""
+
+
+def layers_to_record(full: Mapping[str, Any]) -> int:
+    """Return how many layers of a complete config show which of them are alike."""
+    first = int(full.get("first_k_dense_replace") or 0) + (2 if "num_decoder_layers" in full else 1)
+    return enough_layers(layer_kinds(full), first)
+
+
+def enough_layers(kinds: Sequence[str], first: int) -> int:
+    """Return how many layers show which of them are alike: of these kinds, if ``first`` of them may differ."""
+    each = period(kinds[first:])
+    if each == 1:
+        return first + _ALIKE + 1
+    found = max(first, each) + 2 * each + 1
+    return found + (len(kinds) - found) % each
+
+
+def of_layers(kinds: Sequence[Any], count: int) -> list[Any]:
+    """Return a list of the kinds of so many layers: its beginning, or the list with what repeats at its end again."""
+    longer, each = list(kinds), period(kinds)
+    while len(longer) < count:
+        longer.append(longer[-each])
+    return longer[:count]
+
+
+def period(kinds: Sequence[Any]) -> int:
+    """Return after how many layers their kinds are the same again."""
+    return next((n for n in range(1, len(kinds)) if kinds[n:] == kinds[:-n]), 1)
+
+
+def symbols(full: Mapping[str, Any]) -> dict[str, int]:
+    """Return the values of the symbols for a complete config: its sizes, and what code computes from several.
+
+    Raises:
+        SpecError: for a size that is no positive number.
+    """
+    found = {name: _number(full, name) for name in SIZES if full.get(name) is not None}
+    heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
+    found["num_key_value_groups"], rest = divmod(heads, kv_heads)
+    if rest:
+        raise SpecError(f"num_key_value_heads: {kv_heads} is not allowed; a divisor of the {heads} attention heads")
+    if "image_size" in found and "patch_size" in found:
+        found["patches_a_side"] = found["image_size"] // found["patch_size"]
+        found["num_patches"] = found["patches_a_side"] ** 2
+        found["num_image_tokens"] = found["num_patches"] + 1  # and the class token, ViTEmbeddings
+    return found
+
+
+def settings(full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides which code runs, for a complete config: fields that are set, and how sizes relate.
+
+    A field that is not set, false, nought or empty is left out: transformers takes these for the same.
+    """
+    others = {*_WITHOUT_EFFECT, *SIZES, *LAYERS, *WINDOWS}
+    found = {name: value for name, value in full.items() if name not in others and not _is_token(name)}
+    found |= {name: True for name, value in found.items() if _is_dropout(name) and value}
+    found |= {name: full.get(name) is not None for name in _ONLY_WHETHER}
+    heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
+    found["key_value_heads"] = "one" if kv_heads == 1 else "all" if kv_heads == heads else "some"
+    found["one_expert_per_token"] = full.get("num_experts_per_tok") == 1
+    found |= _rotary(full)
+    return {name: value for name, value in sorted(found.items()) if value not in (None, False, 0, 0.0, "", [], {})}
+
+
+def _is_token(name: str) -> bool:
+    return name.endswith("_token_id")
+
+
+def _is_dropout(name: str) -> bool:
+    return "dropout" in name or name.endswith("pdrop")
+
+
+def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides which code runs: kinds that compute in forward, and the part of a head that is turned."""
+    kinds, part = set(), full.get("partial_rotary_factor")
+    for given in (full.get("rope_scaling"), full.get("rope_parameters")):
+        if isinstance(given, Mapping):
+            nested = [value for value in given.values() if isinstance(value, Mapping)]
+            for each in nested or [given]:
+                kinds.add(each.get("rope_type", each.get("type")))
+                part = each.get("partial_rotary_factor", part)
+    return {
+        "rope_scaling": sorted(str(kind) for kind in kinds if kind not in _ALIKE_ROTARY),
+        "partial_rotary_factor": None if part == 1 else part,
+    }
+
+
+def window(full: Mapping[str, Any]) -> int | None:
+    """Return how many tokens some layers see; None where all layers see all tokens."""
+    if full.get("use_sliding_window") is False:
+        return None
+    kinds = full.get("layer_types")
+    if isinstance(kinds, list) and kinds and all(kind == "full_attention" for kind in kinds):
+        return None
+    found = next((full[name] for name in WINDOWS if isinstance(full.get(name), int)), None)
+    return None if found is None else int(found)
+
+
+def _number(full: Mapping[str, Any], *names: str) -> int:
+    name = next((name for name in names if full.get(name) is not None), names[0])
+    value = full.get(name)
+    if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
+        value = value[0]  # the two sides of an image
+    if type(value) is not int or value < 1:
+        raise SpecError(f"{name}: {shown(value)} is not allowed; a positive whole number")
+    return value

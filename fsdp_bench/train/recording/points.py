@@ -1,0 +1,107 @@
+"""The points of a recording: batch sizes, sequence lengths and, for a code that is to hold for all sizes, small models.
+
+Values are unlike each other, so that hardly two formulas agree at all points. They keep what decides which kernels
+run: a head is a multiple of 8 wide, and heads are a multiple of the heads of keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fsdp_bench.spec.recording.config import (
+    ANYWHERE,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    PER_LAYER,
+    POSITIONS,
+    SIZES,
+    WINDOWS,
+    ConfigClass,
+    of_layers,
+)
+
+Point = Mapping[str, int]
+
+MULTIPLE = 32
+"""The sequence lengths of all points are multiples of this: attention with a mask rounds lengths up to it."""
+
+_BATCHES = ((2, 64), (3, 96), (2, 160), (5, 224))
+_MODELS = {
+    "key_value_heads": (4, 3, 5, 7),
+    "heads_of_each": (5, 5, 2, 3),
+    "hidden_of_each_head": (8, 40, 32, 8),
+    "head": (80, 16, 32, 88),
+    "intermediate_size": (64, 240, 64, 152),
+    "d_ff": (64, 240, 64, 152),
+    "n_inner": (64, 240, 64, 152),
+    "vocab_size": (223, 485, 269, 349),
+    "positions": (313, 278, 329, 275),
+    "num_labels": (24, 16, 11, 17),
+    "patches_a_side": (5, 3, 7, 8),
+    "patch_size": (6, 10, 14, 12),
+    "intermediate_size_mlp": (256, 200, 272, 272),
+    "moe_intermediate_size": (224, 192, 160, 128),
+    "shared_expert_intermediate_size": (160, 80, 336, 192),
+    "experts": (88, 80, 64, 80),
+    "num_experts_per_tok": (4, 6, 2, 2),
+    "q_lora_rank": (160, 136, 72, 224),
+    "kv_lora_rank": (112, 64, 152, 136),
+    "qk_nope_head_dim": (16, 24, 80, 88),
+    "qk_rope_head_dim": (72, 88, 72, 24),
+    "v_head_dim": (24, 48, 72, 104),
+    "linear_num_key_heads": (7, 4, 7, 6),
+    "linear_num_value_heads": (14, 20, 28, 18),
+    "linear_key_head_dim": (88, 24, 72, 16),
+    "linear_value_head_dim": (40, 48, 32, 40),
+}
+"""No two products of up to three of these, of the batch size and of the length are in the same proportion at all
+points (tests/train/test_recording_points.py)."""
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def batches(beyond: int) -> list[Point]:
+    """Return batch sizes and sequence lengths, longer than ``beyond``, a sliding window."""
+    shift = -(-beyond // MULTIPLE) * MULTIPLE
+    return [{"B": batch, "S": length + shift} for batch, length in _BATCHES]
+
+
+def models(full: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return small models with the settings of a complete config, one for each of ``batches``."""
+    return [_model(full, {name: values[index] for name, values in _MODELS.items()}) for index in range(len(_BATCHES))]
+
+
+def _model(full: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, Any]:
+    heads, kv_heads = next(full[name] for name in HEADS if full.get(name)), full["num_key_value_heads"]
+    made_kv, each = values["key_value_heads"], values["heads_of_each"]
+    made_heads = each if kv_heads == 1 else made_kv if kv_heads == heads else made_kv * each
+    hidden = made_heads * values["head" if full["heads_share_hidden_size"] else "hidden_of_each_head"]
+    made = {
+        **dict.fromkeys(HEADS, made_heads),
+        **dict.fromkeys(HIDDEN, hidden),
+        **dict.fromkeys(_EXPERTS, values["experts"]),
+        **dict.fromkeys(POSITIONS, values["positions"]),
+        **dict.fromkeys(("head_dim", "d_kv"), values["head"]),
+        **{name: values[name] for name in SIZES if name in values},
+        "num_key_value_heads": 1 if kv_heads == 1 else made_kv,
+        "image_size": values["patch_size"] * values["patches_a_side"],
+    }
+    if full.get("num_experts_per_tok") == 1:
+        made["num_experts_per_tok"] = 1
+    return {**full, **{name: value for name, value in made.items() if full.get(name) is not None}}
+
+
+def buildable(model: Mapping[str, Any], kind: ConfigClass, num_layers: int, window: int | None) -> dict[str, Any]:
+    """Return a small model as a config.json of so many layers, of which some see so many tokens."""
+    fields = kind.defaults.keys() | ANYWHERE
+    if model["heads_share_hidden_size"]:
+        fields -= {"head_dim"}
+    given = {name: value for name, value in model.items() if value is not None or name in kind.defaults}
+    made = {name: value for name, value in given.items() if name in fields or name.endswith("_token_id")}
+    made |= {name: num_layers for name in LAYERS if made.get(name) is not None}
+    made |= {name: of_layers(made[name], num_layers) for name in PER_LAYER if made.get(name)}
+    made |= {name: window for name in WINDOWS if isinstance(made.get(name), int)}
+    tokens = {name: None if value is None else 0 for name, value in made.items() if name.endswith("_token_id")}
+    return made | tokens  # those of a vocabulary this small
