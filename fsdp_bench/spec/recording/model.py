@@ -155,7 +155,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         values = self.values(1, 1)
         found = []
         for parameter in self.code.parameters:
-            count = 1
+            count = parameter.packed
             for size in parameter.shape:
                 count *= evaluate(size, values)
             found.append((count * times(parameter.name), parameter.is_trained))

@@ -15,6 +15,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
 from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
+from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
@@ -226,7 +227,8 @@ def _variant(
         nodes=writer.nodes(),
         loops=writer.loop_records(),
         loss=writer.tensor(loss),
-        buffers=tuple(buffers),
+        buffers=tuple(size for _, size in buffers),
+        buffer_modules=tuple(module for module, _ in buffers),
         names=tuple(names),
         formulas=tuple(formulas.texts),
     )
@@ -249,6 +251,7 @@ class _Facts:
                 name,
                 tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in _dimensions(everywhere, name)),
                 parameter.requires_grad,
+                *stored_apart(parameter),
             )
             for name, parameter in model.named_parameters()
         )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
@@ -22,6 +23,7 @@ from fsdp_bench.train.models.huggingface import (
     sliding_window_of,
     with_layers,
 )
+from fsdp_bench.train.models.lora import adapted
 from fsdp_bench.train.models.user_module import load_user_module
 from fsdp_bench.train.recording.record import MULTIPLE, Point, Subject
 
@@ -35,7 +37,7 @@ def points(beyond: int) -> list[Point]:
     return [{"B": batch, "S": length + shift} for batch, length in _POINTS]
 
 
-def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
+def huggingface(config: Mapping[str, Any], sequence_length: int, lora: LoRA | None = None) -> Subject:
     """Return the code of a config.json, with as few blocks as show which of them are alike.
 
     Raises:
@@ -50,7 +52,7 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
 
     def make(point: Point) -> tuple[nn.Module, Any]:
         nonlocal name
-        model, name = build(short)
+        model, name = build(short) if lora is None else adapted(short, lora)
         return model, batch_of(model, point["B"], point["S"])
 
     with torch.device("meta"):
@@ -59,7 +61,7 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
     return Subject(
         make,
         points(beyond),
-        _origin("huggingface", name),
+        _origin("huggingface", name, lora),
         beyond=beyond,
         longest=longest,
         positions=learned_positions(bare),
@@ -90,12 +92,13 @@ def of_module(module: UserModule) -> Subject:
     return Subject(make, points(0), _origin("module", module.function), block_path=module.block)
 
 
-def _origin(code: str, architecture: str) -> Origin:
+def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
     versions = {"torch": str(torch.__version__)}
-    for package in ("transformers",) if code == "huggingface" else ():
+    packages = ["transformers"] if code == "huggingface" else []
+    for package in [*packages, *(lora.packages if lora is not None else ())]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Origin(code=code, architecture=architecture, versions=versions, date=today)
+    return Origin(code=code, architecture=architecture, versions=versions, date=today, lora=lora)

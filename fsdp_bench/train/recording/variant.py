@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.train.models.lora import keeps_its_dtype
+from fsdp_bench.train.models.quantized import quantization_tensors
 from fsdp_bench.train.models.user_module import CONTRACT, call_model, loss_of
 from fsdp_bench.train.recording.backward import record_backward
 from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, edge_of, nested
@@ -26,7 +28,8 @@ class RawStep:
     top: Code
     nodes: dict[int, Code]
     loss: Code
-    buffers: list[Size]
+    buffers: list[tuple[str, Size]]
+    """The module that has each, and its bytes."""
     notes: list[str]
 
     def plain(self) -> list[Any]:
@@ -91,6 +94,8 @@ def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> No
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
                 continue
+            if keeps_its_dtype(parameter):
+                continue
             if id(parameter) not in made:
                 fresh = torch.empty(parameter.shape, dtype=dtype, device=device)
                 made[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
@@ -108,13 +113,14 @@ def _cast_inputs(model: nn.Module, kind: type[nn.Module] | None, dtype: torch.dt
             module.register_forward_pre_hook(cast, with_kwargs=True)
 
 
-def _name_buffers(recorder: Recorder, model: nn.Module) -> list[Size]:
-    sizes: list[Size] = []
-    for buffer in model.buffers():
+def _name_buffers(recorder: Recorder, model: nn.Module) -> list[tuple[str, Size]]:
+    """Name buffers, and what has no other place: what is needed to read quantized weights."""
+    found: list[tuple[str, Size]] = []
+    for name, buffer in (*model.named_buffers(), *quantization_tensors(model)):
         if buffer.untyped_storage()._cdata not in recorder.known:
-            recorder.name(buffer, ["b", len(sizes)])
-            sizes.append(Size.of_storage(buffer))
-    return sizes
+            recorder.name(buffer, ["b", len(found)])
+            found.append((name.rpartition(".")[0], Size.of_storage(buffer)))
+    return found
 
 
 def _vocabulary(model: nn.Module) -> int | None:
