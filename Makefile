@@ -34,7 +34,7 @@ test-rehearsal: .venv-rehearsal/installed
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
-	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,torchao,dev]'
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,dev]'
 	touch $@
 
 # How long the commands take, measured, beside what they may; a report, never a test.

@@ -17,6 +17,7 @@ ALL_LINEAR = "all-linear"
 """The target that stands for every nn.Linear but the head (peft.utils.constants.INCLUDE_LINEAR_LAYERS_SHORTHAND)."""
 
 QUANTIZED = "nf4"
+"""LoRA.base of QLoRA."""
 
 _LISTS = ("targets", "modules_to_save")
 _NUMBERS = {"rank": int, "alpha": float, "dropout": float}
@@ -39,10 +40,10 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which biases are trained."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules that are trained whole, as copies."""
-    base: Literal["", "bf16", "nf4"] = ""
-    """How the weights below are stored: like all others; all frozen parameters in bf16, as checkpoints are; or the
-    linear layers' in 4 bits by bitsandbytes (double quantization, bnb_4bit_quant_storage and everything else that is
-    frozen in bf16), which is QLoRA."""
+    base: Literal["bf16", "nf4"] | None = None
+    """How frozen parameters are stored. None: like the trained ones. ``bf16``: as most checkpoints are. ``nf4``: the
+    linear layers' in 4 bits by bitsandbytes (with double quantization, and bf16 for bnb_4bit_quant_storage), the others
+    in bf16; this is QLoRA."""
 
     def _check(self) -> None:
         for name in _LISTS:
@@ -57,6 +58,13 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.base == QUANTIZED
 
     @property
+    def title(self) -> str:
+        """How a model with it is named: ``QLoRA rank=16``."""
+        if not self.is_quantized:
+            return f"LoRA {self.text()}"
+        return f"QLoRA {self.text().replace(f',base={QUANTIZED}', '')}"
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The packages whose code it is."""
         return ("peft", "bitsandbytes") if self.is_quantized else ("peft",)
@@ -66,7 +74,9 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         default = LoRA()
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "rank"}
         changed = {name: value for name, value in fields.items() if value != getattr(default, name)}
-        words = [f"{n}={'+'.join(v) if n in _LISTS else format(v, 'g') if n in _NUMBERS else v}" for n, v in changed.items()]
+        words = [
+            f"{n}={'+'.join(v) if n in _LISTS else format(v, 'g') if n in _NUMBERS else v}" for n, v in changed.items()
+        ]
         return ",".join([f"rank={self.rank}", *words])
 
     @classmethod
@@ -79,7 +89,7 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return parse_lora(text, "lora")
 
 
-def parse_lora(text: object, option: str, base: str = "") -> LoRA:
+def parse_lora(text: object, option: str, base: str | None = None) -> LoRA:
     """Read ``16`` or ``rank=16,targets=q_proj+v_proj``.
 
     Args:

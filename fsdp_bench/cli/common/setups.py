@@ -20,6 +20,7 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import from_text, read_document
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
@@ -125,6 +126,7 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
 
 
 def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> Model:
+    lora = read_lora(options)
     named = {
         "--model": options.model,
         "--hf-config": options.hf_config,
@@ -146,15 +148,57 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int) -> Mod
         return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
     config = config_to_record(options, catalog)
     if config is not None:
-        code = recorded_config(config, sequence_length, _tell_recording)
-        name = options.model or config.get("_name_or_path") or options.hf_config.absolute().parent.name  # type: ignore[union-attr]
-        return recorded_model(code, str(name))
+        code = recorded_config(config, sequence_length, _tell_recording, lora)
+        return recorded_model(code, config_name(options, config))
     shape = read_hf_config(options.hf_config) if options.hf_config else catalog.model(str(options.model)).shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
         raise SpecError(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
         )
     return shape
+
+
+def read_config(options: SetupOptions) -> dict[str, Any] | None:
+    """Return the config.json of the Hugging Face model that the options name; None where they name another model.
+
+    Raises:
+        SpecError: as read_model.
+    """
+    if options.params is not None or options.recorded is not None:
+        return None
+    if options.model is not None and options.hf_config is not None:
+        return None
+    return config_to_record(options, load_user_catalog(options.catalog))
+
+
+def config_name(options: SetupOptions, config: dict[str, Any]) -> str:
+    """Return the name of a Hugging Face model, with its adapters."""
+    name = options.model or config.get("_name_or_path") or options.hf_config.absolute().parent.name  # type: ignore[union-attr]
+    lora = read_lora(options)
+    return str(name) if lora is None else f"{name} with {lora.title}"
+
+
+def read_lora(options: SetupOptions) -> LoRA | None:
+    """Read ``--lora`` or ``--qlora``; None if neither is given.
+
+    Raises:
+        SpecError: if it is not allowed, or goes with another model than one of Hugging Face's code.
+    """
+    given = [name for name in ("lora", "qlora") if getattr(options, name) is not None]
+    if not given:
+        return None
+    (option, *more) = given
+    if more:
+        raise SpecError("--lora and --qlora: keep one")
+    if (
+        options.params is not None
+        or options.recorded is not None
+        or (options.code or "").strip().lower() == "benchmark"
+    ):
+        raise SpecError(
+            f"{option}: adapters go into Hugging Face's code, --model or --hf-config; a recorded model has its own"
+        )
+    return parse_lora(getattr(options, option), option, base=QUANTIZED if option == "qlora" else None)
 
 
 def config_to_record(options: SetupOptions, catalog: Catalog) -> dict[str, Any] | None:
@@ -168,6 +212,8 @@ def config_to_record(options: SetupOptions, catalog: Catalog) -> dict[str, Any] 
         raise SpecError(f"code: {shown(options.code)} is not allowed; huggingface or benchmark")
     if code is not None and (options.params is not None or options.recorded is not None):
         raise SpecError("code: goes with --model and --hf-config; the ladder's models and recorded ones have their own")
+    if read_lora(options) is not None:
+        code = "huggingface"
     if options.hf_config is not None:
         config = read_document(options.hf_config, "JSON")
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):

@@ -69,7 +69,9 @@ class Ddp(Wrapper):
         self.weights = model.all_weights
         self.trained = [weight for weight in self.weights if weight.is_trained]
         self.num_parameters = sum(weight.numel for weight in self.trained)
-        self._itemsizes = {id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights}
+        self._itemsizes = {
+            id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights
+        }
         self.gradients = [_Gradient(op, w, self._itemsizes[id(w)], self._ready) for w in self.weights]
         self._waiting_numel = 0
         self._seen_numel = 0

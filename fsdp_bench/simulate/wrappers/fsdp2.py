@@ -108,7 +108,9 @@ class ParamGroup:
         if self.wrapper.offload:
             if not self.is_sharded_post_forward:  # else it is on the device, in the compute dtype
                 inputs += self._inputs_from_host(copy_in)
-        elif self.cast_numel:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
+        elif (
+            self.cast_numel
+        ):  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
             source = sizes.compute if self.is_sharded_post_forward else sizes.store
             numel = self.cast_numel * self.group_size // self._gathering_ranks
             inputs.append(self._unsharded_storage(numel * sizes.compute, copy_in))

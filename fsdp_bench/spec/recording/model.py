@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.flops import forward_flops
@@ -44,7 +45,8 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kind(self) -> str:
         """The class of the model, as tables and charts name it."""
-        return self.code.origin.architecture
+        origin = self.code.origin
+        return origin.architecture if origin.lora is None else f"{origin.architecture} with {origin.lora.title}"
 
     @property
     def learned_positions(self) -> int | None:
@@ -209,6 +211,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "name": self.name,
             "code": self.code.origin.code,
             "architecture": self.code.origin.architecture,
+            "lora": to_builtins(self.code.origin.lora),
             "recorded_with": dict(self.code.origin.versions),
             "num_hidden_layers": self.num_hidden_layers,
             "blocks": dict(self.counts),
@@ -221,7 +224,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return one line for tables and charts."""
         layers = " + ".join(str(count) for _, count in self.counts)
         width = f" x {self.hidden_size}" if self.hidden_size else ""
-        return f"{self.code.origin.architecture} {format_count(self.num_parameters)} ({layers} layers{width})"
+        return f"{self.kind} {format_count(self.num_parameters)} ({layers} layers{width})"
 
 
 Model = ModelShape | RecordedModel

@@ -72,7 +72,8 @@ KINDS_WITH_FROZEN = (
 def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
     """Return the variant that a setup runs, of a model that has frozen parameters or none."""
     kind = _kind_of(setup)
-    if has_frozen and setup.api is Api.FSDP1 and setup.use_orig_params:
+    are_apart = setup.wrap is Wrap.BLOCK_AND_ADAPTERS  # what is trained and what is frozen
+    if has_frozen and setup.api is Api.FSDP1 and setup.use_orig_params and not are_apart:
         return kind._replace(trains="all" if setup.wrap is Wrap.NONE else "units")
     return kind
 

@@ -70,6 +70,17 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trace: str | None = None
     """A file to write: every change of live bytes in the measured step, with its operator."""
 
+    @property
+    def name(self) -> str:
+        """The description of the model, the name of the user's function, or the class of the Hugging Face model."""
+        if self.model is not None:
+            return self.model.describe()
+        if self.module is not None:
+            return self.module.function
+        config = self.config or {}
+        architecture = str((config.get("architectures") or [config.get("model_type")])[0])
+        return architecture if self.lora is None else f"{architecture} with {self.lora.title}"
+
     def _check(self) -> None:
         if [self.model, self.module, self.config].count(None) != 2:
             raise SpecError("a dry run needs a model's shape, a user's module or a config.json, and one of them")

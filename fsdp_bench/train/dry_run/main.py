@@ -65,7 +65,10 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
     setup = spec.setup
     _refuse(spec)
     is_real = spec.tensors == "real"
-    with _packages(spec), real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
+    with (
+        _packages(spec),
+        real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world,
+    ):
         subject = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)
@@ -129,7 +132,7 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
     if spec.config is not None:
         with torch.device(world.build_device(setup)):
-            loaded = load(spec.config, spec.lora, dtype)
+            loaded = load(spec.config, spec.lora, dtype, world.device)
         batch = batch_of(loaded, setup.micro_batch_size, setup.sequence_length, "cpu")
         step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
         return _Subject(loaded, block_class(loaded), loss_of, step, logits_of, {})

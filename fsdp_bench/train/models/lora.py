@@ -18,8 +18,11 @@ from fsdp_bench.train.models.user_module import allocate
 _KEPT = "_fsdp_bench_keeps_its_dtype"
 
 
-def adapted(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, str]:
+def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | None = None) -> tuple[nn.Module, str]:
     """Return a model with adapters on the current device, and the name of its class.
+
+    What is needed to read quantized weights is put on ``states_on``, by default there, too: a Params4bit takes it along
+    when a wrapper moves it.
 
     It is built on the meta device: PEFT moves adapters to the device of their layer, and tensors of a FakeTensorMode
     cannot be moved (nn.Module._apply swaps them, which ones with weak references refuse).
@@ -43,11 +46,13 @@ def adapted(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, str]:
             setattr(parameter, _KEPT, True)
     allocate(model, trained, home, keeps_its_dtype)
     if lora.is_quantized:
-        materialize_states(model, home)
+        materialize_states(model, states_on or home)
     return model, name
 
 
-def load(config: Mapping[str, Any], lora: LoRA | None, dtype: torch.dtype) -> nn.Module:
+def load(
+    config: Mapping[str, Any], lora: LoRA | None, dtype: torch.dtype, states_on: torch.device | None = None
+) -> nn.Module:
     """Return a Hugging Face model on the current device, with all that it stores in one dtype, but for LoRA.base.
 
     Raises:
@@ -56,7 +61,7 @@ def load(config: Mapping[str, Any], lora: LoRA | None, dtype: torch.dtype) -> nn
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model, _ = adapted(config, lora) if lora is not None else build(config)
+        model, _ = adapted(config, lora, states_on) if lora is not None else build(config)
     finally:
         torch.set_default_dtype(default)
     return model.train()

@@ -66,8 +66,10 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def quantization_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield what is needed to read the weights: on every rank whole, and in no parameter or buffer. The code of the
-    second quantization is one for all layers."""
+    """Yield what is needed to read the weights, with names: on every rank whole, and in no parameter or buffer.
+
+    The code of the second quantization is one for all layers.
+    """
     shared: set[int] = set()
     for name, module in model.named_modules():
         if _is_quantized(module):
@@ -108,7 +110,7 @@ def as_on_cuda() -> Iterator[None]:
     except ImportError:
         yield
         return
-    operator = torch.ops.bitsandbytes.gemm_4bit
+    operator: Any = torch.ops.bitsandbytes.gemm_4bit
     before = operator.default, bnb.matmul_4bit, bnb.nn.modules.fix_4bit_weight_quant_state_from_module
     matmul = bnb.matmul_4bit
 
