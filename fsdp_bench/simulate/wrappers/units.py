@@ -12,6 +12,7 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
+    ADAPTERS_ARE_FSDP1,
     NO_ADAPTERS,
     POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
@@ -70,6 +71,8 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a setup of a recorded model is not predicted; None if it is, and for benchmark models."""
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not (isinstance(shape, RecordedModel) and shape.has_frozen_parameters):
         return NO_ADAPTERS
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.api is not Api.FSDP1:
+        return ADAPTERS_ARE_FSDP1
     if not isinstance(shape, RecordedModel):
         return None
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ADAPTERS, Wrap.NONE):

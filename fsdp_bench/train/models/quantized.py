@@ -45,7 +45,7 @@ def quantize(model: Any) -> None:
     kept = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
     replace_with_bnb_linear(model, kept, config)
     maps = bnb.functional.name2qmap  # filled by the first quantization, with numbers that are computed
-    maps["dynamic"] = torch.empty(256, device="meta")
+    maps["dynamic"] = torch.empty(256, dtype=torch.float32, device="meta")
     for module in quantized_layers(model):
         weight = module.weight
         whole = torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")

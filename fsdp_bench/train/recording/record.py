@@ -147,7 +147,7 @@ class _Recording:
         gc.disable()  # a collection would free cycles at another moment than in another run
         try:
             cast_at = self._block if kind.casts_at_blocks else None
-            return record_step(model, batch, DTYPES[kind.compute], kind.autocast, self._device, cast_at)
+            return record_step(model, batch, DTYPES[kind.compute], kind, self._device, cast_at)
         finally:
             gc.enable()
 

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.setup import (
+    ADAPTERS_ARE_FSDP1,
     NO_ADAPTERS,
     SELECTIVE_AROUND_UNITS,
     Api,
@@ -41,6 +42,7 @@ from fsdp_bench.spec.setup import (
     impossible,
 )
 from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
@@ -182,7 +184,7 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     """Checkpoint, compile, then shard: the only order in which each block is all-gathered once in each pass."""
     setup = plan.setup
     stored = DTYPES[setup.precision.store]
-    if any(parameter.dtype is not stored for parameter in model.parameters()):
+    if any(parameter.dtype is not stored and not keeps_its_dtype(parameter) for parameter in model.parameters()):
         model = model.to(stored)
     replaced = checkpoint_blocks(model, blocks, setup.checkpointing, setup.policy)
     if setup.compile:
@@ -233,6 +235,8 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS:
         if all(parameter.requires_grad for parameter in model.parameters()):
             raise WrapError(NO_ADAPTERS)
+        if setup.api is not Api.FSDP1:
+            raise WrapError(ADAPTERS_ARE_FSDP1)
         adapters = trained_leaves(model)
     else:
         adapters = []
