@@ -103,7 +103,8 @@ def as_on_cuda() -> Iterator[None]:
     bitsandbytes::gemm_4bit has a kernel that unpacks the weight into a temporary one and multiplies by that
     (backends/cuda/ops.py, _dequant_linear_fallback); for more than 1536 rows it always takes it, for fewer it may take
     one that needs no temporaries, by the GPU. And Linear4bit makes a Params4bit of what FSDP puts in the place of a
-    parameter, which a tensor without data cannot become; what it makes takes no memory and no gradient.
+    parameter, which a tensor without data cannot become; what it makes takes no memory and no gradient. Without an
+    argument torch.is_autocast_enabled, which PEFT asks, means CUDA; the fake accelerator has a CPU's autocast.
     """
     try:
         import bitsandbytes as bnb
@@ -111,19 +112,22 @@ def as_on_cuda() -> Iterator[None]:
         yield
         return
     operator: Any = torch.ops.bitsandbytes.gemm_4bit
-    before = operator.default, bnb.matmul_4bit, bnb.nn.modules.fix_4bit_weight_quant_state_from_module
-    matmul = bnb.matmul_4bit
+    modules: Any = bnb.nn.modules
+    matmul, is_enabled = bnb.matmul_4bit, torch.is_autocast_enabled
+    before = operator.default, modules.fix_4bit_weight_quant_state_from_module
 
     def without_gradient(a: Tensor, b: Tensor, quant_state: Any, out: Any = None, bias: Any = None) -> Any:
         return matmul(a, b.detach(), quant_state=quant_state, out=out, bias=bias)
 
     operator.default = _dequantize_and_multiply
     bnb.matmul_4bit = without_gradient
-    bnb.nn.modules.fix_4bit_weight_quant_state_from_module = _restore_state
+    modules.fix_4bit_weight_quant_state_from_module = _restore_state
+    torch.is_autocast_enabled = lambda *device: is_enabled(*(device or ("cpu",)))
     try:
         yield
     finally:
-        operator.default, bnb.matmul_4bit, bnb.nn.modules.fix_4bit_weight_quant_state_from_module = before
+        operator.default, modules.fix_4bit_weight_quant_state_from_module = before
+        bnb.matmul_4bit, torch.is_autocast_enabled = matmul, is_enabled
 
 
 def _restore_state(module: Any) -> None:
