@@ -19,6 +19,9 @@ ALL_LINEAR = "all-linear"
 QUANTIZED = "nf4"
 """LoRA.base of QLoRA."""
 
+LARGEST_FUSED_PRODUCT = 1536
+"""Rows from which on bitsandbytes always unpacks a weight (backends/cuda/ops.py, _gemm_4bit_custom_max_m)."""
+
 _LISTS = ("targets", "modules_to_save")
 _NUMBERS = {"rank": int, "alpha": float, "dropout": float}
 _FORM = "a rank, or fields like rank=16,targets=q_proj+v_proj"
