@@ -25,10 +25,13 @@ from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from tests.simulate.recorded.frozen_models import CONFIG as LLAMA
 
-pytestmark = pytest.mark.rehearsal  # transformers, peft and bitsandbytes are in that environment
+pytestmark = [  # transformers, peft and bitsandbytes are in that environment; each recording takes a minute
+    pytest.mark.rehearsal,
+    pytest.mark.timeout(1200),
+]
 
-CONFIG = LLAMA | {"num_hidden_layers": 8}
-KINDS = ("bf16", "fp32", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16 adapters apart")
+CONFIG = LLAMA | {"num_hidden_layers": 7}
+KINDS = ("bf16", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16 adapters apart")
 """What the setups below run; a whole recording takes a minute more."""
 
 ADAPTERS = {
@@ -98,10 +101,10 @@ def test_peaks_of_all_phases_are_those_of_the_dry_run(which: str, recorded: Reco
 def test_parameters_are_those_of_the_model(which: str, recorded: RecordedModel) -> None:
     """Weights of 4 bits count as many parameters as they have numbers."""
     rank, hidden, inside, kv = 4, 64, 96, 32
-    frozen = 2 * 200 * hidden + hidden + 8 * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inside + 2 * hidden)
-    trained = 8 * rank * ((hidden + hidden) + (hidden + kv))
+    frozen = 2 * 200 * hidden + hidden + 7 * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inside + 2 * hidden)
+    trained = 7 * rank * ((hidden + hidden) + (hidden + kv))
     if which == "lora":  # also k_proj, o_proj and the three of the MLP
-        trained += 8 * rank * ((hidden + kv) + (hidden + hidden) + 3 * (hidden + inside))
+        trained += 7 * rank * ((hidden + kv) + (hidden + hidden) + 3 * (hidden + inside))
     assert recorded.num_trained_parameters == trained
     assert recorded.num_parameters == frozen + trained
 
