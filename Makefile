@@ -34,7 +34,7 @@ test-rehearsal: .venv-rehearsal/installed
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
-	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,torchao,dev]'
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,dev]'
 	touch $@
 
 # What the models of the catalogue run, recorded for all sizes; those that are there are kept. An hour on two cores.

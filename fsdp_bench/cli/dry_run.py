@@ -14,7 +14,7 @@ import click
 
 from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptions, headroom_option, setup_options
-from fsdp_bench.cli.common.setups import read_model, read_setups, warn_of_sliding_window
+from fsdp_bench.cli.common.setups import config_meant, read_lora, read_model, read_setups, warn_of_sliding_window
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
@@ -33,7 +33,7 @@ from fsdp_bench.sweep.module_names import check_names
 ANNOUNCED_AFTER_SECONDS = 2.0
 """Seconds after which a progress line says on standard error that the dry run is running."""
 
-NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "params", "family", "loss")
+NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "lora", "qlora", "params", "family", "loss")
 """Options that contradict --module: its function returns the model and the batch."""
 
 
@@ -85,7 +85,8 @@ def command(
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, None)
     kept = stated_headroom(headroom, hardware)
-    model = None if module else read_model(options)
+    config = None if module else config_meant(options)
+    model = None if module or config is not None else read_model(options)
     if isinstance(model, RecordedModel):
         raise SpecError(NEEDS_CODE)
     reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
@@ -94,7 +95,9 @@ def command(
         raise SpecError(reasons[0])
     if model is not None:
         warn_of_sliding_window(options, can_run[0].sequence_length)
-    subject = {"module": _module(options, module, block)} if module else {"model": model}
+    subject: dict[str, Any] = {"config": config, "lora": read_lora(options)} if config is not None else {"model": model}
+    if module:
+        subject = {"module": _module(options, module, block)}
     specs = _specs(can_run, kernels, subject, block, trace)
     runs, errors = _run(specs, hardware, kept)
     refused = [
@@ -139,7 +142,7 @@ def _specs(
         raise SpecError("--trace accepts one setup; several were given")
     if trace is not None and not trace.resolve().parent.is_dir():
         raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
-    if "model" in subject and block is not None:
+    if "module" not in subject and block is not None:
         raise SpecError("--transformer-block requires --module")
     path = str(trace.resolve()) if trace else None
     return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
@@ -182,9 +185,8 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
 def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
     """Print a progress line if the run takes over two seconds."""
     spec = specs[0]
-    what = spec.model.describe() if spec.model is not None else str(spec.module and spec.module.function)
     several = f", {len(specs)} setups" if len(specs) > 1 else ""
-    line = f"running some steps of {what} as rank 0 of {spec.setup.world_size}{several} ..."
+    line = f"running some steps of {spec.name} as rank 0 of {spec.setup.world_size}{several} ..."
     timer = threading.Timer(ANNOUNCED_AFTER_SECONDS, lambda: print_line(line, error=True))
     timer.daemon = True
     timer.start()

@@ -12,10 +12,13 @@ import click
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.cli.common.facts import Fact, print_facts
+from fsdp_bench.cli.common.options import LORA_OPTIONS, SetupOptions
+from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import read_document, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
@@ -32,6 +35,8 @@ _FILE = click.Path(path_type=Path)
     metavar="PKG.MOD:FUNCTION",
     help="A function of micro_batch_size and sequence_length that returns (nn.Module, batch).",
 )
+@click.option("--lora", metavar="RANK|FIELDS", help=LORA_OPTIONS["--lora RANK|FIELDS"])
+@click.option("--qlora", metavar="RANK|FIELDS", help=LORA_OPTIONS["--qlora RANK|FIELDS"])
 @click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="Class of the model's blocks.")
 @click.option(
     "--seq",
@@ -43,7 +48,14 @@ _FILE = click.Path(path_type=Path)
 @click.option("--output", "-o", type=_FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    hf_config: Path | None, module: str | None, block: str | None, seq: int, output: Path | None, as_json: bool
+    hf_config: Path | None,
+    module: str | None,
+    lora: str | None,
+    qlora: str | None,
+    block: str | None,
+    seq: int,
+    output: Path | None,
+    as_json: bool,
 ) -> int:
     """Record a model's code once, without data and without a GPU, so that it can be predicted.
 
@@ -55,9 +67,10 @@ def command(
     fsdp-bench record --hf-config config.json -o qwen.recorded.json.gz
     fsdp-bench predict --recorded qwen.recorded.json.gz --server p5.48xlarge
     """
-    spec = _spec(hf_config, module, block, seq)
-    name = _name(hf_config, module)
-    path = output or Path(f"{name}.recorded.json.gz")
+    adapters = read_lora(SetupOptions(lora=lora, qlora=qlora))
+    spec = _spec(hf_config, module, block, seq, adapters)
+    name = _name(hf_config, module) if adapters is None else f"{_name(hf_config, module)} with {adapters.title}"
+    path = output or Path(f"{_name(hf_config, module)}.recorded.json.gz")
     if not path.absolute().parent.is_dir():
         raise SpecError(f"output: {str(path.parent)!r} is no folder")
     begin = time.monotonic()
@@ -71,7 +84,7 @@ def command(
     return ExitCode.DONE
 
 
-def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: int) -> RecordingSpec:
+def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: int, lora: LoRA | None) -> RecordingSpec:
     if (hf_config is None) == (module is None):
         raise SpecError("record: name the code, with --hf-config FILE or with --module PKG.MOD:FUNCTION")
     if hf_config is not None:
@@ -80,7 +93,9 @@ def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: in
         config = read_document(hf_config, "JSON")
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
             raise SpecError(f"{hf_config}: is not a Hugging Face config.json: it has no model_type")
-        return RecordingSpec(config=config, sequence_length=seq)
+        return RecordingSpec(config=config, sequence_length=seq, lora=lora)
+    if lora is not None:
+        raise SpecError("lora: goes with --hf-config; the function of --module puts in its adapters itself")
     assert module is not None
     user = UserModule(function=module, block=block, folder=os.getcwd())
     check_names(user)
@@ -97,7 +112,7 @@ def _facts(model: RecordedModel, path: Path, size: int, seconds: float) -> list[
     code = model.code
     blocks = ", ".join(f"{count} x {code.block} in {name}" for name, count in model.counts)
     facts = [
-        ("recorded", f"{code.origin.architecture}, {model.num_parameters:,} parameters"),
+        ("recorded", f"{model.kind}, {model.num_parameters:,} parameters"),
         ("blocks", blocks),
         ("versions", ", ".join(f"{name} {version}" for name, version in code.origin.versions.items())),
         ("variants", ", ".join(name for name in code.variants if "one sequence" not in name)),

@@ -86,7 +86,7 @@ class DryRun:
     @property
     def name(self) -> str:
         """The description of the model, or the name of the user's function."""
-        return self.spec.model.describe() if self.spec.model is not None else str(self.spec.module.function)  # type: ignore[union-attr]
+        return self.spec.name
 
 
 def dry_run_document(run: DryRun) -> dict[str, Any]:
@@ -95,10 +95,12 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
     ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
     """
     spec, result, setup = run.spec, run.result, run.spec.setup
-    model: dict[str, Any] = {"name": spec.module.function} if spec.module is not None else to_builtins(spec.model)
+    model: dict[str, Any] = {"name": spec.name} if spec.model is None else to_builtins(spec.model)
+    if spec.config is not None:
+        model["lora"] = to_builtins(spec.lora)
     gpu, predicted = run.gpu, run.prediction
     sizes = dict.fromkeys(SIZES) | result.arguments if spec.module is not None else {}
-    unused = {"loss": None} if spec.module is not None else {}
+    unused = {"loss": None} if spec.model is None else {}
     return {
         "source": "dry-run",
         "torch": result.torch,

@@ -16,6 +16,7 @@ from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_c
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
@@ -134,6 +135,12 @@ class Prediction:
         notes = []
         if isinstance(model, RecordedModel):
             notes.append(_recorded_note(model))
+            lora, num_tokens = model.code.origin.lora, setup.micro_batch_size * setup.sequence_length
+            if lora is not None and lora.is_quantized and num_tokens <= LARGEST_FUSED_PRODUCT:
+                notes.append(
+                    f"QLoRA: up to {LARGEST_FUSED_PRODUCT} tokens in a micro-batch bitsandbytes may multiply without"
+                    " unpacking the weights, by the GPU, and then needs less"
+                )
         if self.estimate.for_eager:
             notes.append("the setup compiles; this is the prediction for eager")
         gpu = self.question.gpu

@@ -114,8 +114,8 @@ def _simulated(shape: Model, setup: TrainSetup) -> Simulation:
 def _shards(shape: Model, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
     """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
     simulation = _simulated(shape, setup)
-    itemsize, times = simulation.sizes.store, simulation.model.times
-    pinned = [(numel * itemsize, times(block)) for numel, block in simulation.wrapper.host_tensors()]
+    times = simulation.model.times
+    pinned = [(num_bytes, times(block)) for num_bytes, block in simulation.wrapper.host_tensors()]
     shards = simulation.wrapper.shards(simulation.model)
     held = sum(shard.numel * shard.itemsize * times(shard.block) for shard in shards)
     return pinned, held

@@ -118,16 +118,19 @@ class Loss(CaseInsensitiveEnum):
 
 
 class Wrap(CaseInsensitiveEnum):
-    """The FSDP units: each block, each block and both ends of the model, each subtree over a size, or the whole model.
+    """The FSDP units: each block, alone or with both ends of the model or the adapters, subtrees by size, or one.
 
     With ``block`` the root holds the embedding, the final norm and the head. ``block-and-ends`` makes units of them:
     under fsdp2 the embeddings are one and the final norm and the head another, which is not resharded after forward, as
     in torchtitan; under fsdp1, which wraps modules one by one, the token embedding and the head are, and the rest stays
-    in the root.
+    in the root. ``block-and-adapters`` is PEFT's fsdp_auto_wrap_policy: beside the blocks every module without children
+    whose weight is trained, which makes each of LoRA's two matrices a unit. As in accelerate the model then runs under
+    autocast, too: PEFT casts inputs to the dtype of its matrices, which they are not yet gathered in.
     """
 
     BLOCK = "block"
     BLOCK_AND_ENDS = "block-and-ends"
+    BLOCK_AND_ADAPTERS = "block-and-adapters"
     SIZE = "size"
     NONE = "none"
 
@@ -577,6 +580,14 @@ def _head_impossible(setup: TrainSetup) -> str | None:
         return "DistributedDataParallel (NO_SHARD under fsdp2) has no units, of which fp32_head needs one; fsdp1 has"
     return None
 
+
+ADAPTERS_ARE_FSDP1 = "wrap = block-and-adapters is of fsdp1, whose units have one dtype; use wrap = block with fsdp2"
+"""The reason against fsdp2."""
+
+NO_ADAPTERS = (
+    "wrap = block-and-adapters: the model has no frozen parameters, so every module would be a unit; use wrap = block"
+)
+"""The reason against a model without adapters."""
 
 TIED_ENDS = (
     "wrap = block-and-ends: the head of this model is its embedding (tie_word_embeddings), and torch needs a shared"

@@ -19,6 +19,7 @@ from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.sweep.machine import torch_version
@@ -92,13 +93,15 @@ def write(recorded: RecordedCode, path: Path) -> int:
     return len(data)
 
 
-def recorded_config(config: dict[str, Any], sequence_length: int, progress: Callable[[str], None]) -> RecordedCode:
+def recorded_config(
+    config: dict[str, Any], sequence_length: int, progress: Callable[[str], None], lora: LoRA | None = None
+) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
     Raises:
         MachineError: as ``record``.
     """
-    spec = RecordingSpec(config=config, sequence_length=sequence_length)
+    spec = RecordingSpec(config=config, sequence_length=sequence_length, lora=lora)
     path = cache_folder() / f"{_digest(spec)}.json.gz"
     if path.exists():
         return read_recorded(path)
@@ -119,7 +122,7 @@ def _digest(spec: RecordingSpec) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     versions = []
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ())):
         try:
             versions.append(version(package))
         except PackageNotFoundError:

@@ -33,6 +33,8 @@ class SetupOptions:
     hf_config: Path | None = None
     recorded: Path | None = None
     code: str | None = None
+    lora: str | None = None
+    qlora: str | None = None
     params: str | None = None
     family: str | None = None
     server: str | None = None
@@ -141,11 +143,16 @@ SETUP_FIELDS = {
 }
 """Options that set one field of TrainSetup, each with the field's name."""
 
+LORA_OPTIONS = {
+    "--lora RANK|FIELDS": "Train PEFT's adapters in Hugging Face's code: 16, or rank=16,targets=q_proj+v_proj.",
+    "--qlora RANK|FIELDS": "The same on linear layers whose weights bitsandbytes keeps in 4 bits.",
+}
 _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
     "--hf-config FILE": "A Hugging Face config.json; other types than llama, mistral and gpt2 are recorded.",
     "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
     "--code huggingface|benchmark": "Whose code is meant: transformers', which is recorded, or this tool's own.",
+    **LORA_OPTIONS,
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
 }
 _FAMILY = {"--family llama|gpt2": "Family of the ladder; llama by default."}
@@ -181,7 +188,8 @@ _STEP = {
     "--compile": "Compile the blocks with torch.compile.",
 }
 _WRAPPING = {
-    "--wrap block|block-and-ends|size|none": "What becomes an FSDP unit; the ends are the embedding and the head.",
+    "--wrap block|block-and-ends|block-and-adapters|size|none": "What becomes an FSDP unit; the ends are the embedding "
+    "and the head; with adapters each matrix of LoRA's is one, as by PEFT's fsdp_auto_wrap_policy.",
     "--min-num-params 100M": "Smallest unit, with --wrap size.",
     "--reshard-after-forward N": "Ranks over which fsdp2 shards a unit between forward and backward; by default all.",
     "--reshard-last-block/--no-reshard-last-block": "Reshard the last block after forward, too (fsdp2); on by default.",

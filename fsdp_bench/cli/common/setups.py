@@ -131,35 +131,82 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
 
 
 def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True) -> Model:
+    _refuse_contradictions(options)
+    lora = read_lora(options)
+    if options.recorded is not None:
+        return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
+    if options.params is not None:
+        return _of_the_ladder(options, sequence_length)
+    named = options.hf_config or str(options.model)
+    try:
+        if lora is not None:
+            raise NotRecorded(f"{named} with {lora.title} was not recorded")
+        return find_model(named, sequence_length, catalog=catalog, code=read_code(options))
+    except NotRecorded as why:
+        if not may_record:
+            raise
+        config, name = config_of(options, catalog)
+        try:
+            return recorded_model(recorded_config(config, sequence_length, _tell_recording, lora), name)
+        except MachineError as error:
+            raise MachineError(f"{why}; {error}") from None
+
+
+def _refuse_contradictions(options: SetupOptions) -> None:
     named = {
         "--model": options.model,
         "--hf-config": options.hf_config,
         "--recorded": options.recorded,
         "--params": options.params,
     }
-    given = {option: value for option, value in named.items() if value is not None}
+    given = [option for option, value in named.items() if value is not None]
     if not given:
         raise SpecError("no model is named; --model NAME, --hf-config FILE, --recorded FILE or --params 7B")
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} each name a model; keep one")
     if options.params is None and options.family is not None:
-        raise SpecError(f"family: goes with --params; {next(iter(given))} has its own")
-    if options.recorded is not None:
-        if options.code is not None:
-            raise SpecError("code: a recorded model has its own; leave --code out")
-        return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
-    code, (name,) = read_code(options), given.values()
-    try:
-        if options.params is not None:
-            family = Family(options.family or Family.LLAMA)
-            positions = max(sequence_length, POSITIONS[family])
-            shape = nearest_size(family, parse_count(options.params, "params"), positions=positions)
-            return with_code(shape, sequence_length) if code == "huggingface" else shape
-        return find_model(name, sequence_length, catalog=catalog, code=code)
-    except NotRecorded as why:
-        if not may_record:
-            raise
-        return _recorded_now(options, catalog, sequence_length, why)
+        raise SpecError(f"family: goes with --params; {given[0]} has its own")
+    if options.recorded is not None and read_code(options) is not None:
+        raise SpecError("code: a recorded model has its own; leave --code out")
+
+
+def _of_the_ladder(options: SetupOptions, sequence_length: int) -> Model:
+    family = Family(options.family or Family.LLAMA)
+    positions = max(sequence_length, POSITIONS[family])
+    shape = nearest_size(family, parse_count(str(options.params), "params"), positions=positions)
+    return with_code(shape, sequence_length) if read_code(options) == "huggingface" else shape
+
+
+def config_meant(options: SetupOptions) -> dict[str, Any] | None:
+    """Return the config.json of the Hugging Face model that the options name; None where they name another model.
+
+    Raises:
+        SpecError: as read_model.
+    """
+    code = read_code(options)
+    named = [options.model, options.hf_config, options.params, options.recorded]
+    if code == "benchmark" or named.count(None) != 3 or options.params is not None or options.recorded is not None:
+        return None
+    catalog = load_user_catalog(options.catalog)
+    if options.model is not None and code is None and read_lora(options) is None:
+        return None if catalog.model(options.model).supported else config_of(options, catalog)[0]
+    return config_of(options, catalog)[0]
+
+
+def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:
+    """Return the config.json of the Hugging Face model that the options name, and the model's name with its adapters.
+
+    Raises:
+        SpecError: for a file that is none, and an unknown name.
+    """
+    if options.hf_config is not None:
+        config = read_config(options.hf_config)
+        name = config_name(config, options.hf_config)
+    else:
+        entry = catalog.model(str(options.model))
+        config, name = entry.hf_config(), entry.name
+    lora = read_lora(options)
+    return config, name if lora is None else f"{name} with {lora.title}"
 
 
 def read_code(options: SetupOptions) -> str | None:
@@ -172,22 +219,6 @@ def read_code(options: SetupOptions) -> str | None:
     if code not in (None, *CODES):
         raise SpecError(f"code: {shown(options.code)} is not allowed; {' or '.join(CODES)}")
     return code
-
-
-def _recorded_now(options: SetupOptions, catalog: Catalog, sequence_length: int, why: NotRecorded) -> Model:
-    """Record a model's code of which no recording comes with fsdp-bench, for its sizes alone."""
-    if options.params is not None:
-        raise why
-    if options.hf_config is not None:
-        config = read_config(options.hf_config)
-        name = config_name(config, options.hf_config)
-    else:
-        entry = catalog.model(str(options.model))
-        config, name = entry.hf_config(), entry.name
-    try:
-        return recorded_model(recorded_config(config, sequence_length, _tell_recording), name)
-    except MachineError as error:
-        raise MachineError(f"{why}; {error}") from None
 
 
 def _tell_recording(what: str) -> None:

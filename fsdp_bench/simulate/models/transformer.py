@@ -24,7 +24,7 @@ M = TypeVar("M", bound="Module")
 class Weight:
     """One parameter of the bare model: its shape, and how operators see it while it is gathered."""
 
-    __slots__ = ("block", "dim0", "is_trained", "name", "ndim", "numel", "rest", "seen", "shape")
+    __slots__ = ("block", "dim0", "dtype", "is_trained", "name", "ndim", "numel", "rest", "seen", "shape")
 
     def __init__(self, name: str, dim0: int, columns: int | None = None) -> None:
         rest = 1 if columns is None else columns
@@ -39,11 +39,13 @@ class Weight:
         """The block that it belongs to; -1 outside of blocks."""
         self.is_trained = True
         """Parameter.requires_grad."""
+        self.dtype = ""
+        """The dtype that it is stored and shown in, where it is not the setup's."""
         self.seen: Parameter = None  # type: ignore[assignment]  # a wrapper sets it before the first forward
 
 
 def materialize(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[Storage]:
-    """Allocate whole weights, of a module or of a model, then fill them."""
+    """Allocate whole weights, of a module or of a model, in one dtype; then fill them."""
     whole = [tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS) for weight in weights]
     for weight in weights:
         fill(tape, weight)

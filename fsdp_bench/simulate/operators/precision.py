@@ -9,6 +9,16 @@ from fsdp_bench.spec.setup import Precision
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
+def precision_of(weight_dtype: str, precision: Precision) -> Precision:
+    """Return the dtypes of a parameter in a unit: the unit's, or of a frozen one that is stored apart its own alone.
+
+    A wrapper casts to the compute dtype, which is that of the base's, or casts nothing (MixedPrecision is None).
+    """
+    if weight_dtype in ("", precision.store):
+        return precision
+    return Precision(weight_dtype, weight_dtype, weight_dtype)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of one element of stored parameters, in compute, in gradient reduction."""

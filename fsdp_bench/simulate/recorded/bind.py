@@ -55,14 +55,15 @@ class Program(msgspec.Struct, frozen=True):
 
     modules: list[tuple[str, str, tuple[str, ...]]]
     """Name, class, names of the own parameters, as nn.Module.named_modules."""
-    parameters: dict[str, tuple[Shape, bool]]
-    """Shape, and whether it is trained."""
+    parameters: dict[str, tuple[Shape, bool, str]]
+    """Shape, whether it is trained, and the dtype that it is stored in, where it is not the setup's."""
     groups: dict[str, int]
     """The blocks in the order in which they run, each with the number of its group: an iteration of a loop, or the
     blocks before or behind one."""
     top: CallModule
     loss: TensorPlan
-    buffers: tuple[int, ...]
+    buffers: tuple[tuple[int, int], ...]
+    """Bytes, and the group of blocks that it belongs to; -1 outside of blocks."""
     batch: tuple[tuple[int, int, bool], ...]
     """Elements, bytes of one, and whether wrappers cast it, of each tensor of a batch."""
 
@@ -130,7 +131,7 @@ class _Binding:
 
     def program(self) -> Program:
         """Return everything bound."""
-        variant, n = self._variant, self._numbers
+        variant = self._variant
         modules = list(self._modules())
         top = self._call(variant.top, self._outside)
         return Program(
@@ -139,7 +140,7 @@ class _Binding:
             groups=self._group_of,
             top=top,
             loss=self._tensor(variant.loss, self._outside),
-            buffers=tuple(n[size] for size in variant.buffers),
+            buffers=tuple(self._buffers()),
             batch=tuple((evaluate(i.numel, self._values), i.itemsize, i.is_float) for i in self._code.batch),
         )
 
@@ -177,15 +178,31 @@ class _Binding:
             return recorded - behind
         return loop.record.first + (block - loop.record.first) % loop.record.period
 
-    def _parameters(self, modules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, tuple[Shape, bool]]:
+    def _parameters(self, modules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, tuple[Shape, bool, str]]:
         recorded = {parameter.name: parameter for parameter in self._code.parameters}
         found = {}
         for _, _, names in modules:
             for name in names:
                 parameter = recorded[self._recorded_name(name)]
                 shape = tuple(evaluate(size, self._values) for size in parameter.shape)
-                found[name] = shape, parameter.is_trained
+                found[name] = shape, parameter.is_trained, parameter.dtype
         return found
+
+    def _buffers(self) -> Iterator[tuple[int, int]]:
+        """Yield the buffers; those of blocks as often as there are blocks."""
+        inside: dict[tuple[str, int], list[int]] = {}
+        modules = self._variant.buffer_modules or ("",) * len(self._variant.buffers)
+        for size, module in zip(self._variant.buffers, modules, strict=True):
+            path = next((path for path in self._code.num_blocks if module.startswith(f"{path}.")), None)
+            if path is None:
+                yield self._numbers[size], -1
+            else:
+                number = int(module[len(path) + 1 :].partition(".")[0])
+                inside.setdefault((path, number), []).append(self._numbers[size])
+        for path, count in self._counts.items():
+            for block in range(count):
+                for num_bytes in inside.get((path, self._source(path, block)), ()):
+                    yield num_bytes, self._group_of[f"{path}.{block}"]
 
     def _recorded_name(self, name: str) -> str:
         for path in self._code.num_blocks:

@@ -52,13 +52,14 @@ class RecordedTransformer(SimulatedModel):
         self._is_in_block = self._is_marked = False
 
     def _weight(self, module: Module, full: str) -> Weight:
-        shape, is_trained = self.program.parameters[full]
+        shape, is_trained, dtype = self.program.parameters[full]
         rest = 1
         for size in shape[1:]:
             rest *= size
         weight = module.own(full, shape[0] if shape else 1, rest if len(shape) > 1 else None)
         weight.shape = shape
         weight.is_trained = is_trained
+        weight.dtype = dtype
         return weight
 
     def forward_order(self) -> Iterator[Module]:

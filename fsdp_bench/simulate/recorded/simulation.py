@@ -26,8 +26,10 @@ class RecordedSimulation(Simulation):
     def load(self) -> None:
         """Build and wrap the model; its buffers are on the device, too."""
         super().load()
-        buffers = self.model.program.buffers
-        self.resident += [self.tape.storage(size, "buffer", Category.PARAMETERS) for size in buffers]
+        for size, block in self.model.program.buffers:
+            self.tape.mark_block(block)
+            self.resident.append(self.tape.storage(size, "buffer", Category.PARAMETERS))
+        self.tape.mark_block(-1)
 
     def _begin_first_forward(self) -> None:
         batch = self._batch()

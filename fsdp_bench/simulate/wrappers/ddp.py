@@ -17,7 +17,7 @@ from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weigh
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import INT32, INT64
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.precision import Sizes, precision_of
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit
@@ -69,7 +69,10 @@ class Ddp(Wrapper):
         self.weights = model.all_weights
         self.trained = [weight for weight in self.weights if weight.is_trained]
         self.num_parameters = sum(weight.numel for weight in self.trained)
-        self.gradients = [_Gradient(op, weight, sizes.store, self._ready) for weight in self.weights]
+        self._itemsizes = {
+            id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights
+        }
+        self.gradients = [_Gradient(op, w, self._itemsizes[id(w)], self._ready) for w in self.weights]
         self._waiting_numel = 0
         self._seen_numel = 0
         self._bucket_limit = _FIRST_BUCKET_BYTES
@@ -140,11 +143,12 @@ class Ddp(Wrapper):
         tape, itemsize = self.op.tape, self.sizes.store
         held = []
         for weight in self._by_block(self.weights):
-            held.append(tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS))
+            num_bytes = weight.numel * self._itemsizes[id(weight)]
+            held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
         for weight in self._by_block(self.weights):
             fill(tape, weight)
         self._verify_parameters()
-        whole = sum(weight.numel * self.model.times(weight.block) for weight in self.weights) * itemsize
+        whole = sum(w.numel * self._itemsizes[id(w)] * self.model.times(w.block) for w in self.weights)
         total = sum(weight.numel * self.model.times(weight.block) for weight in self.trained) * itemsize
         tape.storage(min(whole, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]

@@ -15,7 +15,7 @@ from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.precision import Sizes, precision_of
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
 from fsdp_bench.spec.setup import BackwardPrefetch, Precision
@@ -32,8 +32,10 @@ class FlatParamHandle:
     ) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
-        self.precision = precision
-        self.sizes = Sizes.of(precision)
+        self.casts_inputs = precision != wrapper.setup.precision
+        # _validate_tensors_to_flatten: all parameters of a unit have one dtype (units.py, _dtypes_mixed)
+        self.precision = precision_of(weights[0].dtype, precision) if weights else precision
+        self.sizes = Sizes.of(self.precision)
         self.keeps_copies = wrapper.offload and not wrapper.is_sharded and not self.sizes.casts
         self.is_root = is_root
         self.weights = weights
@@ -42,7 +44,7 @@ class FlatParamHandle:
         self.block = weights[0].block if weights else -1
         self.is_trained = any(weight.is_trained for weight in weights)
         """FlatParameter.requires_grad: a unit of frozen parameters alone is gathered, and has nothing to reduce."""
-        self.layout = flat_layout(weights, wrapper.setup, precision)
+        self.layout = flat_layout(weights, wrapper.setup, self.precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
@@ -308,7 +310,7 @@ class FlatParamHandle:
 
     def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""
-        if self.precision == self.wrapper.setup.precision:
+        if not self.casts_inputs:
             return inputs
         tape, wanted, to = self.tape, self.sizes.compute, self.wrapper.op.to
         category, tape.category = tape.category, Category.ACTIVATIONS

@@ -83,7 +83,7 @@ class Fsdp1(Wrapper):
 
     def host_tensors(self) -> list[tuple[int, int]]:
         """Return elements and block of each pinned tensor with offload: _local_shard, and _cpu_grad like it."""
-        return [(handle.layout.shard_numel, handle.block) for handle in self.handles]
+        return [(handle.layout.shard_numel * handle.sizes.store, handle.block) for handle in self.handles]
 
     def lazy_init(self) -> None:
         """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""

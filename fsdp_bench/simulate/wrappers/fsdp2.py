@@ -16,25 +16,26 @@ from fsdp_bench.simulate.models.transformer import Module, Weight, fill
 from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.precision import Sizes, precision_of
 from fsdp_bench.simulate.optimizers.offloaded import copy_gradients
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
-from fsdp_bench.spec.setup import BackwardPrefetch, Offload, TrainSetup, Wrap
+from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 
 
 class FSDPParam:
     """_fsdp_param.py, FSDPParam: one parameter's shard, its gathered self, and its gradients."""
 
     __slots__ = (
-        *("weight", "padded_shard_numel", "shard_numel", "gathered_bytes", "padded_numel"),
+        *("weight", "sizes", "padded_shard_numel", "shard_numel", "gathered_bytes", "padded_numel"),
         *("grad", "accumulated_grad", "all_gather_output", "unsharded", "sharded_post_forward"),
     )
 
-    def __init__(self, tape: Tape, weight: Weight, sizes: Sizes, group_size: int) -> None:
+    def __init__(self, tape: Tape, weight: Weight, precision: Precision, group_size: int) -> None:
         self.weight = weight
+        self.sizes = sizes = Sizes.of(precision_of(weight.dtype, precision))
         rows = -(-weight.dim0 // group_size)
         self.padded_shard_numel = rows * weight.rest
         self.shard_numel = min(rows, weight.dim0) * weight.rest
@@ -66,9 +67,10 @@ class ParamGroup:
         self.num_modules = len(unit.modules)
         self.modules_to_run = 0
         """Modules of the unit that have not run in this forward (FSDPState._modules_to_run_forward)."""
-        self.params = [FSDPParam(self.tape, weight, self.sizes, self.group_size) for weight in weights]
+        self.params = [FSDPParam(self.tape, weight, self.precision, self.group_size) for weight in weights]
         self.block = weights[0].block if weights else -1
-        self.shard_numel = sum([param.padded_shard_numel for param in self.params])
+        self.gathered_bytes = sum([param.gathered_bytes for param in self.params])
+        self.cast_numel = sum([param.padded_shard_numel for param in self.params if param.sizes.casts])
         self.reduced = [param for param in self.params if param.weight.is_trained]
         """post_backward, fsdp_params_with_grad: frozen parameters are gathered, and have nothing to reduce."""
         self.reduced_numel = sum([param.padded_shard_numel for param in self.reduced])
@@ -100,20 +102,23 @@ class ParamGroup:
             self.all_gather_result = tape.storage(0, "empty", Category.UNSHARDED_PARAMETERS)
             return
         inputs: list[Storage] = []
-        gathered = self.shard_numel * self.group_size
-        numel = gathered // self._gathering_ranks
+        gathered = self.gathered_bytes
+        own_bytes = gathered // self._gathering_ranks
         group = "post_forward" if self.is_sharded_post_forward else "shard"
         if self.wrapper.offload:
             if not self.is_sharded_post_forward:  # else it is on the device, in the compute dtype
                 inputs += self._inputs_from_host(copy_in)
-        elif sizes.casts:  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
+        elif (
+            self.cast_numel
+        ):  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
             source = sizes.compute if self.is_sharded_post_forward else sizes.store
+            numel = self.cast_numel * self.group_size // self._gathering_ranks
             inputs.append(self._unsharded_storage(numel * sizes.compute, copy_in))
             tape.kernel("aten::_foreach_copy_", numel * (source + sizes.compute), source, copy_in)
-        self.all_gather_result = self._unsharded_storage(gathered * sizes.compute, copy_in)
-        tape.kernel("fsdp::all_gather_copy_in", 2 * numel * sizes.compute, sizes.compute, copy_in)
+        self.all_gather_result = self._unsharded_storage(gathered, copy_in)
+        tape.kernel("fsdp::all_gather_copy_in", 2 * own_bytes, sizes.compute, copy_in)
         tape.wait_stream(Stream.ALL_GATHER, copy_in)
-        tape.collective("all_gather", group, gathered * sizes.compute, Stream.ALL_GATHER)
+        tape.collective("all_gather", group, gathered, Stream.ALL_GATHER)
         tape.record_event(Stream.ALL_GATHER, Queue.ALL_GATHER)
         del inputs
 
@@ -129,14 +134,13 @@ class ParamGroup:
         """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
         inputs = []
         for param in self.params:
-            numel = param.padded_shard_numel
+            numel, sizes = param.padded_shard_numel, param.sizes
             moved = None
             if self.wrapper.moves_to_device:
-                moved = self._unsharded_storage(numel * self.sizes.store, stream)
-                self.tape.copy("to_device", numel * self.sizes.store, stream)
-            if self.sizes.casts:
-                moved = self._unsharded_storage(numel * self.sizes.compute, stream)
-                sizes = self.sizes
+                moved = self._unsharded_storage(numel * sizes.store, stream)
+                self.tape.copy("to_device", numel * sizes.store, stream)
+            if sizes.casts:
+                moved = self._unsharded_storage(numel * sizes.compute, stream)
                 self.tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if moved is not None:
                 inputs.append(moved)
@@ -178,16 +182,15 @@ class ParamGroup:
         itemsize, kernels = self.sizes.compute, self.wrapper.kernels
         if not kernels.observed:
             ranks = self._gathering_ranks
-            parts = [param.padded_numel // ranks * itemsize for param in self.params]
+            parts = [param.gathered_bytes // ranks for param in self.params]
             num_bytes = split_arguments(parts, ranks, kernels)
             _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
-        gathered = sum([param.gathered_bytes for param in self.params])
-        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * gathered, itemsize)
+        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, itemsize)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
         moved = None
-        tape, numel, sizes = self.tape, param.padded_shard_numel, self.sizes
+        tape, numel, sizes = self.tape, param.padded_shard_numel, param.sizes
         if self.wrapper.moves_to_device:
             moved = self._unsharded_storage(numel * sizes.store, Stream.COMPUTE)
             tape.copy("to_device", numel * sizes.store, Stream.COMPUTE)
@@ -220,7 +223,7 @@ class ParamGroup:
             return
         tape, itemsize = self.tape, self.sizes.compute
         for param in self.params:
-            num_bytes = param.padded_numel // self.post_forward_size * itemsize
+            num_bytes = param.gathered_bytes // self.post_forward_size
             param.sharded_post_forward = tape.storage(num_bytes, "aten::clone", Category.UNSHARDED_PARAMETERS)
             tape.kernel("aten::clone", 2 * num_bytes, itemsize)
             param.all_gather_output = None
@@ -503,27 +506,28 @@ class Fsdp2(Wrapper):
 
     def load(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""
-        tape, itemsize = self.tape, self.sizes.store
+        tape = self.tape
         held = []
         for group in self._by_block():
             for param in group.params:
                 if not self.moves_to_device:
-                    num_bytes = param.padded_shard_numel * itemsize
+                    num_bytes = param.padded_shard_numel * param.sizes.store
                     held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
         whole = shard = None
-        numel_of_shard = {id(param.weight): param.shard_numel for group in self.groups for param in group.params}
+        param_of = {id(param.weight): param for group in self.groups for param in group.params}
         for weight in self.weights:
             tape.mark_block(weight.block)
-            whole = tape.storage(weight.numel * itemsize, "aten::empty", Category.TEMPORARY)
+            param = param_of[id(weight)]
+            whole = tape.storage(weight.numel * param.sizes.store, "aten::empty", Category.TEMPORARY)
             fill(tape, weight)
-            shard = tape.storage(numel_of_shard[id(weight)] * itemsize, "distribute_tensor", Category.TEMPORARY)
+            shard = tape.storage(param.shard_numel * param.sizes.store, "distribute_tensor", Category.TEMPORARY)
         tape.mark_block(-1)
         del whole, shard
         return held
 
     def host_tensors(self) -> list[tuple[int, int]]:
         """Return elements and block of each pinned tensor with offload: padded shards, and gradients like them."""
-        return [(p.padded_shard_numel, p.weight.block) for group in self.groups for p in group.params]
+        return [(p.padded_shard_numel * p.sizes.store, p.weight.block) for group in self.groups for p in group.params]
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""

@@ -48,5 +48,5 @@ class Wrapper(ABC):
         call()
 
     def host_tensors(self) -> list[tuple[int, int]]:
-        """Return elements and block of each tensor that CPU offload pins in host memory; its gradient is like it."""
+        """Return bytes and block of each tensor that CPU offload pins in host memory; its gradient is like it."""
         return []

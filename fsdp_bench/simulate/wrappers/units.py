@@ -12,6 +12,8 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
+    ADAPTERS_ARE_FSDP1,
+    NO_ADAPTERS,
     POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
     TIED_ENDS,
@@ -26,6 +28,9 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
+
+_INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
+"""What may make units of parts of a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return SELECTIVE_AROUND_UNITS
     is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
     has_own_policy = setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None
-    may_save_units = has_own_policy and setup.wrap is Wrap.SIZE and not is_ddp
+    may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not is_ddp
     if reason is None and may_save_units and _has_units_inside_blocks(shape, setup):
         return POLICY_AROUND_UNITS
     if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
@@ -64,27 +69,48 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
 
 def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a setup of a recorded model is not predicted; None if it is, and for benchmark models."""
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not (isinstance(shape, RecordedModel) and shape.has_frozen_parameters):
+        return NO_ADAPTERS
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.api is not Api.FSDP1:
+        return ADAPTERS_ARE_FSDP1
     if not isinstance(shape, RecordedModel):
         return None
-    if setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
+    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ADAPTERS, Wrap.NONE):
         return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block or none"
     if setup.loss is not Loss.PLAIN:
         return f"loss: a recorded model computes its own, so {setup.loss.value} is not predicted; leave --loss out"
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
-    return _frozen_parameters_mixed(shape, setup)
+    return _base_not_cast(shape, setup) or _parameters_mixed(shape, setup)
 
 
-def _frozen_parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
+    """Return why frozen weights that are stored in a dtype of their own cannot be computed with."""
+    dtypes = {parameter.dtype for parameter in shape.code.parameters if parameter.dtype}
+    compute = setup.precision.compute
+    if not dtypes or compute in dtypes or compute == "fp32":
+        return None
+    return f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}"
+
+
+def _parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
-    if setup.api is not Api.FSDP1 or setup.use_orig_params or not shape.has_frozen_parameters:
+    if setup.api is not Api.FSDP1 or not shape.has_frozen_parameters:
         return None
     model = build(Operators(Tape(), CPU), shape, setup, shape.num_blocks)
     taken: set[int] = set()
     for unit in [*choose_units(model, setup), Unit((model,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
-        if len({weight.is_trained for weight in weights}) > 1:
+        if len({weight.dtype or setup.precision.store for weight in weights}) > 1:
+            return (
+                "wrap: fsdp1 refuses units with parameters of several dtypes, here frozen and trained ones ("
+                '"Must flatten tensors with uniform dtype"); use block-and-adapters, api fsdp2, or precision bf16-true'
+            )
+        is_mixed = len({weight.is_trained for weight in weights}) > 1
+        if is_mixed and setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.use_orig_params:
+            return "wrap: block-and-adapters with trained biases in the blocks' units is not predicted; use block"
+        if is_mixed and not setup.use_orig_params:
             return (
                 "use_orig_params: false is refused by fsdp1 for units with both frozen and trained parameters"
                 ' ("Must flatten tensors with uniform `requires_grad`"); use true, or api fsdp2'
@@ -106,7 +132,7 @@ def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
         setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
     )
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
-    return setup.wrap is Wrap.SIZE and is_selective and is_sharded and recomputes_more
+    return setup.wrap in _INSIDE_BLOCKS and is_selective and is_sharded and recomputes_more
 
 
 def _has_units_inside_blocks(shape: Model, setup: TrainSetup) -> bool:
@@ -122,6 +148,8 @@ def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Unit]:
         return []
     if setup.wrap is Wrap.SIZE:
         return [Unit((module,), setup.precision) for module in _units_by_size(model, setup.min_num_params)]
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS:
+        return [Unit((module,), setup.precision) for module in _blocks_and_adapters(model)]
     last = model.blocks[-1]
     blocks = [Unit((block,), setup.precision, block is last and not setup.reshard_last_block) for block in model.blocks]
     if setup.wrap is Wrap.BLOCK or model.lm_head is None:
@@ -135,6 +163,23 @@ def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Unit]:
         *blocks,
         Unit((model.norm, model.lm_head), setup.head_precision, stays_gathered=True),
     ]
+
+
+def _blocks_and_adapters(model: SimulatedModel) -> list[Module]:
+    """peft.utils.other.fsdp_auto_wrap_policy: blocks, and modules without children whose weight is trained."""
+    blocks = set(map(id, model.blocks))
+    found: list[Module] = []
+
+    def visit(module: Module) -> None:
+        for child in module.children:
+            visit(child)
+        is_trained = any(weight.is_trained and weight.name.endswith("weight") for weight in module.weights)
+        if id(module) in blocks or (is_trained and not module.children):
+            found.append(module)
+
+    for child in model.children:
+        visit(child)
+    return found
 
 
 def num_resharded_units(shape: Model, setup: TrainSetup) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.config import HIDDEN
@@ -47,7 +48,8 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kind(self) -> str:
         """The class of the model, as tables and charts name it."""
-        return self.code.origin.architecture
+        origin = self.code.origin
+        return origin.architecture if origin.lora is None else f"{origin.architecture} with {origin.lora.title}"
 
     @property
     def learned_positions(self) -> int | None:
@@ -172,7 +174,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         values = self.values(1, 1)
         found = []
         for parameter in self.code.parameters:
-            count = 1
+            count = parameter.packed
             for size in parameter.shape:
                 count *= evaluate(size, values)
             found.append((count * times(parameter.name), parameter.is_trained))
@@ -226,6 +228,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "name": self.name,
             "code": self.code.origin.code,
             "architecture": self.code.origin.architecture,
+            "lora": to_builtins(self.code.origin.lora),
             "recorded_with": dict(self.code.origin.versions),
             "num_hidden_layers": self.num_hidden_layers,
             "blocks": dict(self.counts),
@@ -238,7 +241,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return one line for tables and charts."""
         layers = " + ".join(str(count) for _, count in self.counts)
         width = f" x {self.hidden_size}" if self.hidden_size else ""
-        return f"{self.code.origin.architecture} {format_count(self.num_parameters)} ({layers} layers{width})"
+        return f"{self.kind} {format_count(self.num_parameters)} ({layers} layers{width})"
 
 
 Model = ModelShape | RecordedModel

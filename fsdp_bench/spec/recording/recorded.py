@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
 from fsdp_bench.spec.recording.variants import VariantKind
@@ -25,6 +26,10 @@ class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shape: tuple[str, ...]
     """Formulas."""
     is_trained: bool
+    dtype: str = ""
+    """The dtype that it is stored in and shown in, where it is not the setup's: a frozen base's (LoRA.base)."""
+    packed: int = 1
+    """How many of the model's numbers an element holds: four of 4 bits in one of bf16."""
 
 
 class ModuleRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -62,6 +67,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: TensorRef
     buffers: tuple[Size, ...]
     """Bytes of each buffer, which are on the device all the time."""
+    buffer_modules: tuple[str, ...] = ()
+    """The module that has each of them; empty where none is in a block."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +81,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     versions: dict[str, str]
     """Of torch, transformers, ..."""
     date: str
+    lora: LoRA | None = None
+    """The adapters that PEFT put in."""
 
 
 class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False, dict=True):

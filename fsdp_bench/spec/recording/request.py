@@ -8,6 +8,7 @@ import msgspec
 
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
@@ -18,6 +19,8 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
     module: UserModule | None = None
+    lora: LoRA | None = None
+    """PEFT's adapters, which are put into the Hugging Face model."""
     sequence_length: int = 4096
     """Says on which side of a sliding window the sequences are that the recording is for."""
 
@@ -27,6 +30,8 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):
             raise SpecError("a recording needs a config.json or a user's module, and not both")
+        if self.lora is not None and self.config is None:
+            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
 
 
 class RecordingAnswer(msgspec.Struct, frozen=True, kw_only=True):

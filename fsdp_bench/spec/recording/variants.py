@@ -22,6 +22,10 @@ class VariantKind(NamedTuple):
     views of a flat parameter that is trained: none, those of ``units`` with a trained parameter where blocks are
     units, or ``all``, where the model is one unit."""
 
+    is_apart: bool = False
+    """Adapters are units of their own, which show them in the stored dtype until they run, and the model runs under
+    torch.autocast besides: PEFT's fsdp_auto_wrap_policy under accelerate."""
+
     @property
     def name(self) -> str:
         """The name in a recording."""
@@ -29,6 +33,7 @@ class VariantKind(NamedTuple):
         parts += ["autocast"] * self.autocast + ["cast at blocks"] * self.casts_at_blocks
         if self.compute == "fp32":
             parts = ["fp32"]
+        parts += ["adapters apart"] * self.is_apart
         return " ".join([*parts, f"flat {self.trains}"] if self.trains else parts)
 
     @property
@@ -65,6 +70,8 @@ KINDS_WITH_FROZEN = (
         for trains in ("units", "all")
         for compute, store in (("bf16", "fp32"), ("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
     ),
+    VariantKind("bf16", is_apart=True),
+    VariantKind("fp16", is_apart=True),
 )
 """Those of a model with frozen parameters."""
 
@@ -72,6 +79,8 @@ KINDS_WITH_FROZEN = (
 def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
     """Return the variant that a setup runs, of a model that has frozen parameters or none."""
     kind = _kind_of(setup)
+    if has_frozen and setup.wrap is Wrap.BLOCK_AND_ADAPTERS:  # what is trained is not flattened with what is frozen
+        return kind._replace(is_apart=setup.precision.compute != setup.precision.store)
     if has_frozen and setup.api is Api.FSDP1 and setup.use_orig_params:
         return kind._replace(trains="all" if setup.wrap is Wrap.NONE else "units")
     return kind

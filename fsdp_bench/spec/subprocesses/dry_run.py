@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -49,15 +50,19 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The input of one dry run: a benchmark model or a user's own module, a setup, and the kernels.
+    """The input of one dry run: a benchmark model, Hugging Face's or a user's own module, a setup, and the kernels.
 
     Raises:
-        SpecError: if it names no model, or two, or a module to wrap by blocks without the class of its blocks.
+        SpecError: if it names no model, or several, or a module to wrap by blocks without the class of its blocks.
     """
 
     setup: TrainSetup
     model: ModelShape | None = None
     module: UserModule | None = None
+    config: dict[str, Any] | None = None
+    """A config.json of Hugging Face's."""
+    lora: LoRA | None = None
+    """PEFT's adapters, which are put into the Hugging Face model."""
     kernels: KernelSet = "cuda"
     rank: int = 0
     """The rank whose memory is tracked."""
@@ -65,12 +70,25 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trace: str | None = None
     """A file to write: every change of live bytes in the measured step, with its operator."""
 
+    @property
+    def name(self) -> str:
+        """The description of the model, the name of the user's function, or the class of the Hugging Face model."""
+        if self.model is not None:
+            return self.model.describe()
+        if self.module is not None:
+            return self.module.function
+        config = self.config or {}
+        architecture = str((config.get("architectures") or [config.get("model_type")])[0])
+        return architecture if self.lora is None else f"{architecture} with {self.lora.title}"
+
     def _check(self) -> None:
-        if (self.model is None) == (self.module is None):
-            raise SpecError("a dry run needs a model's shape or a user's module, and not both")
+        if [self.model, self.module, self.config].count(None) != 2:
+            raise SpecError("a dry run needs a model's shape, a user's module or a config.json, and one of them")
+        if self.lora is not None and self.config is None:
+            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
         if not 0 <= self.rank < self.setup.world_size:
             raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
-        if self.tensors == "real" and (self.kernels == "cuda" or self.module is not None):
+        if self.tensors == "real" and (self.kernels == "cuda" or self.model is None):
             raise SpecError("tensors: real ones are of a benchmark model on the CPU; kernels must be cpu")
         if self.module is not None and self.module.block is None and self.setup.wrap.has_blocks:
             raise SpecError(

@@ -12,8 +12,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,15 @@ from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
+from fsdp_bench.train.models.lora import load
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
+from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import load_user_module, logits_of, loss_of, module_step
 from fsdp_bench.train.processes.parent import die_with_parent
+from fsdp_bench.train.recording.blocks import block_class
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
@@ -49,7 +52,7 @@ def _num_warm_up_steps(spec: DryRunSpec) -> int:
     before the second, and a user's module may do anything once.
     """
     is_ddp = spec.setup.api is Api.FSDP2 and spec.setup.strategy is ShardingStrategy.NO_SHARD
-    return 2 if is_ddp or spec.module is not None else 1
+    return 2 if is_ddp or spec.model is None else 1
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:
@@ -62,13 +65,15 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
     setup = spec.setup
     _refuse(spec)
     is_real = spec.tensors == "real"
-    unpacked = unpacked_sequences() if spec.module is not None else nullcontext()
-    with unpacked, real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world:
+    with (
+        _packages(spec),
+        real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world,
+    ):
         subject = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
         training = _prepare(subject, setup, world)
         load_bytes = world.tracker.peak_bytes
-        owners = Owners(world.tracker, training, loss_makes_logits=spec.module is None)
+        owners = Owners(world.tracker, training, loss_makes_logits=spec.model is not None)
         _watch_logits(training, owners, subject.logits_of)
         first = world.tracker.record(lambda: subject.step(training))
         for _ in range(_num_warm_up_steps(spec) - 1):
@@ -125,12 +130,28 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             user = load_user_module(spec.module, setup, dtype, world.build_device(setup))
             step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
             return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
+    if spec.config is not None:
+        with torch.device(world.build_device(setup)):
+            loaded = load(spec.config, spec.lora, dtype, world.device)
+        batch = batch_of(loaded, setup.micro_batch_size, setup.sequence_length, "cpu")
+        step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
+        return _Subject(loaded, block_class(loaded), loss_of, step, logits_of, {})
     assert spec.model is not None
     with _disable_current_modes():
         bare = build(spec.model, dtype)
     loss = loss_function(setup.loss)
     fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
     return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
+
+
+@contextmanager
+def _packages(spec: DryRunSpec) -> Iterator[None]:
+    """Let packages do on tensors without data what they do on real ones."""
+    if spec.model is not None:
+        yield
+    else:
+        with unpacked_sequences(), as_on_cuda():
+            yield
 
 
 @torch.no_grad()

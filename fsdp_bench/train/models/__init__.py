@@ -9,4 +9,6 @@ Read in this order:
     attention_kernel.py  which kernel attention runs: FlashAttention, cuDNN, memory-efficient
     user_module.py       a user's own model, for dry runs and recordings
     huggingface.py       builds a Hugging Face model and its batch from a config.json
+    lora.py              PEFT's adapters in it
+    quantized.py         its linear layers in 4 bits, as bitsandbytes keeps them
 """

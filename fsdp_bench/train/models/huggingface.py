@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -150,8 +150,13 @@ def _config(config: Mapping[str, Any]) -> Any:
         raise SpecError(f"model_type {shown(model_type)}: transformers refuses it: {text}") from error
 
 
-def batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
+def batch_of(model: Any, batch: int, length: int, device: str | None = None) -> dict[str, torch.Tensor]:
     """Return a batch as a data loader makes it: full sequences, so that there is no attention mask."""
+    with torch.device(device) if device is not None else nullcontext():
+        return _batch_of(model.get_base_model() if hasattr(model, "get_base_model") else model, batch, length)
+
+
+def _batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
     config = model.config
     if "pixel_values" in _parameters_of(model):
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]

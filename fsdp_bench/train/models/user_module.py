@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
     model, batch = returned
-    _allocate(model, dtype, home)
+    allocate(model, dtype, home)
     on_host = tree_map_only(Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), batch)
     return UserModel(model, on_host, block, arguments)
 
@@ -128,17 +128,25 @@ def _find(path: str, option: str) -> Any:
 
 
 @torch.no_grad()
-def _allocate(model: nn.Module, dtype: torch.dtype, home: torch.device) -> None:
-    """Move every parameter and buffer to ``home``, floating parameters as ``dtype``. Tied ones stay tied."""
+def allocate(
+    model: nn.Module, dtype: torch.dtype, home: torch.device, keeps: Callable[[Tensor], bool] = lambda parameter: False
+) -> None:
+    """Move every parameter and buffer to ``home``. Tied ones stay tied.
+
+    Floating parameters become ``dtype``, but those that one ``keeps``, which stay with their attributes as they are.
+    """
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                kind = dtype if parameter.is_floating_point() else parameter.dtype
+                kept = keeps(parameter)
+                kind = dtype if parameter.is_floating_point() and not kept else parameter.dtype
                 key = id(parameter)
                 if key not in made:
                     fresh = torch.empty(parameter.shape, dtype=kind, device=home)
                     made[key] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+                    if kept:
+                        made[key].__dict__.update(parameter.__dict__)
                 module._parameters[name] = made[key]  # type: ignore[assignment]
         for name, buffer in module._buffers.items():
             if buffer is not None:

@@ -16,6 +16,7 @@ from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.processes.parent import die_with_parent
 from fsdp_bench.train.recording.record import record
 from fsdp_bench.train.recording.subjects import architecture, huggingface, of_module
@@ -25,10 +26,12 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
     """Record; return the recording or the error."""
     begin = time.perf_counter()
     try:
-        with unpacked_sequences():
+        with unpacked_sequences(), as_on_cuda():
             if spec.config is not None:
-                found = architecture if spec.all_sizes else huggingface
-                subject = found(spec.config, spec.sequence_length)
+                if spec.all_sizes:
+                    subject = architecture(spec.config, spec.sequence_length)
+                else:
+                    subject = huggingface(spec.config, spec.sequence_length, spec.lora)
             else:
                 assert spec.module is not None
                 subject = of_module(spec.module)

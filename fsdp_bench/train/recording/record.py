@@ -17,6 +17,7 @@ from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
 from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
+from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
@@ -147,7 +148,7 @@ class _Recording:
         gc.disable()  # a collection would free cycles at another moment than in another run
         try:
             cast_at = self._block if kind.casts_at_blocks else None
-            return record_step(model, batch, DTYPES[kind.compute], kind.autocast, self._device, cast_at)
+            return record_step(model, batch, DTYPES[kind.compute], kind, self._device, cast_at)
         finally:
             gc.enable()
 
@@ -227,7 +228,8 @@ def _variant(
         nodes=writer.nodes(),
         loops=writer.loop_records(),
         loss=writer.tensor(loss),
-        buffers=tuple(buffers),
+        buffers=tuple(size for _, size in buffers),
+        buffer_modules=tuple(module for module, _ in buffers),
         names=tuple(names),
         formulas=tuple(formulas.texts),
     )
@@ -254,6 +256,7 @@ class _Facts:
                 name,
                 tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in _dimensions(everywhere, name)),
                 parameter.requires_grad,
+                *stored_apart(parameter),
             )
             for name, parameter in model.named_parameters()
         )

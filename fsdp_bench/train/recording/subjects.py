@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.architecture import Architecture, side_of
 from fsdp_bench.spec.recording.config import complete, layer_kinds, layers_to_record, of_layers, settings, symbols
 from fsdp_bench.spec.recording.recorded import Origin
@@ -25,12 +26,13 @@ from fsdp_bench.train.models.huggingface import (
     sliding_window_of,
     with_layers,
 )
+from fsdp_bench.train.models.lora import adapted
 from fsdp_bench.train.models.user_module import load_user_module
 from fsdp_bench.train.recording.points import Point, batches, buildable, models
 from fsdp_bench.train.recording.record import Subject
 
 
-def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
+def huggingface(config: Mapping[str, Any], sequence_length: int, lora: LoRA | None = None) -> Subject:
     """Return the code of a config.json, with as few blocks as show which of them are alike.
 
     Raises:
@@ -45,7 +47,7 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
 
     def make(point: Point) -> tuple[nn.Module, Any]:
         nonlocal name
-        model, name = build(short)
+        model, name = build(short) if lora is None else adapted(short, lora)
         return model, batch_of(model, point["B"], point["S"])
 
     with torch.device("meta"):
@@ -54,7 +56,7 @@ def huggingface(config: Mapping[str, Any], sequence_length: int) -> Subject:
     return Subject(
         make,
         batches(beyond),
-        _origin("huggingface", name),
+        _origin("huggingface", name, lora),
         beyond=beyond,
         longest=longest,
         positions=learned_positions(bare),
@@ -123,12 +125,13 @@ def of_module(module: UserModule) -> Subject:
     return Subject(make, batches(0), _origin("module", module.function), block_path=module.block)
 
 
-def _origin(code: str, architecture: str) -> Origin:
+def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
     versions = {"torch": str(torch.__version__)}
-    for package in ("transformers",) if code == "huggingface" else ():
+    packages = ["transformers"] if code == "huggingface" else []
+    for package in [*packages, *(lora.packages if lora is not None else ())]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Origin(code=code, architecture=architecture, versions=versions, date=today)
+    return Origin(code=code, architecture=architecture, versions=versions, date=today, lora=lora)

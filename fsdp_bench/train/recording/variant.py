@@ -12,11 +12,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.variants import VariantKind
+from fsdp_bench.train.models.lora import keeps_its_dtype
+from fsdp_bench.train.models.quantized import quantization_tensors
 from fsdp_bench.train.models.user_module import CONTRACT, call_model, loss_of
 from fsdp_bench.train.recording.backward import record_backward
 from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, edge_of, nested
 from fsdp_bench.train.recording.loops import renumbered
 from fsdp_bench.train.recording.size import Size
+from fsdp_bench.train.wrapping.units import trained_leaves
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class RawStep:
     top: Code
     nodes: dict[int, Code]
     loss: Code
-    buffers: list[Size]
+    buffers: list[tuple[str, Size]]
+    """The module that has each, and its bytes."""
     notes: list[str]
 
     def plain(self) -> list[Any]:
@@ -38,7 +43,7 @@ def record_step(
     model: nn.Module,
     batch: Any,
     dtype: torch.dtype,
-    autocast: bool,
+    kind: VariantKind,
     device: torch.device,
     cast_at: type[nn.Module] | None = None,
 ) -> RawStep:
@@ -48,14 +53,14 @@ def record_step(
         model: on ``device``, without data, with parameters in fp32.
         batch: on ``device``.
         dtype: the compute dtype.
-        autocast: parameters stay in fp32 and the model runs under torch.autocast, as under DistributedDataParallel.
+        kind: whether parameters are cast, and whether the model runs under torch.autocast.
         device: the fake accelerator.
         cast_at: the class of modules whose floating inputs are cast to the compute dtype.
 
     Raises:
         SpecError: if the step cannot be recorded.
     """
-    if not autocast:
+    if not kind.autocast:
         compute_in(model, dtype, device)
         batch = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -65,7 +70,9 @@ def record_step(
     buffers = _name_buffers(recorder, model)
     for index, leaf in enumerate(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
         recorder.name(leaf, ["i", index])
-    context: Any = torch.autocast(device.type, dtype) if autocast else nullcontext()
+    context: Any = torch.autocast(device.type, dtype) if kind.autocast or kind.is_apart else nullcontext()
+    if kind.is_apart:
+        _show_as_stored(trained_leaves(model))
     _cast_inputs(model, cast_at, dtype)
     with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():
         with context:
@@ -91,6 +98,8 @@ def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> No
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
                 continue
+            if keeps_its_dtype(parameter):
+                continue
             if id(parameter) not in made:
                 fresh = torch.empty(parameter.shape, dtype=dtype, device=device)
                 made[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
@@ -108,13 +117,27 @@ def _cast_inputs(model: nn.Module, kind: type[nn.Module] | None, dtype: torch.dt
             module.register_forward_pre_hook(cast, with_kwargs=True)
 
 
-def _name_buffers(recorder: Recorder, model: nn.Module) -> list[Size]:
-    sizes: list[Size] = []
-    for buffer in model.buffers():
+def _show_as_stored(leaves: list[nn.Module]) -> None:
+    """Let modules show their parameters in fp32, as sharded ones, but while they run."""
+    for leaf in leaves:
+        shown = dict(leaf._parameters)
+        stored = {
+            name: p if p is None else nn.Parameter(torch.empty_like(p, dtype=torch.float32), p.requires_grad)
+            for name, p in shown.items()
+        }
+        leaf._parameters.update(stored)
+        leaf.register_forward_pre_hook(lambda module, _args, shown=shown: module._parameters.update(shown))
+        leaf.register_forward_hook(lambda module, _args, _out, stored=stored: module._parameters.update(stored))
+
+
+def _name_buffers(recorder: Recorder, model: nn.Module) -> list[tuple[str, Size]]:
+    """Name buffers, and what has no other place: what is needed to read quantized weights."""
+    found: list[tuple[str, Size]] = []
+    for name, buffer in (*model.named_buffers(), *quantization_tensors(model)):
         if buffer.untyped_storage()._cdata not in recorder.known:
-            recorder.name(buffer, ["b", len(sizes)])
-            sizes.append(Size.of_storage(buffer))
-    return sizes
+            recorder.name(buffer, ["b", len(found)])
+            found.append((name.rpartition(".")[0], Size.of_storage(buffer)))
+    return found
 
 
 def _vocabulary(model: nn.Module) -> int | None:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPr
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup
+from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.wrapping.wrap_plan import Unit, WrapPlan
 
@@ -33,6 +33,9 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
     """Wrap the plan's units and the root; return the root."""
     setup = plan.setup
     units = {unit.modules[0]: _options_of(unit, setup) for unit in plan.units}
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.precision.compute != setup.precision.store:
+        autocast: Any = torch.autocast(plan.device.type, dtype=DTYPES[setup.precision.compute])
+        model.forward = autocast(model.forward)
     return FullyShardedDataParallel(
         model,
         process_group=plan.process_group,

@@ -57,6 +57,12 @@ def units_by_size(model: nn.Module, min_num_params: int, kept_in_root: Iterable[
     return units_by_policy(model, policy)
 
 
+def trained_leaves(model: nn.Module) -> list[nn.Module]:
+    """Return the modules without children whose weight is trained (peft.utils.other.fsdp_auto_wrap_policy)."""
+    leaves = (module for module in model.modules() if not list(module.children()))
+    return [leaf for leaf in leaves if (weight := getattr(leaf, "weight", None)) is not None and weight.requires_grad]
+
+
 def ends(model: nn.Module, api: Api) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
     """Return the modules of the unit before the blocks and of the one after them.
 

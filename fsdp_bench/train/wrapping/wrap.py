@@ -28,6 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.setup import (
+    ADAPTERS_ARE_FSDP1,
+    NO_ADAPTERS,
     SELECTIVE_AROUND_UNITS,
     Api,
     BackwardPrefetch,
@@ -40,11 +42,12 @@ from fsdp_bench.spec.setup import (
     impossible,
 )
 from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
-from fsdp_bench.train.wrapping.units import Policy, ends, units_by_class, units_by_policy, units_by_size
+from fsdp_bench.train.wrapping.units import Policy, ends, trained_leaves, units_by_class, units_by_policy, units_by_size
 from fsdp_bench.train.wrapping.wrap_plan import Initializer, Unit, WrapPlan
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
@@ -181,7 +184,7 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     """Checkpoint, compile, then shard: the only order in which each block is all-gathered once in each pass."""
     setup = plan.setup
     stored = DTYPES[setup.precision.store]
-    if any(parameter.dtype is not stored for parameter in model.parameters()):
+    if any(parameter.dtype is not stored and not keeps_its_dtype(parameter) for parameter in model.parameters()):
         model = model.to(stored)
     replaced = checkpoint_blocks(model, blocks, setup.checkpointing, setup.policy)
     if setup.compile:
@@ -229,13 +232,21 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
         return []
     if setup.wrap is Wrap.SIZE:
         return units_by_size(model, setup.min_num_params, kept_in_root=getattr(model, "modules_read_by_root", ()))
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS:
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            raise WrapError(NO_ADAPTERS)
+        if setup.api is not Api.FSDP1:
+            raise WrapError(ADAPTERS_ARE_FSDP1)
+        adapters = trained_leaves(model)
+    else:
+        adapters = []
     if classes is None:
         raise WrapError("wrapping by block needs TransformerBlock, the class of the model's blocks")
     units = units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
     if not units:
         names = sorted({type(module).__name__ for module in model.modules()})
         raise WrapError(f"TransformerBlock: the model has no {classes}; its modules are {', '.join(names)}")
-    return units
+    return [*adapters, *units]
 
 
 def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tuple[Unit, ...]:

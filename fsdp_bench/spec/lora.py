@@ -1,0 +1,134 @@
+"""LoRA: the adapters that PEFT puts into a model, and how the frozen weights below them are stored.
+
+Written ``16`` or ``rank=16,targets=q_proj+v_proj,base=bf16``; names are separated by ``+``. The defaults are those of
+peft.LoraConfig.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from fsdp_bench.spec.checked import Checked, Count, Positive, build
+from fsdp_bench.spec.errors import SpecError, nearest, shown
+
+ALL_LINEAR = "all-linear"
+"""The target that stands for every nn.Linear but the head (peft.utils.constants.INCLUDE_LINEAR_LAYERS_SHORTHAND)."""
+
+QUANTIZED = "nf4"
+"""LoRA.base of QLoRA."""
+
+LARGEST_FUSED_PRODUCT = 1536
+"""Rows from which on bitsandbytes always unpacks a weight (backends/cuda/ops.py, _gemm_4bit_custom_max_m)."""
+
+_LISTS = ("targets", "modules_to_save")
+_NUMBERS = {"rank": int, "alpha": float, "dropout": float}
+_FORM = "a rank, or fields like rank=16,targets=q_proj+v_proj"
+
+
+class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A peft.LoraConfig, and the dtype of the frozen weights.
+
+    Raises:
+        SpecError: naming the field, the value and what is allowed.
+    """
+
+    rank: Count = 8
+    alpha: Positive = 8.0
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters, or ``all-linear``; none: PEFT's choice for the architecture."""
+    dropout: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases are trained."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules that are trained whole, as copies."""
+    base: Literal["bf16", "nf4"] | None = None
+    """How frozen parameters are stored. None: like the trained ones. ``bf16``: as most checkpoints are. ``nf4``: the
+    linear layers' in 4 bits by bitsandbytes (with double quantization, and bf16 for bnb_4bit_quant_storage), the others
+    in bf16; this is QLoRA."""
+
+    def _check(self) -> None:
+        for name in _LISTS:
+            if any(not word or word != word.strip() for word in getattr(self, name)):
+                raise SpecError(f"{name}: an empty name is not allowed; names of modules, as q_proj+v_proj")
+        if ALL_LINEAR in self.targets and len(self.targets) > 1:
+            raise SpecError(f"targets: {ALL_LINEAR} stands for all linear layers; leave the other names out")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is QLoRA."""
+        return self.base == QUANTIZED
+
+    @property
+    def title(self) -> str:
+        """How a model with it is named: ``QLoRA rank=16``."""
+        if not self.is_quantized:
+            return f"LoRA {self.text()}"
+        return f"QLoRA {self.text().replace(f',base={QUANTIZED}', '')}"
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages whose code it is."""
+        return ("peft", "bitsandbytes") if self.is_quantized else ("peft",)
+
+    def text(self) -> str:
+        """Return it as it is written on a command line, without what is the default."""
+        default = LoRA()
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "rank"}
+        changed = {name: value for name, value in fields.items() if value != getattr(default, name)}
+        words = [
+            f"{n}={'+'.join(v) if n in _LISTS else format(v, 'g') if n in _NUMBERS else v}" for n, v in changed.items()
+        ]
+        return ",".join([f"rank={self.rank}", *words])
+
+    @classmethod
+    def parse(cls, text: object) -> LoRA:
+        """Read what a command line or a file says.
+
+        Raises:
+            SpecError: naming the field, the value and what is allowed.
+        """
+        return parse_lora(text, "lora")
+
+
+def parse_lora(text: object, option: str, base: str | None = None) -> LoRA:
+    """Read ``16`` or ``rank=16,targets=q_proj+v_proj``.
+
+    Args:
+        text: what is written.
+        option: the name of the option, for messages.
+        base: how the frozen weights are stored; ``nf4`` is what --qlora means.
+
+    Raises:
+        SpecError: naming the field, the value and what is allowed.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        text = str(text)
+    if not isinstance(text, str) or not text.strip():
+        raise SpecError(f"{option}: {shown(text)} is not allowed; {_FORM}")
+    fields: dict[str, object] = {"base": base} if base else {}
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals:
+            name, value = "rank", name
+        name = name.replace("-", "_")
+        if name not in LoRA.__struct_fields__:
+            hint = nearest(name, LoRA.__struct_fields__) or f"; one of {', '.join(LoRA.__struct_fields__)}"
+            raise SpecError(f"{option}: has no field {shown(name)}{hint}")
+        if name in fields:
+            raise SpecError(f"{option}: {name} is given twice" if name != "base" else f"{option}: its base is {base}")
+        fields[name] = _value(name, value, option)
+    return build(LoRA, fields, f"{option}: ")
+
+
+def _value(name: str, text: str, option: str) -> object:
+    if name in _LISTS:
+        return tuple(word.strip() for word in text.split("+"))
+    if name in _NUMBERS:
+        try:
+            return _NUMBERS[name](text)
+        except ValueError:
+            what = "a whole number" if _NUMBERS[name] is int else "a number"
+            raise SpecError(f"{option}: {name}: {shown(text)} is not allowed; {what}") from None
+    return text

@@ -1,0 +1,112 @@
+"""Puts PEFT's adapters into a Hugging Face model, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
+from fsdp_bench.train.models.huggingface import build
+from fsdp_bench.train.models.quantized import PACKED, materialize_states, quantize
+from fsdp_bench.train.models.user_module import allocate
+
+_KEPT = "_fsdp_bench_keeps_its_dtype"
+
+
+def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | None = None) -> tuple[nn.Module, str]:
+    """Return a model with adapters on the current device, and the name of its class.
+
+    What is needed to read quantized weights is put on ``states_on``, by default there, too: a Params4bit takes it along
+    when a wrapper moves it.
+
+    It is built on the meta device: PEFT moves adapters to the device of their layer, and tensors of a FakeTensorMode
+    cannot be moved (nn.Module._apply swaps them, which ones with weak references refuse).
+
+    Raises:
+        MachineError: if transformers, PEFT or bitsandbytes is not installed.
+        SpecError: for a config that transformers refuses, and for what PEFT refuses.
+    """
+    home, trained = torch.empty(0).device, torch.get_default_dtype()
+    with _disable_current_modes(), torch.device("meta"):
+        torch.set_default_dtype(torch.bfloat16 if lora.base else trained)
+        try:
+            model, name = build(config)
+            if lora.is_quantized:
+                quantize(model)
+        finally:
+            torch.set_default_dtype(trained)
+        model = with_lora(model, lora)
+    for parameter in model.parameters():
+        if lora.base and not parameter.requires_grad:
+            setattr(parameter, _KEPT, True)
+    allocate(model, trained, home, keeps_its_dtype)
+    if lora.is_quantized:
+        materialize_states(model, states_on or home)
+    return model, name
+
+
+def load(
+    config: Mapping[str, Any], lora: LoRA | None, dtype: torch.dtype, states_on: torch.device | None = None
+) -> nn.Module:
+    """Return a Hugging Face model on the current device, with all that it stores in one dtype, but for LoRA.base.
+
+    Raises:
+        MachineError, SpecError: as ``adapted``.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model, _ = adapted(config, lora, states_on) if lora is not None else build(config)
+    finally:
+        torch.set_default_dtype(default)
+    return model.train()
+
+
+def keeps_its_dtype(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is stored in a dtype of its own, which no wrapper is told to change."""
+    return bool(getattr(parameter, _KEPT, False))
+
+
+def stored_apart(parameter: torch.Tensor) -> tuple[str, int]:
+    """Return the dtype of a parameter that keeps its own, else nothing, and how many numbers an element holds."""
+    if not keeps_its_dtype(parameter):
+        return "", 1
+    return "bf16", PACKED if hasattr(parameter, "quant_state") else 1
+
+
+def with_lora(model: nn.Module, lora: LoRA) -> nn.Module:
+    """Return a model with PEFT's adapters: its own parameters are frozen, those of the adapters are trained.
+
+    Raises:
+        MachineError: if PEFT is not installed.
+        SpecError: for what PEFT refuses, as a target that the model does not have.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise MachineError("LoRA needs PEFT: pip install 'fsdp-bench[hf]'") from None
+    kept: Any = {"modules_to_save": list(lora.modules_to_save)} if lora.modules_to_save else {}
+    try:
+        config = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=_targets(lora),
+            lora_dropout=lora.dropout,
+            bias=lora.bias,
+            **kept,
+        )
+        adapted_model: nn.Module = peft.get_peft_model(model, config)
+    except (ValueError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
+        raise SpecError(f"lora: PEFT refuses it: {' '.join(str(error).split())[:300]}") from error
+    return adapted_model
+
+
+def _targets(lora: LoRA) -> str | list[str] | None:
+    if not lora.targets:
+        return None
+    return ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)

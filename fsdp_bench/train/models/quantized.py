@@ -1,0 +1,158 @@
+"""QLoRA's base: linear layers whose weights bitsandbytes keeps in 4 bits, on tensors without data.
+
+As transformers loads a model with BitsAndBytesConfig(load_in_4bit, nf4, bnb_4bit_use_double_quant, and bfloat16 for
+bnb_4bit_compute_dtype and bnb_4bit_quant_storage): a weight is four numbers in each element of a bf16 parameter, which
+FSDP shards and gathers as any other. What is needed to read them, a QuantState, is a plain attribute, whole on every
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_bench.spec.errors import MachineError
+
+PACKED = 4
+"""Numbers of 4 bits in an element of a bf16 parameter."""
+
+
+def quantize(model: Any) -> None:
+    """Replace the linear layers of a Hugging Face model on the meta device, all but its head, as transformers does.
+
+    Raises:
+        MachineError: if bitsandbytes is not installed.
+    """
+    try:
+        import bitsandbytes as bnb
+    except ImportError:
+        raise MachineError("QLoRA needs bitsandbytes: pip install 'fsdp-bench[qlora]'") from None
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_quant_storage=torch.bfloat16,
+    )
+    kept = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
+    replace_with_bnb_linear(model, kept, config)
+    maps = bnb.functional.name2qmap  # filled by the first quantization, with numbers that are computed
+    maps["dynamic"] = torch.empty(256, dtype=torch.float32, device="meta")
+    for module in quantized_layers(model):
+        weight = module.weight
+        whole = torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
+        packed = bnb.nn.Params4bit(whole, requires_grad=False, **weight.__dict__)
+        module.weight = packed._quantize("meta")
+        module.quant_state = module.weight.quant_state
+    maps.clear()
+    model.is_loaded_in_4bit = True
+
+
+def quantized_layers(model: nn.Module) -> Iterator[Any]:
+    """Yield the layers whose weights are in 4 bits."""
+    return (module for module in model.modules() if _is_quantized(module))
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return type(module).__name__ == "Linear4bit" and hasattr(module, "quant_state")
+
+
+def quantization_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is needed to read the weights, with names: on every rank whole, and in no parameter or buffer.
+
+    The code of the second quantization is one for all layers.
+    """
+    shared: set[int] = set()
+    for name, module in model.named_modules():
+        if _is_quantized(module):
+            state = module.quant_state
+            yield from ((f"{name}.{each}", getattr(state, each)) for each in ("absmax", "code", "offset"))
+            yield f"{name}.absmax2", state.state2.absmax
+            if id(state.state2.code) not in shared:
+                shared.add(id(state.state2.code))
+                yield "code2", state.state2.code
+
+
+def materialize_states(model: nn.Module, home: torch.device) -> None:
+    """Put what is needed to read the weights on a device; the code of the second quantization is one for all layers."""
+    code = None
+    for module in quantized_layers(model):
+        state = module.quant_state
+        for owner, name in ((state, "absmax"), (state, "code"), (state, "offset"), (state.state2, "absmax")):
+            setattr(owner, name, _empty_like(getattr(owner, name), home))
+        code = _empty_like(state.state2.code, home) if code is None else code
+        state.state2.code = code
+
+
+def _empty_like(tensor: Tensor, home: torch.device) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=home)
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """Let bitsandbytes do on tensors without data what it does on CUDA.
+
+    bitsandbytes::gemm_4bit has a kernel that unpacks the weight into a temporary one and multiplies by that
+    (backends/cuda/ops.py, _dequant_linear_fallback); for more than 1536 rows it always takes it, for fewer it may take
+    one that needs no temporaries, by the GPU. And Linear4bit makes a Params4bit of what FSDP puts in the place of a
+    parameter, which a tensor without data cannot become; what it makes takes no memory and no gradient. Without an
+    argument torch.is_autocast_enabled, which PEFT asks, means CUDA; the fake accelerator has a CPU's autocast.
+    """
+    try:
+        import bitsandbytes as bnb
+    except ImportError:
+        yield
+        return
+    operator: Any = torch.ops.bitsandbytes.gemm_4bit
+    modules: Any = bnb.nn.modules
+    matmul, is_enabled = bnb.matmul_4bit, torch.is_autocast_enabled
+    before = operator.default, modules.fix_4bit_weight_quant_state_from_module
+
+    def without_gradient(a: Tensor, b: Tensor, quant_state: Any, out: Any = None, bias: Any = None) -> Any:
+        return matmul(a, b.detach(), quant_state=quant_state, out=out, bias=bias)
+
+    operator.default = _dequantize_and_multiply
+    bnb.matmul_4bit = without_gradient
+    modules.fix_4bit_weight_quant_state_from_module = _restore_state
+    torch.is_autocast_enabled = lambda *device: is_enabled(*(device or ("cpu",)))
+    try:
+        yield
+    finally:
+        operator.default, modules.fix_4bit_weight_quant_state_from_module = before
+        bnb.matmul_4bit, torch.is_autocast_enabled = matmul, is_enabled
+
+
+def _restore_state(module: Any) -> None:
+    module.weight.quant_state = module.quant_state
+
+
+def _dequantize_and_multiply(
+    a: Tensor,
+    b: Tensor,
+    shape: Any,
+    absmax: Tensor,
+    blocksize: int,
+    quant_type: str,
+    bias: Tensor | None = None,
+    absmax_8bit: Tensor | None = None,
+    absmax_code: Tensor | None = None,
+    absmax_offset: Tensor | None = None,
+) -> Tensor:
+    """Do what _dequant_linear_fallback does, allocation by allocation."""
+    if absmax_8bit is not None:
+        assert absmax_code is not None
+        assert absmax_offset is not None
+        unpacked = torch.ops.bitsandbytes.dequantize_blockwise.default(
+            absmax_8bit, absmax, absmax_code, 256, torch.float32
+        )
+        absmax = unpacked + absmax_offset
+    weight = torch.ops.bitsandbytes.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape, a.dtype)
+    return nn.functional.linear(a, weight, bias)
