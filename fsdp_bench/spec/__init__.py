@@ -6,6 +6,7 @@ Read in this order:
     setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; which combinations cannot run
     checkpointing_policy.py  which outputs and which blocks activation checkpointing saves
     model.py        ModelShape: dimensions, number of parameters, FLOPs
+    model_code.py   ModelCode: a trial's model that Hugging Face's code or a user's function builds
     hardware.py     Gpu, Server, Cluster and their links
     record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...

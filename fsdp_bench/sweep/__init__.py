@@ -12,6 +12,7 @@ Read in this order:
     diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
     dry_run.py       starts dry runs in subprocesses
     recording.py     records a model's code in a subprocess, and keeps recordings in a cache
+    describing.py    asks a subprocess what a model's code builds
     rehearsals.py    rehearses trials without a sweep file
     module_names.py  finds a user's function and class by name, without importing them
 
