@@ -10,7 +10,7 @@ import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.spec.codec import read_document
-from fsdp_bench.spec.errors import FsdpBenchError, SpecError, shown
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.subprocesses.description import DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
@@ -25,13 +25,27 @@ MORE_KEYS = {"hf_config": ("code",), "model": ("code",), "module": ("transformer
 """Further keys that go with each."""
 
 
-def read_model_code(name: str, table: dict[str, Any], folder: Path) -> ModelCode:
-    """Read a table [models.NAME] that names a model's code. ``folder`` is the sweep file's.
+def read_model_codes(tables: dict[str, dict[str, Any]], folder: Path) -> dict[str, ModelCode]:
+    """Read the tables [models.NAME] that name a model's code. ``folder`` is the sweep file's.
 
     Raises:
-        SpecError: naming the table and the key; also if torch or transformers is missing, or the code fails.
+        SpecError: naming the table and the key; also if transformers is missing, or the code fails.
+        MachineError: if torch is missing.
     """
-    place = f"[models.{name}]"
+    named = {name: _fields(f"[models.{name}]", table, folder) for name, table in tables.items()}
+    specs = [spec for _, spec in named.values()]
+    found: dict[str, ModelCode] = {}
+    for (name, (fields, _)), answer in zip(named.items(), describe(specs), strict=True):
+        place = f"[models.{name}]"
+        if answer.description is None:
+            raise SpecError(f"{place} {answer.error}")
+        built = msgspec.structs.asdict(answer.description)
+        found[name] = convert({"name": name, **fields, **built}, ModelCode, place)
+    return found
+
+
+def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], DescriptionSpec]:
+    """Return the fields of ModelCode that a table gives, and the code to describe."""
     given = [key for key in CODE_KEYS if key in table]
     if len(given) > 1:
         raise SpecError(f"{place} {' and '.join(given)} each name the code; keep one")
@@ -45,14 +59,11 @@ def read_model_code(name: str, table: dict[str, Any], folder: Path) -> ModelCode
     try:
         if key == "module":
             module = _users_module(table, folder)
-            spec, fields = DescriptionSpec(module=module), _of_function(module)
-        else:
-            config = _config(key, table[key], folder)
-            spec, fields = DescriptionSpec(config=config), {"code": "huggingface", "config": config}
-        fields |= msgspec.structs.asdict(describe(spec))
-    except FsdpBenchError as error:
+            return _of_function(module), DescriptionSpec(module=module)
+        config = _config(key, table[key], folder)
+        return {"code": "huggingface", "config": config}, DescriptionSpec(config=config)
+    except SpecError as error:
         raise SpecError(f"{place} {error}") from None
-    return convert({"name": name, **fields}, ModelCode, place)
 
 
 def _config(key: str, value: str, folder: Path) -> dict[str, Any]:

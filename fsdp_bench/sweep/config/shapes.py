@@ -11,7 +11,7 @@ from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.units import format_count, parse_count
-from fsdp_bench.sweep.config.model_code import CODE_KEYS, read_model_code
+from fsdp_bench.sweep.config.model_code import CODE_KEYS, read_model_codes
 from fsdp_bench.sweep.config.reading import check_keys, convert
 from fsdp_bench.sweep.machine import Machine
 
@@ -37,7 +37,6 @@ def read_models(tables: dict[str, Any], folder: Path) -> dict[str, TrainedModel]
         if not isinstance(table, dict):
             raise SpecError(f"models.{name}: must be a table, written [models.{name}]")
         if any(key in table for key in CODE_KEYS):
-            shapes[name] = read_model_code(name, table, folder)
             continue
         fields = {"name": name, **table}
         check_keys(f"[models.{name}] ", fields, (*ModelShape.__struct_fields__, *CODE_KEYS))
@@ -46,7 +45,8 @@ def read_models(tables: dict[str, Any], folder: Path) -> dict[str, TrainedModel]
         fields.setdefault("tie_word_embeddings", fields.get("family") == "gpt2")
         fields.setdefault("max_position_embeddings", 1024)
         shapes[name] = convert(fields, ModelShape, f"[models.{name}]")
-    return shapes
+    by_code = {name: table for name, table in tables.items() if name not in shapes}
+    return shapes | read_model_codes(by_code, folder)
 
 
 def shape_of(cell: dict[str, Any], models: dict[str, TrainedModel], machine: Machine) -> TrainedModel:

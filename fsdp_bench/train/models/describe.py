@@ -1,6 +1,6 @@
-"""``python -m fsdp_bench.train.models.describe [PARENT]``: say what a model's code builds.
+"""``python -m fsdp_bench.train.models.describe [PARENT]``: say what models' code builds.
 
-Standard input: a DescriptionSpec, as JSON. Standard output: a DescriptionAnswer.
+Standard input: a list of DescriptionSpec, as JSON. Standard output: a list of DescriptionAnswer, in the same order.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def main() -> None:
         die_with_parent(int(sys.argv[1]))
     out, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
-    found = answer(from_json(sys.stdin.buffer.read(), DescriptionSpec))
-    out.buffer.write(msgspec.json.encode(found))
+    specs = from_json(sys.stdin.buffer.read(), tuple[DescriptionSpec, ...])
+    out.buffer.write(msgspec.json.encode([answer(spec) for spec in specs]))
     out.flush()
 
 
