@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
@@ -213,11 +213,16 @@ def _with_allocator(
         whole = read(gpu_bytes=None)
     return MemoryComparison(
         label=label,
-        phases=_phases(whole.phases, memory.phases),
+        phases=_phases(_of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases, memory.phases),
         overall=_bytes(whole.peak_allocated_bytes, memory.peak_allocated_bytes),
         reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes),
         fit=fit,
     )
+
+
+def _of_steps(phases: dict[str, int]) -> dict[str, int]:
+    """Leave loading out: other code is built in host memory and moved, and not filled on the GPU shard by shard."""
+    return {phase: peak for phase, peak in phases.items() if phase != "load"}
 
 
 def _bytes(predicted: int, reference: int | None) -> Bytes | None:

@@ -156,11 +156,15 @@ class TestOnTheStandIn:
     pytestmark = on_stand_in
 
     def test_every_strategy_allocates_what_is_predicted(self, tmp_path: Path) -> None:
-        """By a recording of the code, which is made when it is asked for."""
+        """By a recording of the code, which is made when it is asked for; to the byte in every phase of the steps."""
         for record in sweep(tmp_path, REHEARSED):
             found = compare_with_record(record)
             assert found.error is None
+            assert list(found.phases) == ["forward", "loss", "backward", "optimizer"]
             assert found.is_equal, found
+            assert found.peak.predicted_bytes == found.peak.reference_bytes
+            assert found.reserved is not None
+            assert found.reserved.predicted_bytes == found.reserved.reference_bytes
 
 
 class TestBadInput:
