@@ -42,8 +42,9 @@ def _encode_other(value: object) -> object:
 
 
 def _decode_other(kind: type, value: object) -> object:
-    if kind is Precision:
-        return Precision.parse(value)  # type: ignore[arg-type]  # which refuses what is no text
+    parse = getattr(kind, "parse", None)
+    if parse is not None:
+        return parse(value)
     raise NotImplementedError(f"cannot read {kind.__name__}")
 
 

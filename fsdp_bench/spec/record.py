@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
@@ -99,7 +99,7 @@ class TrialSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One trial to run: the input of its ranks."""
 
     id: str
-    model: ModelShape
+    model: TrainedModel
     setup: TrainSetup
     run: RunPlan
     device: Device
@@ -123,7 +123,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["measured", "rehearsed"]
     device: Device
     """The device. ``emulated``: rank 0 ran alone, on ``emulated_on``. ``rehearsed``: on ``run.rehearsed_on``."""
-    model: ModelShape
+    model: TrainedModel
     num_parameters: int
     setup: TrainSetup
     effective_strategy: str
@@ -213,15 +213,15 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens per second of one rank."""
+        """Tokens per second of one rank. None for models whose batches are not made of tokens."""
         seconds = self.step_seconds
-        return self.setup.tokens_per_step_per_rank / seconds if seconds else None
+        return self.setup.tokens_per_step_per_rank / seconds if seconds and self.model.has_tokens else None
 
     @property
     def model_flops_per_second(self) -> float | None:
-        """One rank's model FLOP/s: without recomputation, attention counted as causal."""
-        tokens = self.tokens_per_second_per_gpu
-        return tokens * self.model.model_flops_per_token(self.setup.sequence_length) if tokens else None
+        """One rank's model FLOP/s: without recomputation, attention counted as causal. None for other code."""
+        tokens, flops = self.tokens_per_second_per_gpu, self.model.model_flops_per_token(self.setup.sequence_length)
+        return tokens * flops if tokens and flops is not None else None
 
     @property
     def mfu(self) -> float | None:
@@ -240,7 +240,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         flops = self.model.hardware_flops_per_token(
             setup.sequence_length, setup.checkpointing, policy=setup.checkpointing_policy
         )
-        return tokens * flops / peak
+        return None if flops is None else tokens * flops / peak
 
     @property
     def communication_seconds(self) -> float | None:

@@ -13,6 +13,7 @@ Read in this order:
     dry_run.py       starts dry runs in subprocesses
     recording.py     records a model's code in a subprocess, and keeps recordings in a cache
     architectures.py records what the models of the catalogue run, for catalog/recordings/
+    describing.py    asks a subprocess what a model's code builds
     rehearsals.py    rehearses trials without a sweep file
     module_names.py  finds a user's function and class by name, without importing them
 

@@ -86,7 +86,12 @@ def probe_machine() -> Machine:
 
 def torch_version() -> str | None:
     """Return the version of the installed torch without importing it. None if torch is not installed."""
-    return _versions("torch").get("torch")
+    return package_version("torch")
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package without importing it. None if it is not installed."""
+    return _versions(name).get(name)
 
 
 def _versions(*packages: str) -> dict[str, str]:

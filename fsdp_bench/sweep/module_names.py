@@ -23,6 +23,24 @@ def check_names(module: UserModule) -> None:
         _check(module.block, "transformer-block", module.folder)
 
 
+def source_of(module: UserModule) -> str:
+    """Return the text of the file with the user's function; nothing if it is no file of Python's.
+
+    Raises:
+        SpecError: if the module does not exist.
+    """
+    name = module.function.partition(":")[0]
+    found = _find(name, [module.folder, *sys.path])
+    if found is None:
+        raise SpecError(f"module: cannot import {name}")
+    if found.origin is None or not found.origin.endswith(".py"):
+        return ""
+    try:
+        return Path(found.origin).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SpecError(f"module: {found.origin}: cannot be read: {error.strerror}") from None
+
+
 def _check(path: str, option: str, folder: str) -> None:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:

@@ -57,11 +57,16 @@ def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
         with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
             total += _forward_backward(training, tokens.to(training.device), len(micro_batches))
     meter.phase("optimizer")
+    note_gradients(training)
+    optimizer_step(training)
+    return total
+
+
+def note_gradients(training: Training) -> None:
+    """Note the dtypes and bytes of the gradients, in the first step."""
     if training.gradient_dtypes is None:
         training.gradient_dtypes = dtype_names(gradients(training.model))
         training.gradients_bytes = storage_bytes(gradients(training.model))
-    optimizer_step(training)
-    return total
 
 
 def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:

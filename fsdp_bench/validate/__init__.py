@@ -6,6 +6,7 @@ Read in this order:
     published/            predictions against other people's measurements
     dry_run.py            predictions against dry runs of random setups
     rehearsal.py          predictions against rehearsals of random setups
+    predictable.py        the model that predicts a trial: for Hugging Face's or a user's code a recording
     random_setups.py      draws the random setups
     emulation.py          emulated trials against trials with all ranks
     results.py            all comparisons with one results folder

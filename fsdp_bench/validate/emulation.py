@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.random_setups import Cell
+from fsdp_bench.validate.random_setups import cell_label
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ def agreements(records: Sequence[TrialRecord]) -> list[Agreement]:
     pairs = [(record, peers.get(_key(record))) for record in _measured(records) if record.device == "emulated"]
     return [
         Agreement(
-            label=f"{alone.id} and {real.id} {Cell(model=alone.model, setup=alone.setup).label}",
+            label=f"{alone.id} and {real.id} {cell_label(alone.model, alone.setup)}",
             alone_bytes=_peak(alone),
             among_peers_bytes=_peak(real),
         )

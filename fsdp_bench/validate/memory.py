@@ -13,13 +13,16 @@ from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from fsdp_bench.validate.random_setups import Cell
+from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.random_setups import Cell, cell_label
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
 """The kernels to predict with, for a dry run of each kernel set."""
@@ -146,12 +149,14 @@ def compare_with_rehearsal(cell: Cell, report: RankReport, on: RehearsedGpu) -> 
     memory = report.memory if report.outcome is Outcome.OK else None
     fits = memory is not None and not memory.num_alloc_retries
     gpu = gpu_by_product_name(on.product_name)
-    return _with_allocator(cell, cell.label, memory, fits, gpu, on.available_bytes, RatesWithoutTime())
+    return _with_allocator(
+        cell.model, cell.setup, cell.label, memory, fits, gpu, on.available_bytes, RatesWithoutTime()
+    )
 
 
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
     """Compare a prediction with rank 0 of a measured trial."""
-    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
+    label = f"{record.id} {cell_label(record.model, record.setup)}"
     memory = record.ranks[0].memory if record.ranks else None
     if record.outcome is not Outcome.OK and not record.outcome.is_oom:
         return MemoryComparison(label=label, error=f"the trial ended {record.outcome.value}")
@@ -159,13 +164,13 @@ def compare_with_record(record: TrialRecord) -> MemoryComparison:
         return MemoryComparison(label=label, error="compiled code; the prediction is for eager")
     try:
         return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)
-    except SpecError as error:
+    except (SpecError, MachineError) as error:
         return MemoryComparison(label=label, error=f"not predicted: {error}")
 
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
-    predicted = predict_memory(record.model, record.setup, kernels, rank=0)
+    predicted = predict_memory(predictable_model(record), record.setup, kernels, rank=0)
     fits = budget is None or predicted.peak_allocated_bytes <= budget
     return MemoryComparison(
         label=label,
@@ -180,13 +185,13 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
     fits = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else record.fits
     memory = memory if record.outcome is Outcome.OK else None
     rates = None if record.run.rehearsed_on is None else RatesWithoutTime()
-    cell = Cell(model=record.model, setup=record.setup)
-    found = _with_allocator(cell, label, memory, fits, gpu, gpu_bytes, rates)
+    found = _with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes, rates)
     return found if memory is None else msgspec.structs.replace(found, outside_bytes=_outside(record, memory))
 
 
 def _with_allocator(
-    cell: Cell,
+    model: Model,
+    setup: TrainSetup,
     label: str,
     memory: MemoryReading | None,
     fits: bool | None,
@@ -198,7 +203,7 @@ def _with_allocator(
 
     ``memory`` is None if the trial did not end ok, ``fits`` if it is not known whether it fits.
     """
-    read = partial(read_allocator, cell.model, cell.setup, kernels_on(CUDA, gpu), rank=0, rates=rates)
+    read = partial(read_allocator, model, setup, kernels_on(CUDA, gpu), rank=0, rates=rates)
     reading = whole = read(gpu_bytes=gpu_bytes)
     predicted = reading.out_of_memory is None and reading.num_alloc_retries == 0
     fit = None if fits is None else Fit(predicted=predicted, measured=fits)
@@ -208,11 +213,16 @@ def _with_allocator(
         whole = read(gpu_bytes=None)
     return MemoryComparison(
         label=label,
-        phases=_phases(whole.phases, memory.phases),
+        phases=_phases(_of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases, memory.phases),
         overall=_bytes(whole.peak_allocated_bytes, memory.peak_allocated_bytes),
         reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes),
         fit=fit,
     )
+
+
+def _of_steps(phases: dict[str, int]) -> dict[str, int]:
+    """Leave loading out: other code is built in host memory and moved, and not filled on the GPU shard by shard."""
+    return {phase: peak for phase, peak in phases.items() if phase != "load"}
 
 
 def _bytes(predicted: int, reference: int | None) -> Bytes | None:

@@ -11,6 +11,7 @@ from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT, OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
@@ -41,27 +42,31 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The model and the setup in one line."""
-        setup = self.setup
-        parts = [self.model.family.value, f"{self.model.num_hidden_layers} x {self.model.hidden_size}"]
-        parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
-        policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
-        parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
-        parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
-        if setup.gradient_accumulation_steps > 1:
-            parts.append(f"accumulate {setup.gradient_accumulation_steps}")
-        if setup.offload is not Offload.NONE:
-            parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
-        if setup.optimizer_in_backward:
-            parts.append("optimizer in backward")
-        if setup.reshard_after_forward is not None:
-            parts.append(f"reshard after forward {setup.reshard_after_forward}")
-        if not setup.reshard_last_block:
-            parts.append("last block not resharded")
-        if setup.fp32_head:
-            parts.append("fp32 head")
-        if self.rank:
-            parts.append(f"rank {self.rank}")
-        return ", ".join(parts)
+        return cell_label(self.model, self.setup, self.rank)
+
+
+def cell_label(model: TrainedModel, setup: TrainSetup, rank: int = 0) -> str:
+    """Return a model and a setup in one line."""
+    parts = [model.kind, f"{model.num_hidden_layers} x {model.hidden_size}"]
+    parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
+    policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
+    parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
+    parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
+    if setup.gradient_accumulation_steps > 1:
+        parts.append(f"accumulate {setup.gradient_accumulation_steps}")
+    if setup.offload is not Offload.NONE:
+        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
+    if setup.optimizer_in_backward:
+        parts.append("optimizer in backward")
+    if setup.reshard_after_forward is not None:
+        parts.append(f"reshard after forward {setup.reshard_after_forward}")
+    if not setup.reshard_last_block:
+        parts.append("last block not resharded")
+    if setup.fp32_head:
+        parts.append("fp32 head")
+    if rank:
+        parts.append(f"rank {rank}")
+    return ", ".join(parts)
 
 
 def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:

@@ -13,12 +13,13 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.calibration_match import calibration_mismatch
-from fsdp_bench.validate.random_setups import Cell
+from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.random_setups import cell_label
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
 """Predicted exposed communication is near if the error is at most one of these fractions: of the measured exposed
@@ -106,7 +107,7 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison:
     """Predict the time of a measured trial."""
-    label = f"{record.id} {Cell(model=record.model, setup=record.setup).label}"
+    label = f"{record.id} {cell_label(record.model, record.setup)}"
     reason = _why_not(record, profile)
     if reason is not None:
         return TimeComparison(label=label, reason=reason)
@@ -114,8 +115,10 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
     without_communication = record.device == "emulated"
     try:
-        found = speed(record.model, record.setup, gpu, kernels, profile, without_communication=without_communication)
-    except SpecError as error:
+        found = speed(
+            predictable_model(record), record.setup, gpu, kernels, profile, without_communication=without_communication
+        )
+    except (SpecError, MachineError) as error:
         return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:
         return TimeComparison(label=label, reason=f"unknown: {', '.join(found.time.unknown)}")

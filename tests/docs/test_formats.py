@@ -7,6 +7,7 @@ import re
 import tomllib
 import types
 import typing
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from fsdp_bench.spec.codec import from_stored
 from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, FrontierRecord, LargestValues, QuantityRange
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import (
     CollectiveReading,
     CommunicationReading,
@@ -29,6 +31,7 @@ from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
 from fsdp_bench.sweep.config.grid import read_sweep
+from fsdp_bench.sweep.config.model_code import CODE_KEYS, MORE_KEYS
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.shapes import MODEL_KEYS
 from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
@@ -39,6 +42,7 @@ from tests.docs.pages import ROOT, blocks
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "A trial's record": TrialRecord,
     "The model": ModelShape,
+    "A model's code": ModelCode,
     "The setup": TrainSetup,
     "How it was run": RunPlan,
     "A rehearsed GPU": RehearsedGpu,
@@ -133,8 +137,11 @@ def test_the_example_is_a_sweep_and_its_model_tables_are_models(tmp_path: Path) 
     assert len(read_sweep(path, probe_machine()).trials) == 2 * 2 * 2 + 1
     tables = {key: value for example in examples for key, value in tomllib.loads(example.text).items()}
     assert set(tables) == set(sweep_file._TOP_KEYS)
-    (model,) = tables["models"].values()
-    assert {"name", *model} == set(ModelShape.__struct_fields__)
+    models = {
+        name: model for example in examples for name, model in tomllib.loads(example.text).get("models", {}).items()
+    }
+    assert {"name", *models.pop("tiny")} == set(ModelShape.__struct_fields__)
+    assert {key for model in models.values() for key in model} == {*CODE_KEYS, *chain(*MORE_KEYS.values())}
 
 
 def page(name: str) -> str:

@@ -22,6 +22,7 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
+from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
@@ -191,6 +192,25 @@ def config_meant(options: SetupOptions) -> dict[str, Any] | None:
     if options.model is not None and code is None and read_lora(options) is None:
         return None if catalog.model(options.model).supported else config_of(options, catalog)[0]
     return config_of(options, catalog)[0]
+
+
+def read_lora(options: SetupOptions) -> LoRA | None:
+    """Read ``--lora`` or ``--qlora``; None if neither is given.
+
+    Raises:
+        SpecError: if it is not allowed, or goes with another model than one of Hugging Face's code.
+    """
+    given = [name for name in ("lora", "qlora") if getattr(options, name) is not None]
+    if not given:
+        return None
+    (option, *more) = given
+    if more:
+        raise SpecError("--lora and --qlora: keep one")
+    if options.params is not None or options.recorded is not None or read_code(options) == "benchmark":
+        raise SpecError(
+            f"{option}: adapters go into Hugging Face's code, --model or --hf-config; a recorded model has its own"
+        )
+    return parse_lora(getattr(options, option), option, base=QUANTIZED if option == "qlora" else None)
 
 
 def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""What subprocesses are asked for, and what they answer: dry runs and rehearsals.
+"""What subprocesses are asked for, and what they answer: dry runs, rehearsals, descriptions.
 
 Not here are the input of a trial's ranks and what they report, because both are part of its record: record.py and
 rank_report.py beside this folder.
@@ -6,4 +6,5 @@ rank_report.py beside this folder.
 Read in this order:
     dry_run.py    a model and a setup; the live bytes of one training step
     rehearsal.py  a GPU and one rank of a command; what its script did
+    description.py  a model's code; what it builds
 """

@@ -5,6 +5,7 @@ Read in this order:
     run_table.py   [run]: every key with its default
     cells.py       [grid], [[include]] and [[exclude]]: the cells
     shapes.py      [models.NAME], model and params: the model of a cell
+    model_code.py  [models.NAME] of Hugging Face's or a user's code
     grid.py        makes each cell a trial
     trial.py       a trial and its label
     trial_id.py    hashes what decides a trial's outcome; a trial is done when a record with this ID exists

@@ -13,7 +13,8 @@ import msgspec
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, convert
 from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_percent_of_gpu, shape_of
@@ -101,7 +102,7 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:
     """Add the default precision and sequence length to a cell that has none."""
     model = file.models.get(str(cell.get("model")))
-    positions = DEFAULT_SEQUENCE_LENGTH if model is None else model.max_position_embeddings
+    positions = (None if model is None else model.max_position_embeddings) or DEFAULT_SEQUENCE_LENGTH
     return {"precision": DEFAULT_PRECISION, "sequence_length": min(DEFAULT_SEQUENCE_LENGTH, positions), **cell}
 
 
@@ -127,7 +128,7 @@ class Exclude(msgspec.Struct, frozen=True):
     reason: str
     matches: dict[str, list[Any]]
 
-    def covers(self, shape: ModelShape, setup: TrainSetup) -> bool:
+    def covers(self, shape: TrainedModel, setup: TrainSetup) -> bool:
         """Return whether this [[exclude]] matches a cell."""
         return all(_field(shape, setup, key) in values for key, values in self.matches.items())
 
@@ -159,18 +160,23 @@ def _parsed(place: str, key: str, word: Any, file: SweepFile) -> Any:
     if key == "vocab_size":
         return word
     if key in ("model", "params"):
-        return shape_of({key: word}, file.models, file.machine).num_parameters
+        return _size(shape_of({key: word}, file.models, file.machine))
     fields = {key: word, **({"world_size": word, "strategy": "HYBRID_SHARD"} if key == "shard_size" else {})}
     return getattr(convert(fields, TrainSetup, place), key)
 
 
-def _field(shape: ModelShape, setup: TrainSetup, key: str) -> Any:
+def _field(shape: TrainedModel, setup: TrainSetup, key: str) -> Any:
     if key in ("model", "params"):
-        return shape.num_parameters
-    return getattr(shape, key) if key in ("family", "vocab_size") else getattr(setup, key)
+        return _size(shape)
+    return getattr(shape, key, None) if key in ("family", "vocab_size") else getattr(setup, key)
 
 
-def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: list[Exclude]) -> str | None:
+def _size(shape: TrainedModel) -> int | str:
+    """Return what ``model`` and ``params`` of an [[exclude]] match: the benchmark's models are named by their size."""
+    return shape.name if isinstance(shape, ModelCode) else shape.num_parameters
+
+
+def why_not(shape: TrainedModel, setup: TrainSetup, file: SweepFile, excluded: list[Exclude]) -> str | None:
     """Return why a cell is not run on this machine; None if it is run."""
     reason = next((exclude.reason for exclude in excluded if exclude.covers(shape, setup)), None)
     if reason is not None:
@@ -182,4 +188,6 @@ def why_not(shape: ModelShape, setup: TrainSetup, file: SweepFile, excluded: lis
     compiles = setup.compiles or setup.compiles_optimizer
     if file.device == "cpu" and file.run.memory_limit_bytes is not None and compiles:
         return "a CPU's memory_limit follows operators, which compiled code does not call"
+    if isinstance(shape, ModelCode):
+        return shape.why_impossible(setup, file.device)
     return why_impossible(shape, setup, file.device)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdp_bench.spec.errors import MachineError, SpecError
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import SIZES
 from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
@@ -44,6 +45,7 @@ def trials_of(file: SweepFile) -> SweepPlan:
                 setup = setup_of(cell, file.machine)
                 shape = shape_of(cell, file.models, file.machine)
                 check_positions(shape, setup)
+                _check_sizes(shape, written)
             except SpecError as error:
                 raise SpecError(f"{place} {error}") from None
             spec = TrialSpec(
@@ -65,17 +67,33 @@ def trials_of(file: SweepFile) -> SweepPlan:
     )
 
 
-def check_positions(shape: ModelShape, setup: TrainSetup) -> None:
-    """Refuse a sequence that is longer than the learned positions of gpt2.
+def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
+    """Refuse a sequence that is longer than the positions that a model learns.
 
     Raises:
         SpecError: naming both.
     """
-    if shape.family is Family.GPT2 and setup.sequence_length > shape.max_position_embeddings:
+    positions = shape.learned_positions
+    if positions is not None and setup.sequence_length > positions:
         raise SpecError(
             f"sequence_length: {setup.sequence_length} is longer than {shape.name}'s learned positions,"
-            f" max_position_embeddings {shape.max_position_embeddings}"
+            f" max_position_embeddings {positions}"
         )
+
+
+def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
+    """Refuse a size of the batch that a user's function does not take.
+
+    Raises:
+        SpecError: naming the size and the function.
+    """
+    if not isinstance(shape, ModelCode) or shape.function is None:
+        return
+    for size in SIZES:
+        if size in cell and size not in shape.arguments:
+            raise SpecError(
+                f"{size}: {shape.function}() makes its own batch; give it a parameter {size}, or leave {size} out"
+            )
 
 
 def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Cell]], needing_gpu: list[str]) -> None:

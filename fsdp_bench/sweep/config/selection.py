@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.spec.codec import from_text, to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
@@ -118,8 +119,9 @@ def _check_id(selection: str) -> None:
         raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
 
 
-def _facts(model: ModelShape, setup: TrainSetup) -> dict[str, Any]:
-    return {**to_builtins(model), **to_builtins(setup), "model": model.name}
+def _facts(model: TrainedModel, setup: TrainSetup) -> dict[str, Any]:
+    unknown = dict.fromkeys(FIELDS)  # a model of other code has no heads
+    return {**unknown, **to_builtins(model), **to_builtins(setup), "family": model.kind, "model": model.name}
 
 
 def _has(facts: dict[str, Any], selection: str) -> bool:

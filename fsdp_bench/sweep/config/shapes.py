@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.ladder import all_sizes, nearest_size
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.units import format_count, parse_count
+from fsdp_bench.sweep.config.model_code import CODE_KEYS, read_model_codes
 from fsdp_bench.sweep.config.reading import check_keys, convert
 from fsdp_bench.sweep.machine import Machine
 
@@ -23,27 +26,30 @@ GPT2_POSITIONS = 1024
 _PERCENT_OF_CARD = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of card\s*$")
 
 
-def read_models(tables: dict[str, Any]) -> dict[str, ModelShape]:
-    """Read the tables [models.NAME].
+def read_models(tables: dict[str, Any], folder: Path) -> dict[str, TrainedModel]:
+    """Read the tables [models.NAME]. ``folder`` is the sweep file's.
 
     Raises:
         SpecError: naming the table and the field.
     """
-    shapes = {}
+    shapes: dict[str, TrainedModel] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SpecError(f"models.{name}: must be a table, written [models.{name}]")
+        if any(key in table for key in CODE_KEYS):
+            continue
         fields = {"name": name, **table}
-        check_keys(f"[models.{name}] ", fields, ModelShape.__struct_fields__)
+        check_keys(f"[models.{name}] ", fields, (*ModelShape.__struct_fields__, *CODE_KEYS))
         if "num_attention_heads" in fields:
             fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
         fields.setdefault("tie_word_embeddings", fields.get("family") == "gpt2")
         fields.setdefault("max_position_embeddings", 1024)
         shapes[name] = convert(fields, ModelShape, f"[models.{name}]")
-    return shapes
+    by_code = {name: table for name, table in tables.items() if name not in shapes}
+    return shapes | read_model_codes(by_code, folder)
 
 
-def shape_of(cell: dict[str, Any], models: dict[str, ModelShape], machine: Machine) -> ModelShape:
+def shape_of(cell: dict[str, Any], models: dict[str, TrainedModel], machine: Machine) -> TrainedModel:
     """Return the model of a cell. ``model`` names a table [models.NAME], ``params`` a size of the size ladder.
 
     A gpt2 model has as many learned positions as the cell's sequence is long, at least GPT2_POSITIONS.

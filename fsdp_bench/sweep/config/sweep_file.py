@@ -4,7 +4,8 @@
 [grid]       lists are crossed, the last key varying fastest; a single value is used in all cells (cells.py, shapes.py)
 [[include]]  further cells; single values of [grid] are used here too, lists are crossed (cells.py)
 [[exclude]]  cells that are not run, each with its reason (cells.py)
-[models.X]   the user's own model, with Hugging Face's names; [grid] names it as model = "X" (shapes.py)
+[models.X]   the user's own model: dimensions, with Hugging Face's names (shapes.py), or its code (model_code.py);
+             [grid] names it as model = "X"
 [frontier]   what to search in every cell: the largest model, batch or sequence length (frontier/file.py)
 
 grid.py makes the cells trials; with [frontier], frontier/file.py makes them searches.
@@ -22,7 +23,7 @@ import msgspec
 
 from fsdp_bench.spec.codec import parse_document, read_text
 from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.config.reading import check_keys
@@ -49,7 +50,7 @@ class SweepFile:
     launcher: str
     device: Device
     run: RunPlan
-    models: dict[str, ModelShape]
+    models: dict[str, TrainedModel]
     gpu_is_limited: bool
     """Whether --gpu-memory made the GPU smaller than it is."""
     lacks_gpu: bool = False
@@ -151,7 +152,7 @@ def _resolve(
         launcher=run.launcher,
         device=run.device,
         run=plan,
-        models=read_models(table(document, "models")),
+        models=read_models(table(document, "models"), path.parent),
         gpu_is_limited=gpu_memory_bytes is not None,
         lacks_gpu=lacks_gpu,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, TrialSpec
 from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.sweep.machine import Machine
@@ -58,7 +58,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return distinct_labels([(spec.model, spec.setup, spec.run.alone) for spec in specs])
 
 
-def label_of(shape: ModelShape, setup: TrainSetup, *, alone: str = "") -> str:
+def label_of(shape: TrainedModel, setup: TrainSetup, *, alone: str = "") -> str:
     """Return the model and the setup in one short line. ``alone`` is how rank 0 runs alone, if it does."""
     world = f"world {setup.world_size} {alone}".rstrip()
     strategy = setup.strategy.value + (f" ({setup.shard_group_size})" if setup.strategy.is_hybrid else "")
@@ -69,7 +69,7 @@ def label_of(shape: ModelShape, setup: TrainSetup, *, alone: str = "") -> str:
     return " ".join(parts)
 
 
-def distinct_labels(cells: Sequence[tuple[ModelShape, TrainSetup, str]]) -> list[str]:
+def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> list[str]:
     """Return the labels of trials, with all fields in which these trials differ.
 
     Args:

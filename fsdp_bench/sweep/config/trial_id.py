@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.machine import torch_version
@@ -27,7 +27,7 @@ _YOUNGER = (
 """Fields that earlier versions did not have."""
 
 
-def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device) -> str:
+def trial_id(model: TrainedModel, setup: TrainSetup, run: RunPlan, device: Device) -> str:
     """Hash everything that decides a trial's outcome, except its machine and its time limit.
 
     Results are stored in one folder for each machine. The time limit decides only whether there is an outcome: a
@@ -42,8 +42,9 @@ def trial_id(shape: ModelShape, setup: TrainSetup, run: RunPlan, device: Device)
     for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:
             del run_fields[field]
+    named = model.decisive() if isinstance(model, ModelCode) else to_builtins(model)
     decisive = {
-        "model": {key: value for key, value in to_builtins(shape).items() if key != "name"},
+        "model": {key: value for key, value in named.items() if key != "name"},
         "setup": setup_fields,
         "run": run_fields,
         "device": device,

@@ -21,6 +21,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.frontier import cell_label
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
@@ -67,7 +68,7 @@ class Search:
             )
         )
 
-    def value_of(self, model: ModelShape, setup: TrainSetup) -> int:
+    def value_of(self, model: TrainedModel, setup: TrainSetup) -> int:
         """Return the value of the searched quantity in a model and its setup."""
         name = self.quantity.name
         value: int = getattr(setup if name in ("micro_batch_size", "sequence_length") else model, name)
@@ -165,12 +166,27 @@ def _search(searched: str, cell: Cell, frontier: dict[str, Any], file: SweepFile
 def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
     setup, gpu = setup_of(cell, file.machine), gpu_of(file)
     if searched == "params":
-        vocab_size = shape_of({**cell, "params": "10M"}, {}, file.machine).vocab_size  # it checks the cell's keys too
+        vocab_size = _own_model({**cell, "params": "10M"}, file).vocab_size  # it checks the cell's keys too
         return size_ladder(Family(cell.get("family", "llama")), setup, gpu, vocab_size), setup
-    shape = shape_of(cell, file.models, file.machine)
+    shape = _own_model(cell, file)
     if searched != "sequence_length":
         check_positions(shape, setup)
     return OF_ONE_MODEL[searched](shape, setup, gpu), setup
+
+
+def _own_model(cell: Cell, file: SweepFile) -> ModelShape:
+    """Return a cell's model.
+
+    Raises:
+        SpecError: for a model that is given by its code.
+    """
+    shape = shape_of(cell, file.models, file.machine)
+    if isinstance(shape, ModelCode):
+        raise SpecError(
+            f"model: {shape.name} is given by its code; [frontier] searches with the benchmark's own models, whose"
+            " sizes are dimensions. A list of batches or sequence lengths in [grid] finds what fits"
+        )
+    return shape
 
 
 def gpu_of(file: SweepFile) -> Gpu | None:

@@ -42,7 +42,7 @@ def _model_and_setup(record: TrialRecord) -> dict[str, Any]:
     setup["requested_strategy"] = setup.pop("strategy")
     return {
         "model": record.model.name,
-        "family": record.model.family.value,
+        "family": record.model.kind,
         "num_parameters": record.num_parameters,
         "num_hidden_layers": record.model.num_hidden_layers,
         "hidden_size": record.model.hidden_size,

@@ -7,8 +7,10 @@ Read in this order:
     optimizer.py         AdamW and SGD
     dtypes.py            torch's dtypes by name
     attention_kernel.py  which kernel attention runs: FlashAttention, cuDNN, memory-efficient
-    user_module.py       a user's own model, for dry runs and recordings
+    user_module.py       a user's own model: calls its function, and the model
     huggingface.py       builds a Hugging Face model and its batch from a config.json
     lora.py              PEFT's adapters in it
     quantized.py         its linear layers in 4 bits, as bitsandbytes keeps them
+    model_code.py        builds a trial's model from these two, with data
+    describe.py          says what such code builds
 """

@@ -1,4 +1,4 @@
-"""Builds a Hugging Face model and a batch from the fields of its config.json, on tensors without data."""
+"""Builds a Hugging Face model and a batch from the fields of its config.json."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _config(config: Mapping[str, Any]) -> Any:
     try:
         import transformers
     except ImportError:
-        raise MachineError("recording a Hugging Face model needs transformers: pip install 'fsdp-bench[hf]'") from None
+        raise MachineError("a Hugging Face model's code needs transformers: pip install 'fsdp-bench[hf]'") from None
     fields = {**config, **AS_IN_TRAINING}
     model_type = fields.pop("model_type", None)
     try:
@@ -164,6 +164,24 @@ def _batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
         return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.int64)}
     ids = torch.zeros(batch, length, dtype=torch.int64)
     return {"input_ids": ids, "labels": torch.zeros(batch, length, dtype=torch.int64)}
+
+
+def largest_integers(model: Any) -> dict[str, int]:
+    """Return how many values the integers of a batch can have, by name."""
+    config = model.config
+    is_image = "pixel_values" in _parameters_of(model)
+    vocab_size = 0 if is_image else config.get_text_config().vocab_size
+    return {"input_ids": vocab_size, "labels": config.num_labels if is_image else vocab_size, "pixel_values": 0}
+
+
+def import_code(config: Mapping[str, Any]) -> None:
+    """Import the code of a config.json, for processes that are forked from this one.
+
+    Raises:
+        MachineError, SpecError: as ``build``.
+    """
+    with torch.device("meta"):
+        build(with_layers(config, 1))
 
 
 def _parameters_of(model: nn.Module) -> set[str]:

@@ -1,10 +1,10 @@
-"""A user's own model in a dry run: ``pkg.mod:function`` returns the model and a batch.
+"""A user's own model: ``pkg.mod:function`` returns the model and a batch.
 
-The function is called under FakeTensorMode: tensors that it creates take no memory, and reading a value fails. Its
-parameter named ``micro_batch_size`` or ``sequence_length`` gets --batch or --seq. The model is called with the
-batch: ``model(**batch)`` for a mapping, ``model(*batch)`` for a tuple or list, else ``model(batch)``. The loss is
-``output.loss``, or ``output["loss"]``, or the output itself if it is a scalar, or else the first floating tensor in the
-output; of several elements their mean.
+For dry runs and recordings the function is called under FakeTensorMode: tensors that it creates take no memory, and
+reading a value fails. In a trial it is called for real. Its parameter named ``micro_batch_size`` or
+``sequence_length`` gets --batch or --seq. The model is called with the batch: ``model(**batch)`` for a mapping,
+``model(*batch)`` for a tuple or list, else ``model(batch)``. The loss is ``output.loss``, or ``output["loss"]``, or the
+output itself if it is a scalar, or else the first floating tensor in the output; of several elements their mean.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
-from fsdp_bench.train.step import Training, gradient_sync, optimizer_step
+from fsdp_bench.train.step import Training, gradient_sync, note_gradients, optimizer_step
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """The model and batch that the user's function returned, without data."""
+    """The model and batch that the user's function returned."""
 
     model: nn.Module
     batch: Any
@@ -47,10 +48,25 @@ CONTRACT = (
 
 
 def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:
-    """Import and call the user's function; put its model on ``home``, its batch on the host.
+    """Call the user's function; put its model, without data, on ``home`` and its batch on the host.
+
+    Raises:
+        SpecError: as ``call_users_function``.
+    """
+    user = call_users_function(spec, setup, dtype)
+    allocate(user.model, dtype, home)
+    on_host = tree_map_only(
+        Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), user.batch
+    )
+    return replace(user, batch=on_host)
+
+
+def call_users_function(spec: UserModule, setup: TrainSetup, dtype: torch.dtype) -> UserModel:
+    """Import and call the user's function; return what it made, where it made it. ``dtype`` is the default dtype.
 
     Raises:
         SpecError: if it cannot be found, fails, or returns something else; one line.
+        MemoryError: if host memory ran out, or what a trial may take of it.
     """
     folder = str(Path(spec.folder).resolve())
     if folder not in sys.path:
@@ -60,21 +76,41 @@ def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, ho
     if block is not None and not (isinstance(block, type) and issubclass(block, nn.Module)):
         raise SpecError(f"transformer-block: {spec.block} is no class of nn.Module")
     arguments = _arguments(function, spec, setup)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     try:
-        returned = _call(function, arguments)
+        with default_dtype(dtype):
+            returned = _call(function, arguments)
+    except MemoryError:
+        raise  # an outcome of a trial
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise SpecError(f"module: {spec.function}() raised {type(error).__name__}: {text}") from error
-    finally:
-        torch.set_default_dtype(default)
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise SpecError(f"module: {spec.function}() must return (nn.Module, batch), not {type(returned).__name__}")
     model, batch = returned
-    allocate(model, dtype, home)
-    on_host = tree_map_only(Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), batch)
-    return UserModel(model, on_host, block, arguments)
+    return UserModel(model, batch, block, arguments)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch create floating tensors with this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def sizes_of(spec: UserModule) -> tuple[str, ...]:
+    """Return which of SIZES the user's function takes.
+
+    Raises:
+        SpecError: if it cannot be found.
+    """
+    folder = str(Path(spec.folder).resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return tuple(size for size in SIZES if size in _parameters(_find(spec.function, "module")))
 
 
 def _call(function: Any, arguments: dict[str, int]) -> Any:
@@ -98,10 +134,7 @@ def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, 
     Raises:
         SpecError: if the user gave a size that the function does not accept.
     """
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        known = inspect.Signature().parameters
+    known = _parameters(function)
     for name in spec.arguments:
         if name not in known:
             raise SpecError(
@@ -110,6 +143,13 @@ def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, 
             )
     needed = {name: getattr(setup, name) for name in SIZES if name in known and known[name].default is inspect._empty}
     return needed | spec.arguments
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _find(path: str, option: str) -> Any:
@@ -131,23 +171,10 @@ def _find(path: str, option: str) -> Any:
 def allocate(
     model: nn.Module, dtype: torch.dtype, home: torch.device, keeps: Callable[[Tensor], bool] = lambda parameter: False
 ) -> None:
-    """Move every parameter and buffer to ``home``. Tied ones stay tied.
-
-    Floating parameters become ``dtype``, but those that one ``keeps``, which stay with their attributes as they are.
-    """
+    """Move every parameter and buffer to ``home``, parameters as ``allocate_parameters`` does. Tied ones stay tied."""
+    allocate_parameters(model, dtype, home, keeps=keeps)
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                kept = keeps(parameter)
-                kind = dtype if parameter.is_floating_point() and not kept else parameter.dtype
-                key = id(parameter)
-                if key not in made:
-                    fresh = torch.empty(parameter.shape, dtype=kind, device=home)
-                    made[key] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
-                    if kept:
-                        made[key].__dict__.update(parameter.__dict__)
-                module._parameters[name] = made[key]  # type: ignore[assignment]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 key = id(buffer)
@@ -155,8 +182,45 @@ def allocate(
                 module._buffers[name] = made[key]
 
 
-def module_step(training: Training, batches: list[Any]) -> None:
-    """Run one optimizer step over micro-batches of a user's model, as step.py does over tokens."""
+@torch.no_grad()
+def allocate_parameters(
+    model: nn.Module,
+    dtype: torch.dtype,
+    home: torch.device,
+    fill: Callable[[Tensor, str], None] | None = None,
+    keeps: Callable[[Tensor], bool] = lambda parameter: False,
+) -> None:
+    """Make every parameter anew on ``home``, floating ones as ``dtype``; ``fill`` is called with each and its name.
+
+    Tied parameters stay tied. Those that one ``keeps`` stay of their dtype, and have the attributes that they had.
+    """
+    made: dict[int, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            kept = keeps(parameter)
+            kind = dtype if parameter.is_floating_point() and not kept else parameter.dtype
+            key = id(parameter)
+            if key not in made:
+                fresh = torch.empty(parameter.shape, dtype=kind, device=home)
+                if fill is not None:
+                    fill(fresh, f"{prefix}.{name}" if prefix else name)
+                made[key] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+                if kept:
+                    made[key].__dict__.update(parameter.__dict__)
+            module._parameters[name] = made[key]
+
+
+def module_step(training: Training, batches: list[Any], losses: Tensor | None = None) -> None:
+    """Run one optimizer step over micro-batches of a user's model, as step.py does over tokens.
+
+    Args:
+        training: the wrapped model and what trains it.
+        batches: the micro-batches.
+        losses: one element for each of them, in host memory, which gets its part of the step's mean loss. The copy
+            may end after this returns.
+    """
     setup, meter = training.setup, training.meter
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
@@ -169,8 +233,11 @@ def module_step(training: Training, batches: list[Any]) -> None:
             del output
             meter.phase("backward")
             (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
+            if losses is not None:
+                losses[index].copy_(loss.detach(), non_blocking=True)
             del loss, on_device
     meter.phase("optimizer")
+    note_gradients(training)
     optimizer_step(training)
 
 

@@ -3,6 +3,7 @@
 Read in this order:
     worker.py                runs one rank: joins the process group, measures, writes its report
     measurement.py           the measurement: load, warm-up, measured steps, profiled steps
+    subject.py               what a rank trains: model, batches, loss and step
     rank.py                  a rank's state, report and files
     exception_to_outcome.py  an exception's outcome: CUDA out of memory, host out of memory, or crashed
     rendezvous.py            the file by which ranks find each other

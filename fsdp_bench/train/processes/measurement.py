@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
 from fsdp_bench.spec.setup import TrainSetup
@@ -24,14 +25,13 @@ from fsdp_bench.train.measuring.fake_group import (
 from fsdp_bench.train.measuring.meters import MemoryMeter, Unmetered, build_meter
 from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.models.attention_kernel import attention_kernel
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.optimizer import optimizer_of
-from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.processes.exception_to_outcome import classify
 from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.processes.subject import Subject, subject_of
+from fsdp_bench.train.step import Training, build_scaler
 from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
 from fsdp_bench.train.wrapping.wrap import fsdp
@@ -39,7 +39,9 @@ from fsdp_bench.train.wrapping.wrap import fsdp
 
 def measure(this: Rank) -> None:
     """Warm up, measure and profile; add all readings to the report."""
-    _measure_with_communication(this)
+    has_no_values = this.spec.run.rehearsed_on is not None and isinstance(this.spec.model, ModelCode)
+    with unpacked_sequences() if has_no_values else nullcontext():  # values would say that they are not packed
+        _measure_with_communication(this)
     run = this.spec.run
     if run.steps_without_communication and this.spec.setup.world_size > 1:
         this.enter(WITHOUT_COMMUNICATION)
@@ -52,10 +54,9 @@ def _measure_with_communication(this: Rank) -> None:
     spec, run = this.spec, this.spec.run
     this.enter("load")
     this.meter = build_meter(this.device, run.memory_limit_bytes, _is_compiled(spec.setup))
-    training = _prepare(this, this.meter)
+    subject, training = _prepare(this, this.meter, run.warmup_steps + run.steps + run.communication_steps + 1)
     this.meter.phase("forward")  # loading ends here: the first tokens are the step's
-    data = _batches(this, run.warmup_steps + run.steps + run.communication_steps + 1)
-    timed_step = partial(_timed_step, training, data)
+    timed_step = partial(_timed_step, training, subject)
     this.enter("warmup")
     warmup = [timed_step() for _ in range(run.warmup_steps)]
     training.meter.end_phases()
@@ -79,7 +80,7 @@ def _measure_with_communication(this: Rank) -> None:
         this.update(environment={**this.report.environment, "attention": _attention_kernel(this)})
     this.enter("communication")
     if run.communication_steps:
-        step = partial(_next_step, training, data)
+        step = partial(_next_step, training, subject)
         trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
         this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
     release(training.model)
@@ -90,8 +91,8 @@ def _measure_without_communication(this: Rank) -> None:
     setup, num_steps = this.spec.setup, this.spec.run.steps_without_communication
     try:
         replace_group_by_fake(this.rank, setup.world_size)
-        training = _prepare(this, Unmetered())
-        timed_step = partial(_timed_step, training, _batches(this, WARMUP_STEPS + num_steps))
+        subject, training = _prepare(this, Unmetered(), WARMUP_STEPS + num_steps)
+        timed_step = partial(_timed_step, training, subject)
         this.update(seconds_without_communication=time_steps(timed_step, num_steps))
     except Exception as error:
         traceback.print_exc()
@@ -102,48 +103,46 @@ def _is_compiled(setup: TrainSetup) -> bool:
     return setup.compiles or setup.compiles_optimizer
 
 
-def _prepare(this: Rank, meter: MemoryMeter) -> Training:
+def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[Subject, Training]:
     """Build and wrap the model, build the optimizer."""
-    spec, setup = this.spec, this.spec.setup
+    setup = this.spec.setup
+    subject = subject_of(this.spec, this.rank, this.device, num_steps)
     model = fsdp(
-        build(spec.model, DTYPES[setup.precision.store]),
+        subject.model,
         setup=setup,
-        TransformerBlock=BLOCKS[spec.model.family],
+        TransformerBlock=subject.block,
         device=this.device,
-        initialize=partial(initialize, seed=setup.seed),
+        initialize=subject.initialize,
     )
     if dist.get_backend() == "fake":
         add_finished_hook(model, setup)
-    return Training(
+    training = Training(
         model=model,
         optimizer=optimizer_of(model, setup),
-        loss_function=loss_function(setup.loss),
+        loss_function=subject.loss_function,
         setup=setup,
         device=this.device,
         meter=meter,
         scaler=build_scaler(setup, this.device),
     )
+    return subject, training
 
 
-def _batches(this: Rank, num_steps: int) -> Iterator[list[torch.Tensor]]:
-    return batches(this.spec.setup, this.spec.model.vocab_size, num_steps, this.rank, this.spec.setup.world_size)
-
-
-def _timed_step(training: Training, data: Iterator[list[torch.Tensor]]) -> float:
+def _timed_step(training: Training, subject: Subject) -> float:
     """Run one step; return its seconds."""
-    micro_batches = next(data)
+    micro_batches = next(subject.batches)
     training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
     _synchronize(training.device)
     begin = time.perf_counter()
-    loss = train_step(training, micro_batches)
+    loss = subject.step(training, micro_batches)
     _synchronize(training.device)
     seconds = time.perf_counter() - begin
-    training.losses.append(float(loss))
+    training.losses.append(float(loss.sum()))
     return seconds
 
 
-def _next_step(training: Training, data: Iterator[list[torch.Tensor]]) -> None:
-    train_step(training, next(data))
+def _next_step(training: Training, subject: Subject) -> None:
+    subject.step(training, next(subject.batches))
 
 
 def _memory(training: Training) -> MemoryReading:
@@ -159,6 +158,8 @@ def _memory(training: Training) -> MemoryReading:
 def _attention_kernel(this: Rank) -> str:
     """Return the kernel of the trial's attention, or why torch does not say; it must not fail a measured trial."""
     model, setup = this.spec.model, this.spec.setup
+    if isinstance(model, ModelCode):
+        return "unknown: the model's own code chooses"
     heads, dtype = (model.num_attention_heads, model.num_key_value_heads), DTYPES[setup.precision.compute]
     try:
         return attention_kernel(*heads, setup.sequence_length, model.head_dim, dtype, this.device)

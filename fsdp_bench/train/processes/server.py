@@ -103,6 +103,20 @@ def _run_trial(command: dict[str, Any]) -> None:
     _say("ended")
 
 
+def _import_code(command: dict[str, Any]) -> None:
+    """Import Hugging Face's code of a trial's model, for all ranks. If that fails, each rank says why."""
+    from fsdp_bench.spec.codec import from_json
+    from fsdp_bench.spec.model_code import ModelCode
+    from fsdp_bench.spec.record import TrialSpec
+    from fsdp_bench.train.models.huggingface import import_code
+
+    model = from_json(Path(command["trial"]).read_bytes(), TrialSpec).model
+    if isinstance(model, ModelCode) and model.config is not None:
+        with contextlib.suppress(Exception):
+            import_code(model.config)
+        gc.freeze()
+
+
 def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:
     """Run a trial of one rank in the resident process; report its end."""
     pid = resident.begin(command)
@@ -132,6 +146,7 @@ def main() -> None:
             _run_resident(resident, command)
         else:
             resident.close()
+            _import_code(command)
             _run_trial(command)
 
 

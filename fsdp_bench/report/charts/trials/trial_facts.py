@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from enum import StrEnum
 
 from fsdp_bench.report.charts.trials.bars import device_name, ended
-from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
@@ -65,8 +65,8 @@ def facts(record: TrialRecord) -> Facts:
 
 def value_label(field: str, value: Hashable) -> str:
     """Return a value as the axis prints it: ``full``, ``2``, ``fsdp1``, ``llama 6.74B``."""
-    if isinstance(value, ModelShape):
-        return f"{value.family.value} {format_count(value.num_parameters)}"
+    if isinstance(value, TrainedModel):
+        return f"{value.kind} {format_count(value.num_parameters)}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if field == "shard_size" and value is None else str(value)
@@ -87,7 +87,7 @@ def field_title(field: str) -> str:
 
 def order_of(value: Hashable) -> tuple[float, str]:
     """Return a key to sort values by: numbers by size, members of an enumeration in its order."""
-    if isinstance(value, ModelShape):
+    if isinstance(value, TrainedModel):
         return value.num_parameters, value.name
     if isinstance(value, Precision):
         return -value.store_bytes + 0.5 * (value.compute != "fp32"), value.name
@@ -155,7 +155,7 @@ def _condition(field: str, records: list[TrialRecord]) -> str | None:
     if not values or (field not in _ALWAYS and field != "shard_size" and values == [getattr(TrainSetup(), field)]):
         return None
     if field == "model":
-        return "model: " + ", ".join(value.describe() for value in values if isinstance(value, ModelShape))
+        return "model: " + ", ".join(value.describe() for value in values if isinstance(value, TrainedModel))
     return f"{_NAMES.get(field, field_title(field))} {' / '.join(value_label(field, value) for value in values)}"
 
 

@@ -1,0 +1,117 @@
+"""``python -m fsdp_bench.train.models.describe [PARENT]``: say what models' code builds.
+
+Standard input: a list of DescriptionSpec, as JSON. Standard output: a list of DescriptionAnswer, in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import FsdpBenchError, SpecError
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
+from fsdp_bench.train.models.model_code import block_of
+from fsdp_bench.train.models.user_module import UserModel, call_users_function, sizes_of
+from fsdp_bench.train.processes.parent import die_with_parent
+from fsdp_bench.train.recording.blocks import block_lists
+
+_LENGTH = 16
+"""The sequence length for which a user's function is called."""
+
+
+def describe(spec: DescriptionSpec) -> Description:
+    """Build the model without data; return what it is.
+
+    Raises:
+        MachineError: if transformers is missing.
+        SpecError: if the code fails; one line.
+    """
+    if spec.config is not None:
+        with torch.device("meta"):
+            model, _ = build(spec.config)
+            has_tokens = "input_ids" in batch_of(model, 1, 1)
+        config: Any = model.config
+        versions = {"transformers": version("transformers")}
+        text = config.get_text_config()
+        sizes = {size: _number(getattr(text, size, None)) for size in ("hidden_size", "vocab_size")}
+        return _description(model, block_of(model), has_tokens, sizes, (), versions)
+    assert spec.module is not None
+    arguments = sizes_of(spec.module)
+    user = _users_model(spec.module)
+    sizes = {"hidden_size": None, "vocab_size": None}
+    return _description(
+        user.model, user.block or block_of(user.model), "sequence_length" in arguments, sizes, arguments, {}
+    )
+
+
+def _users_model(module: UserModule) -> UserModel:
+    """Call the user's function without data, or with data if it needs some."""
+    setup = TrainSetup(sequence_length=_LENGTH)
+    try:
+        with FakeTensorMode():
+            return call_users_function(module, setup, torch.float32)
+    except SpecError:
+        return call_users_function(module, setup, torch.float32)
+
+
+def _description(
+    model: nn.Module,
+    block: type[nn.Module] | None,
+    has_tokens: bool,
+    sizes: dict[str, int | None],
+    arguments: tuple[str, ...],
+    versions: dict[str, str],
+) -> Description:
+    return Description(
+        architecture=type(model).__name__,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_hidden_layers=None if block is None else max(block_lists(model, block).values(), default=None),
+        max_position_embeddings=learned_positions(model) if has_tokens else None,
+        has_tokens=has_tokens,
+        arguments=arguments,
+        versions=versions,
+        **sizes,
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def answer(spec: DescriptionSpec) -> DescriptionAnswer:
+    """Describe; return the description or the error."""
+    try:
+        return DescriptionAnswer(description=describe(spec))
+    except FsdpBenchError as error:
+        return DescriptionAnswer(error=" ".join(str(error).split()))
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:300]
+        return DescriptionAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+
+
+def main() -> None:
+    """Answer standard input. Output of torch, transformers and the user's code goes to standard error."""
+    if len(sys.argv) > 1:
+        die_with_parent(int(sys.argv[1]))
+    out, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")
+    specs = from_json(sys.stdin.buffer.read(), tuple[DescriptionSpec, ...])
+    out.buffer.write(msgspec.json.encode([answer(spec) for spec in specs]))
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Builds a trial's model from Hugging Face's code or a user's function, with data, and makes its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.huggingface import batch_of, build, largest_integers
+from fsdp_bench.train.models.transformer import initialize
+from fsdp_bench.train.models.user_module import allocate_parameters, call_users_function, default_dtype
+from fsdp_bench.train.recording.blocks import block_class
+
+
+@dataclass(frozen=True)
+class BuiltCode:
+    """A model in host memory, the class of its blocks, and its batches."""
+
+    model: nn.Module
+    block: type[nn.Module] | None
+    batches: Iterator[list[Any]]
+    """For each step this rank's micro-batches, in host memory."""
+
+
+def build_code(code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, without_data: bool = False) -> BuiltCode:
+    """Build a model with the same values on every rank.
+
+    Args:
+        code: what to build.
+        setup: its stored dtype, its seed, and the sizes of batches.
+        rank: the rank that trains on the batches.
+        num_steps: the number of steps that batches are made for.
+        without_data: leave the parameters of Hugging Face's models as the memory was: kernels do nothing.
+
+    Raises:
+        MachineError: if transformers is missing.
+        SpecError: if the code fails; one line.
+    """
+    dtype = DTYPES[setup.precision.store]
+    torch.manual_seed(setup.seed)
+    if code.config is not None:
+        with default_dtype(dtype), _parameters_on_meta():
+            model, _ = build(code.config)
+        fill = None if without_data else partial(initialize, seed=setup.seed)
+        allocate_parameters(model, dtype, torch.device("cpu"), fill)
+        return BuiltCode(model, block_class(model), _batches(model, setup, rank, num_steps))
+    user = call_users_function(code.user_module(setup), setup, dtype)
+    for parameter in user.model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to("cpu", dtype)
+    batches = iter([[user.batch] * setup.gradient_accumulation_steps] * num_steps)
+    return BuiltCode(user.model, user.block or block_of(user.model), batches)
+
+
+def block_of(model: nn.Module) -> type[nn.Module] | None:
+    """Return the class of a model's blocks; None if it holds no list of modules."""
+    try:
+        return block_class(model)
+    except SpecError:
+        return None
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Put every parameter that a module registers on the meta device. Buffers get data, which code computes."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        if param is not None and not param.is_meta:  # one that is there already is tied
+            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _batches(model: nn.Module, setup: TrainSetup, rank: int, num_steps: int) -> Iterator[list[dict[str, Tensor]]]:
+    """Yield random micro-batches. A step's samples on all ranks are the same for every world size."""
+    sample, largest = batch_of(model, 1, setup.sequence_length), largest_integers(model)
+
+    def draw(number: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(setup.seed * 1_000_003 + number)
+        return {name: _random(tensor, largest[name], generator) for name, tensor in sample.items()}
+
+    per_step = setup.micro_batch_size * setup.gradient_accumulation_steps
+    for step in range(num_steps):
+        first = step * per_step * setup.world_size + rank
+        samples = [draw(first + index * setup.world_size) for index in range(per_step)]
+        yield [
+            {name: torch.cat([one[name] for one in samples[begin : begin + setup.micro_batch_size]]) for name in sample}
+            for begin in range(0, per_step, setup.micro_batch_size)
+        ]
+
+
+def _random(like: Tensor, largest: int, generator: torch.Generator) -> Tensor:
+    if like.is_floating_point():
+        return torch.empty_like(like).normal_(generator=generator)
+    return torch.randint(largest, like.shape, generator=generator)

@@ -1,0 +1,59 @@
+"""The subject of a trial on one rank: its model, batches, loss and step; of the benchmark or of other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.record import TrialSpec
+from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.dtypes import DTYPES
+from fsdp_bench.train.models.loss import LossFunction, loss_function
+from fsdp_bench.train.models.model_code import build_code
+from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.models.user_module import loss_of, module_step
+from fsdp_bench.train.step import Training, train_step
+from fsdp_bench.train.wrapping.wrap_plan import Initializer
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What one rank trains."""
+
+    model: nn.Module
+    """The bare model: on the meta device if there is ``initialize``, else in host memory."""
+    block: type[nn.Module] | None
+    batches: Iterator[list[Any]]
+    """For each step the micro-batches, in host memory."""
+    loss_function: LossFunction
+    step: Callable[[Training, list[Any]], Tensor]
+    """Runs one step; returns parts of this rank's mean loss, which add up when the device has done its work."""
+    initialize: Initializer | None = None
+
+
+def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> Subject:
+    """Build what a rank trains for so many steps."""
+    setup = spec.setup
+    if isinstance(spec.model, ModelCode):
+        built = build_code(spec.model, setup, rank, num_steps, without_data=spec.run.rehearsed_on is not None)
+        losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
+        return Subject(built.model, built.block, built.batches, loss_of, partial(_step_of_code, losses))
+    return Subject(
+        model=build(spec.model, DTYPES[setup.precision.store]),
+        block=BLOCKS[spec.model.family],
+        batches=batches(setup, spec.model.vocab_size, num_steps, rank, setup.world_size),
+        loss_function=loss_function(setup.loss),
+        step=train_step,
+        initialize=partial(initialize, seed=setup.seed),
+    )
+
+
+def _step_of_code(losses: Tensor, training: Training, micro_batches: list[Any]) -> Tensor:
+    module_step(training, micro_batches, losses)
+    return losses

@@ -1,0 +1,54 @@
+"""The model that predicts a trial: the trial's own, or a recording of its code, which is made here."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from fsdp_bench.catalog.recorded import recorded_model
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.request import RecordingSpec
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.sweep.machine import package_version
+from fsdp_bench.sweep.module_names import source_of
+from fsdp_bench.sweep.recording import RecordingError, record, recorded_config
+
+ON_A_CPU = "a model's code is recorded as CUDA's operators run it; trials on a CPU are not predicted"
+
+
+def predictable_model(trial: TrialRecord) -> Model:
+    """Return what predicts a trial. A model that is given by its code is recorded once, which takes half a minute.
+
+    Raises:
+        SpecError: if the trial's code cannot be predicted, with the reason.
+        MachineError: if it cannot be recorded here.
+    """
+    model = trial.model
+    if not isinstance(model, ModelCode):
+        return model
+    if trial.hardware == "cpu":
+        raise SpecError(ON_A_CPU)
+    for package, version in model.versions.items():
+        if (here := package_version(package)) != version:
+            raise MachineError(f"{model.name}: trained with {package} {version}; here is {here or 'none'}")
+    recorded = _recorded(model, trial.setup.sequence_length)
+    if (reason := why_impossible(recorded, trial.setup, "cuda")) is not None:
+        raise SpecError(reason)
+    return recorded
+
+
+@cache
+def _recorded(model: ModelCode, sequence_length: int) -> RecordedModel:
+    try:
+        if model.config is not None:
+            return recorded_model(recorded_config(model.config, sequence_length, lambda what: None), model.name)
+        module = UserModule(function=str(model.function), block=model.transformer_block, folder=model.folder)
+        if hashlib.sha256(source_of(module).encode()).hexdigest()[:16] != model.source:
+            raise MachineError(f"{model.name}: the file of {model.function} has changed since it was trained")
+        return recorded_model(record(RecordingSpec(module=module, sequence_length=sequence_length)), model.name)
+    except RecordingError as error:
+        raise MachineError(str(error)) from None

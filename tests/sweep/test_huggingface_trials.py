@@ -1,0 +1,198 @@
+"""Trials of Hugging Face's models: on gloo ranks, and rehearsed. ``make test-rehearsal`` installs transformers."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.errors import SweepFileError
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.config.sweep_file import read_file
+from fsdp_bench.sweep.results.load import read_records
+from fsdp_bench.validate.memory import compare_with_record
+from tests.conftest import run_command
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.sweep.config.test_grid import machine
+
+needs_transformers = [
+    pytest.mark.rehearsal,
+    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: make test-rehearsal"),
+]
+
+T5 = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_heads": 2,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "vocab_size": 128,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+    "tie_word_embeddings": True,
+}
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+
+GLOO = """
+[run]
+device = "cpu"
+steps = 1
+communication_steps = 0
+steps_without_communication = 0
+threads_per_rank = 1
+[models.t5]
+hf_config = "t5.json"
+[models.qwen]
+hf_config = "qwen.json"
+[grid]
+world_size = 2
+sequence_length = 16
+precision = "fp32"
+model = ["t5", "qwen"]
+checkpointing = "none"
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+[[include]]
+model = "t5"
+checkpointing = "full"
+precision = "bf16-mixed"
+api = "fsdp2"
+strategy = ["FULL_SHARD", "NO_SHARD"]
+[[include]]
+model = "t5"
+checkpointing = "selective"
+offload = "params"
+api = "fsdp2"
+strategy = "FULL_SHARD"
+"""
+REHEARSED = """
+[run]
+device = "rehearsed"
+gpu = "H100-SXM"
+steps = 1
+[models.qwen]
+hf_config = "qwen.json"
+[grid]
+model = "qwen"
+world_size = 8
+sequence_length = 64
+micro_batch_size = 2
+checkpointing = ["none", "full"]
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
+"""
+
+
+def sweep(folder: Path, text: str) -> list[TrialRecord]:
+    (folder / "t5.json").write_text(json.dumps(T5))
+    (folder / "qwen.json").write_text(json.dumps(QWEN))
+    (folder / "sweep.toml").write_text(text)
+    done = run_command("sweep", folder / "sweep.toml", "--results", folder, "--no-charts")
+    assert done.returncode == 0, done.stderr
+    return read_records(folder)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+    return sweep(tmp_path_factory.mktemp("gloo"), GLOO)
+
+
+class TestOnGlooRanks:
+    pytestmark = needs_transformers
+
+    @pytest.mark.parametrize("name", ["t5", "qwen"])
+    def test_every_wrapper_trains_the_same_model(self, swept: list[TrialRecord], name: str) -> None:
+        records = [record for record in swept if record.model.name == name]
+        assert len(records) == (9 if name == "t5" else 6)
+        assert {record.outcome for record in records} == {Outcome.OK}
+        exact = [record for record in records if str(record.setup.precision) == "fp32"]
+        losses = {rank.rank: rank.losses for rank in exact[0].ranks}
+        assert losses[0] != losses[1]  # every rank has tokens of its own
+        for record in exact:
+            for rank in record.ranks:
+                assert rank.losses == pytest.approx(losses[rank.rank], rel=1e-4)
+
+    def test_a_tied_parameter_is_trained_once(self, swept: list[TrialRecord]) -> None:
+        for record in swept:
+            if record.effective_strategy == "NO_SHARD":
+                for rank in record.ranks:
+                    assert rank.memory is not None
+                    assert rank.memory.parameters_bytes == 4 * record.num_parameters
+
+    def test_each_block_is_a_unit(self, swept: list[TrialRecord]) -> None:
+        for record in swept:
+            effective = record.ranks[0].effective
+            assert effective is not None
+            if effective.wrapper != "DistributedDataParallel":
+                assert effective.num_units == (5 if record.model.name == "t5" else 7)
+
+    def test_the_record_says_whose_code_it_is(self, swept: list[TrialRecord]) -> None:
+        model = swept[0].model
+        assert isinstance(model, ModelCode)
+        assert (model.code, model.architecture, model.config) == ("huggingface", "T5ForConditionalGeneration", T5)
+        assert list(model.versions) == ["transformers"]
+        assert swept[0].tokens_per_second_per_gpu is not None
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    def test_every_strategy_allocates_what_is_predicted(self, tmp_path: Path) -> None:
+        """By a recording of the code, which is made when it is asked for; to the byte in every phase of the steps."""
+        for record in sweep(tmp_path, REHEARSED):
+            found = compare_with_record(record)
+            assert found.error is None
+            assert list(found.phases) == ["forward", "loss", "backward", "optimizer"]
+            assert found.is_equal, found
+            assert found.peak.predicted_bytes == found.peak.reference_bytes
+            assert found.reserved is not None
+            assert found.reserved.predicted_bytes == found.reserved.reference_bytes
+
+
+class TestBadInput:
+    pytestmark = needs_transformers
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({**T5, "model_type": "t6"}, "[models.t5] model_type 't6': transformers refuses it"),
+            ({**T5, "architectures": ["T6Model"]}, "has no 'T6Model'"),
+            ({**QWEN, "num_attention_heads": "many"}, "[models.t5] "),
+        ],
+    )
+    def test_a_config_that_transformers_refuses_is_one_line(
+        self, tmp_path: Path, config: dict[str, object], said: str
+    ) -> None:
+        (tmp_path / "t5.json").write_text(json.dumps(config))
+        (tmp_path / "qwen.json").write_text(json.dumps(QWEN))
+        (tmp_path / "sweep.toml").write_text(GLOO)
+        with pytest.raises(SweepFileError) as raised:
+            read_file(tmp_path / "sweep.toml", machine())
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="transformers is installed")
+def test_without_transformers_a_config_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "t5.json").write_text(json.dumps(T5))
+    (tmp_path / "sweep.toml").write_text('[models.t5]\nhf_config = "t5.json"\n[grid]\nmodel = "t5"\n')
+    with pytest.raises(SweepFileError, match=r"needs transformers: pip install 'fsdp-bench\[hf\]'"):
+        read_file(tmp_path / "sweep.toml", machine())

@@ -1,0 +1,284 @@
+"""Trials of models that a user's function returns: real steps on gloo ranks, and what cannot be meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SweepFileError
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.config.grid import read_sweep
+from fsdp_bench.sweep.config.sweep_file import read_file
+from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.results.load import read_records
+from fsdp_bench.validate.memory import compare_with_record
+from tests.conftest import RUN_ON_CPU, run_command
+from tests.sweep.config.test_grid import machine
+
+MODULE = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        self.register_buffer("scale", torch.tensor(0.5))
+    def forward(self, x):
+        return x + torch.tanh(self.layer(x)) * self.scale
+
+class Model(nn.Module):
+    def __init__(self, answer):
+        super().__init__()
+        self.blocks, self.answer = nn.ModuleList(Block() for _ in range(2)), answer
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.answer(x)
+
+def build(micro_batch_size, sequence_length):
+    return Model(lambda x: {"loss": x.square().mean()}), {"x": torch.randn(micro_batch_size, sequence_length, 32)}
+
+def bare():
+    return Model(lambda x: x.square().mean()), torch.randn(4, 32)
+
+def reads_values():
+    return Model(lambda x: x.square().mean() * float(torch.ones(1))), torch.randn(4, 32)
+
+def no_blocks():
+    return nn.Linear(32, 1), torch.randn(4, 32)
+
+def raises():
+    raise ValueError("no such\\ndataset")
+
+def one():
+    return Model(None)
+
+def fails_on_the_way():
+    def answer(x):
+        raise RuntimeError("the sizes depend on data")
+    return Model(answer), torch.randn(4, 32)
+"""
+
+EVERY_WRAPPER = """
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+checkpointing = ["none", "full"]
+precision = "fp32"
+gradient_accumulation_steps = 2
+sequence_length = 8
+micro_batch_size = 2
+"""
+
+
+def write(folder: Path, table: str, grid: str = "", run: str = "") -> Path:
+    (folder / "mine.py").write_text(MODULE)
+    path = folder / "sweep.toml"
+    lines = "\n".join(f"{key} = {value}" for key, value in RUN_ON_CPU.items() if f"\n{key} =" not in f"\n{run}")
+    path.write_text(f"[run]\n{lines}\n{run}\n[models.m]\n{table}\n[grid]\nmodel = 'm'\nworld_size = 2\n{grid}\n")
+    return path
+
+
+def sweep(folder: Path, table: str, grid: str = "", code: int = 0, run: str = "") -> list[TrialRecord]:
+    path = write(folder, table, grid, run)
+    done = run_command("sweep", path, "--results", folder, "--machine", "m", "--no-charts")
+    assert done.returncode == code, done.stderr
+    return read_records(folder / "m")
+
+
+def plan_of(folder: Path, table: str, grid: str = "") -> SweepPlan:
+    return read_sweep(write(folder, table, grid), machine())
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+    run = "communication_steps = 1\nsteps_without_communication = 1"
+    return sweep(tmp_path_factory.mktemp("swept"), "module = 'mine:build'", EVERY_WRAPPER, run=run)
+
+
+def test_every_wrapper_trains_the_same_model_on_real_ranks(swept: list[TrialRecord]) -> None:
+    """All ranks get the same batch, so that every wrapper's first losses are those of one rank alone."""
+    assert [record.outcome for record in swept] == [Outcome.OK] * 12
+    losses = {rank.losses for record in swept for rank in record.ranks}
+    first = next(iter(losses))
+    assert len(first) == 3
+    assert first[2] < first[1] < first[0]  # it learns its one batch
+    for other in losses:
+        assert other == pytest.approx(first, rel=1e-5)
+    units = {record.ranks[0].effective.num_units for record in swept if record.effective_strategy != "NO_SHARD"}  # type: ignore[union-attr]
+    assert units == {3}  # two blocks, found by themselves, and the root
+
+
+def test_everything_is_measured(swept: list[TrialRecord]) -> None:
+    for record in swept:
+        assert (record.communication_seconds or 0) > 0
+        assert len(record.ranks[0].seconds_without_communication) == 1
+        assert record.tokens_per_second_per_gpu == pytest.approx(2 * 2 * 8 / (record.step_seconds or 0))
+        assert record.mfu is None
+        memory = record.ranks[0].memory
+        assert memory is not None
+        sharded = record.effective_strategy != "NO_SHARD"
+        whole = 4 * 2 * (32 * 32 + 32)
+        assert memory.parameters_bytes == (whole // 2 if sharded else whole)
+        assert memory.gradients_bytes > 0
+
+
+def test_the_record_says_whose_code_it_is_and_can_be_read_again(swept: list[TrialRecord]) -> None:
+    record = swept[0]
+    model = record.model
+    assert isinstance(model, ModelCode)
+    assert (model.name, model.code, model.architecture, model.function) == ("m", "module", "Model", "mine:build")
+    assert (model.num_parameters, model.num_hidden_layers) == (2 * (32 * 32 + 32), 2)
+    assert model.arguments == ("micro_batch_size", "sequence_length")
+    data = to_json(record)
+    assert read_record(data, "again") == record
+    assert json.loads(data)["model"]["code"] == "module"
+
+
+def test_trials_on_a_cpu_are_not_predicted_and_the_reason_is_given(swept: list[TrialRecord]) -> None:
+    assert "trials on a CPU are not predicted" in (compare_with_record(swept[0]).error or "")
+
+
+SEVERAL = """
+[run]
+device = "cpu"
+steps = 1
+communication_steps = 0
+steps_without_communication = 0
+threads_per_rank = 1
+memory_limit = "2MiB"
+[models]
+bare.module = "mine:bare"
+reads_values.module = "mine:reads_values"
+fails.module = "mine:fails_on_the_way"
+large.module = "mine:build"
+no_blocks.module = "mine:no_blocks"
+[grid]
+world_size = 2
+wrap = "block"
+model = ["bare", "reads_values", "fails", "large"]
+[[include]]
+model = "no_blocks"
+wrap = "none"
+"""
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, TrialRecord]]:
+    """The file of a sweep over several models, and its records by the model's name."""
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "mine.py").write_text(MODULE)
+    path = folder / "sweep.toml"
+    path.write_text(SEVERAL)
+    done = run_command("sweep", path, "--results", folder, "--machine", "m", "--no-charts")
+    assert done.returncode == 1, done.stderr
+    return path, {record.model.name: record for record in read_records(folder / "m")}
+
+
+@pytest.mark.parametrize("name", ["bare", "reads_values", "no_blocks"])
+def test_a_bare_loss_a_function_that_reads_values_and_a_model_of_one_unit_are_trained(
+    several: tuple[Path, dict[str, TrialRecord]], name: str
+) -> None:
+    record = several[1][name]
+    assert record.outcome is Outcome.OK
+    assert record.final_loss is not None
+    assert record.tokens_per_second_per_gpu is None  # nobody says that its batch is made of tokens
+
+
+def test_a_model_that_fails_on_the_way_is_a_crash_with_its_reason(
+    several: tuple[Path, dict[str, TrialRecord]],
+) -> None:
+    assert several[1]["fails"].outcome is Outcome.CRASHED
+    assert "the sizes depend on data" in (several[1]["fails"].reason or "")
+
+
+def test_a_budget_is_an_outcome_also_where_the_function_makes_the_batch(
+    several: tuple[Path, dict[str, TrialRecord]],
+) -> None:
+    """4096 tokens of 32 floats take 512 KiB, and more in every block."""
+    assert several[1]["large"].outcome is Outcome.OOM_HOST
+    assert "a budget, not a GPU" in (several[1]["large"].reason or "")
+
+
+def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
+    several: tuple[Path, dict[str, TrialRecord]],
+) -> None:
+    path, records = several
+    ids = {trial.spec.id for trial in read_sweep(path, machine()).trials}
+    assert ids == {record.id for record in records.values()}
+    (path.parent / "mine.py").write_text(MODULE.replace("range(2)", "range(3)"))
+    assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()).trials)
+
+
+def test_what_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    grid = "loss = ['plain', 'chunked']\nwrap = ['block', 'size', 'block-and-ends', 'none']"
+    reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid).trials}
+    assert reasons == {
+        None,
+        "loss: m computes its own, which chunked cannot replace; leave loss out",
+        "wrap: size is for the benchmark's own models; use block or none for m",
+        "wrap: block-and-ends is for the benchmark's own models; use block or none for m",
+    }
+
+
+def test_a_model_without_blocks_needs_their_class(tmp_path: Path) -> None:
+    with pytest.raises(SweepFileError, match=r'needs the class of the blocks; transformer_block = "pkg.mod:Class"'):
+        plan_of(tmp_path, "module = 'mine:no_blocks'")
+
+
+def test_models_are_excluded_and_selected_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "module = 'mine:bare'\n[models.n]\nmodule = 'mine:build'")
+    path.write_text(path.read_text().replace("model = 'm'", "model = ['m', 'n']"))
+    path.write_text(path.read_text() + "[[exclude]]\nmodel = 'n'\nreason = 'known'\n")
+    assert [trial.skip_reason for trial in read_sweep(path, machine()).trials] == [None, "excluded: known"]
+    done = run_command("sweep", path, "--list", "--only", "model=m")
+    assert "1 trials, 1 to run" in done.stdout
+    done = run_command("sweep", path, "--list", "--only", "hidden_size=64")
+    assert "no trial of this sweep matches" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("module = 'mine:bulid'", "[models.m] module: mine has no 'bulid' (did you mean"),
+        ("module = 'yours:build'", "[models.m] module: cannot import yours: no module of that name"),
+        ("module = 'mine'", "[models.m] module: 'mine' is not allowed; write it like"),
+        ("module = 'mine:raises'", "module: mine:raises() raised ValueError: no such dataset"),
+        ("module = 'mine:one'", "module: mine:one() must return (nn.Module, batch), not Model"),
+        ("module = 'mine:build'\ntransformer_block = 'mine:Blok'", "transformer-block: mine has no 'Blok'"),
+        ("module = 'mine:build'\nhf_config = 'a.json'", "hf_config and module each name the code; keep one"),
+        ("module = 'mine:build'\nhidden_size = 3", "[models.m] unknown key 'hidden_size'"),
+        ("module = 3", "[models.m] module: 3 is not allowed; a text"),
+        ("module = 'mine:build'\nfolder = 'nowhere'", "cannot import mine: no module of that name in"),
+        ("hf_config = 'missing.json'", "missing.json: cannot be read: No such file"),
+        ("hf_config = 'half.json'", "half.json: is not JSON"),
+        ("hf_config = 'list.json'", "is not a Hugging Face config.json: it has no model_type"),
+        ("model = 'Qwen2.5-0.5'", "[models.m] model: 'Qwen2.5-0.5' is not in the catalogue (did you mean"),
+        ("hf_config = 'half.json'\ncode = 'benchmark'", "[models.m] code: 'benchmark' is not allowed; huggingface"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_one_line(tmp_path: Path, table: str, said: str) -> None:
+    (tmp_path / "half.json").write_text('{"model_type": "t5", "d_mod')
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(SweepFileError) as raised:
+        read_file(write(tmp_path, table), machine())
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_size_that_the_function_does_not_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SweepFileError, match=r"micro_batch_size: mine:bare\(\) makes its own batch"):
+        plan_of(tmp_path, "module = 'mine:bare'", "batch = 4")
+
+
+def test_a_search_is_for_the_benchmarks_own_models(tmp_path: Path) -> None:
+    path = write(tmp_path, "module = 'mine:build'", run="memory_limit = '1GiB'")
+    path.write_text(path.read_text() + "[frontier]\ndial = 'micro_batch_size'\n")
+    done = run_command("sweep", path, "--list")
+    assert done.returncode == 2
+    assert "m is given by its code; [frontier] searches with the benchmark's own models" in done.stderr
