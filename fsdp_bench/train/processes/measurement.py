@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
 from fsdp_bench.spec.setup import TrainSetup
@@ -26,7 +27,7 @@ from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
 from fsdp_bench.train.models.attention_kernel import attention_kernel
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.processes.exception_to_outcome import classify
@@ -98,6 +99,12 @@ def _measure_without_communication(this: Rank) -> None:
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
 
 
+@cache
+def _compute_integers_once() -> None:
+    """Let targets in a rehearsal be what they are in training: Liger's losses assert it."""
+    compute_small_integers()
+
+
 def _is_compiled(setup: TrainSetup) -> bool:
     return setup.compiles or setup.compiles_optimizer
 
@@ -105,8 +112,10 @@ def _is_compiled(setup: TrainSetup) -> bool:
 def _prepare(this: Rank, meter: MemoryMeter) -> Training:
     """Build and wrap the model, build the optimizer."""
     spec, setup = this.spec, this.spec.setup
+    if setup.loss.is_fused and spec.run.rehearsed_on is not None:
+        _compute_integers_once()
     model = fsdp(
-        build(spec.model, DTYPES[setup.precision.store]),
+        build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
         setup=setup,
         TransformerBlock=BLOCKS[spec.model.family],
         device=this.device,
