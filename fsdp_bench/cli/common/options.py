@@ -177,7 +177,7 @@ _STEP = {
     "--accumulate N": "Micro-batches in one optimizer step.",
     "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last.",
     "--max-grad-norm X": "Clip gradients to this norm.",
-    "--loss plain|chunked|compiled": "How the cross-entropy is computed.",
+    "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear": "How the cross-entropy is computed.",
     "--compile": "Compile the blocks with torch.compile.",
 }
 _WRAPPING = {

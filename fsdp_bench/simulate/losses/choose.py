@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.losses.compiled import compiled
 from fsdp_bench.simulate.losses.cross_entropy import chunked, plain
 from fsdp_bench.simulate.losses.flash_attn import flash_attn
 from fsdp_bench.simulate.losses.liger import liger
@@ -16,6 +17,17 @@ def loss(op: Operators, kind: Loss, logits: Tensor, targets: Tensor) -> Tensor:
     if kind.includes_head:
         return logits
     op.tape.category = Category.LOGITS
-    out = {Loss.CHUNKED: chunked, Loss.FLASH_ATTN: flash_attn, Loss.LIGER: liger}.get(kind, plain)(op, logits, targets)
+    if kind is Loss.COMPILED and not op.kernels.is_cuda:
+        kind = Loss.PLAIN  # the compiled code of a CPU is another, and is not predicted
+    out = _ON_LOGITS[kind](op, logits, targets)
     op.tape.category = Category.ACTIVATIONS
     return out
+
+
+_ON_LOGITS = {
+    Loss.PLAIN: plain,
+    Loss.CHUNKED: chunked,
+    Loss.COMPILED: compiled,
+    Loss.FLASH_ATTN: flash_attn,
+    Loss.LIGER: liger,
+}
