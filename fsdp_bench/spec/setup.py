@@ -295,6 +295,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     checkpointing_policy: str | None = None
     """What checkpointing saves (spec/checkpointing_policy.py), such as ``every-second-product``, ``every-2-blocks`` or
     ``aten.mm,aten.silu``. By default the outputs of matrix products and attention (selective), of no block (full)."""
+    activation_offload: bool = False
+    """Whether what blocks save for backward is in pinned host memory meanwhile (torch's offload_wrapper, which is
+    save_on_cpu): of a checkpointed block its inputs, else all, parameters included."""
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     optimizer_in_backward: bool = False
     """Whether each parameter is updated as soon as its gradient is reduced, which is then freed: one optimizer a
@@ -450,6 +453,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
     return (
         _policy_impossible(setup)
         or _loss_impossible(setup, device)
+        or _activation_offload_impossible(setup, device)
         or _option_impossible(setup)
         or _reshard_impossible(setup)
         or _head_impossible(setup)
@@ -482,6 +486,17 @@ def _loss_impossible(setup: TrainSetup, device: str) -> str | None:
             f"loss {setup.loss.value} reads the head's weight outside of the head's forward, so that the head cannot be"
             f" a unit, as with wrap = {setup.wrap.value}; use wrap = block or none"
         )
+    return None
+
+
+def _activation_offload_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why saved tensors cannot be kept in host memory."""
+    if not setup.activation_offload:
+        return None
+    if device == "cpu":
+        return "activation_offload copies from a GPU to the host; on a CPU checkpointing saves memory"
+    if setup.compile:
+        return "activation_offload works by hooks of saved tensors, which with compile are not tested; use one of them"
     return None
 
 

@@ -167,6 +167,7 @@ def _host_limit(host: HostMemory, available: int) -> Limit:
     parts = {
         "pinned parameters": host.pinned_parameters_bytes,
         "pinned gradients": host.pinned_gradients_bytes,
+        "pinned activations": host.pinned_activations_bytes,
         "optimizer state": host.optimizer_state_bytes,
         "temporary": host.temporary_bytes,
     }

@@ -262,7 +262,7 @@ class SimulatedGPT2Block(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
         op = self.op
-        heads = Heads(self.heads, 1, self.head_dim, x.numel // self.hidden_size // op.batch)
+        heads = Heads(self.heads, 1, self.head_dim, x.numel // self.hidden_size // op.batch, are_slices=True)
         parts = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
         q, k, v = (split_heads(op, part, heads, is_query=True) for part in parts)
         del parts
@@ -359,25 +359,28 @@ class SimulatedTransformer(SimulatedModel):
     def forward(self, tokens: Tensor, sequence_length: int, targets: Tensor | None = None) -> Tensor:
         """Token numbers to logits; with targets to the mean loss, which includes the head."""
         run = self._llama if self.positions is None else self._gpt2
-        x = run(tokens, sequence_length)
+        return run(tokens, sequence_length, targets)
+
+    def _end(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Run what comes after the blocks, while what forward has made for them is alive."""
         self.op.tape.mark("forward")
         x = self.norm(x)
         return self.head(x) if targets is None else self.head_loss(x, targets)
 
-    def _llama(self, tokens: Tensor, sequence_length: int) -> Tensor:
+    def _llama(self, tokens: Tensor, sequence_length: int, targets: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         cos, sin = rotary_tables(self.op, sequence_length, self.shape.head_dim, x.itemsize)
         for index, block in enumerate(self.blocks):
             x = self._run(index, block, x, cos, sin)
-        return x
+        return self._end(x, targets)
 
-    def _gpt2(self, tokens: Tensor, sequence_length: int) -> Tensor:
+    def _gpt2(self, tokens: Tensor, sequence_length: int, targets: Tensor | None) -> Tensor:
         assert self.positions is not None
         positions = self.op.tape.tensor(sequence_length, INT64, "aten::arange")
         x = self.op.add_positions(self.embedding(tokens), self.positions(positions))
         for index, block in enumerate(self.blocks):
             x = self._run(index, block, x)
-        return x
+        return self._end(x, targets)
 
     def _run(self, index: int, block: Module, *inputs: Tensor) -> Tensor:
         """Run a block, and mark where its part of forward and of backward begins."""

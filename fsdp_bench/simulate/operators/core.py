@@ -243,7 +243,9 @@ class Operators:
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
         if self.tape.grad_enabled:
-            node = operator_node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
+            transposed = weight.view(weight.numel)
+            transposed.is_strided = in_features > 1 and out_features > 1
+            node = operator_node(self.tape, backward, inputs, [x, transposed])
 
         def product() -> Tensor:
             self.tape.product("nt", rows, out_features, in_features, itemsize)
