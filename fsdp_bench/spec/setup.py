@@ -402,6 +402,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.compile or self.loss is Loss.COMPILED
 
     @property
+    def uses_host_memory(self) -> bool:
+        """Whether anything of a GPU's training is in host memory."""
+        return self.offload is not Offload.NONE or self.activation_offload
+
+    @property
     def compiles_optimizer(self) -> bool:
         """Whether the optimizer's step runs through torch.compile, which torchao's do."""
         return self.optimizer is OptimizerKind.ADAMW_8BIT

@@ -51,6 +51,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"accumulate {setup.gradient_accumulation_steps}")
         if setup.offload is not Offload.NONE:
             parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
+        if setup.activation_offload:
+            parts.append("activation offload")
         if setup.optimizer_in_backward:
             parts.append("optimizer in backward")
         if setup.reshard_after_forward is not None:
