@@ -79,20 +79,17 @@ def test_what_it_cannot_do_is_refused_with_what_can_be_done(loss: Loss) -> None:
 class TestOnTheStandIn:
     pytestmark = on_stand_in
 
-    @pytest.mark.parametrize("seed", [71, 72])
     @pytest.mark.parametrize("loss", FUSED)
-    def test_it_holds_what_pytorchs_allocator_holds(
-        self, loss: Loss, seed: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_holds_what_pytorchs_allocator_holds(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
         package = "flash_attn" if loss is Loss.FLASH_ATTN else "liger_kernel"
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
         monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
-        assert_near(against_rehearsals(cells_with(12, seed, "cuda", loss=loss)))
+        assert_near(against_rehearsals(cells_with(20, 101, "cuda", loss=loss)))
 
     def test_the_head_in_the_loss_under_autocast(self) -> None:
         pytest.importorskip("liger_kernel")
-        fixed = {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed", "offload": "none"}
+        fixed = {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed", "optimizer": "sgd"}
         assert_near(against_rehearsals(cells_with(8, 73, "cuda", loss="liger-fused-linear", **fixed)))
 
     def test_the_compiled_loss_where_logits_are_larger_than_the_gpus_cache(self) -> None:
