@@ -29,12 +29,13 @@ validate: $(INSTALLED) .venv-rehearsal/installed
 REHEARSAL := .venv-rehearsal/bin/python
 test-rehearsal: .venv-rehearsal/installed
 	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
-		-m rehearsal tests/rehearse tests/sweep tests/validate tests/simulate/optimizers tests/catalog
+		-m rehearsal tests/rehearse tests/sweep tests/validate tests/simulate/optimizers tests/simulate/losses \
+		tests/catalog
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
-	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,dev]'
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,liger,dev]'
 	touch $@
 
 # What the models of the catalogue run, recorded for all sizes; those that are there are kept. An hour on two cores.

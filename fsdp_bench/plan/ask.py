@@ -58,6 +58,7 @@ class SetupFields(TypedDict, total=False):
     checkpointing: Checkpointing | str
     checkpointing_policy: str | None
     optimizer: OptimizerKind | str
+    activation_offload: bool
     optimizer_in_backward: bool
     world_size: int
     shard_size: int | None

@@ -144,6 +144,7 @@ def _host(prediction: Prediction) -> dict[str, int] | None:
         "load": host.load_bytes,
         "pinned_parameters": host.pinned_parameters_bytes,
         "pinned_gradients": host.pinned_gradients_bytes,
+        "pinned_activations": host.pinned_activations_bytes,
         "optimizer_state": host.optimizer_state_bytes,
         "temporary": host.temporary_bytes,
     }

@@ -333,6 +333,6 @@ def estimate(
         memory=memory,
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),
-        for_eager=setup.compiles,
+        for_eager=setup.compile or (setup.compiles and not kernels.is_cuda),
         stated_headroom_bytes=headroom_bytes,
     )

@@ -5,9 +5,11 @@ Not covered: the processes themselves (Python, torch, the CUDA driver: some GiB 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.models.activation_offload import ACTIVATIONS
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.optimizers.dispatch import states
@@ -15,6 +17,7 @@ from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
@@ -42,11 +45,13 @@ class HostMemory:
     """Temporary bytes of the optimizer's step on the CPU."""
     load_bytes: int
     """While the model is built, before it is sharded."""
+    pinned_activations_bytes: int = 0
+    """What blocks save for backward, under activation offload."""
 
     @property
     def peak_bytes(self) -> int:
         """The larger of building and training."""
-        training = self.pinned_parameters_bytes + self.pinned_gradients_bytes
+        training = self.pinned_parameters_bytes + self.pinned_gradients_bytes + self.pinned_activations_bytes
         return max(self.load_bytes, training + self.optimizer_state_bytes + self.temporary_bytes)
 
 
@@ -57,6 +62,24 @@ def pinned_bytes(num_bytes: int) -> int:
 
 def host_memory(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
     """Return one node's host memory. Without offload only building the model needs any."""
+    found = _without_activations(shape, setup, ranks_per_node, build)
+    if not setup.activation_offload:
+        return found
+    return replace(found, pinned_activations_bytes=ranks_per_node * _pinned_activations(shape, setup))
+
+
+def _pinned_activations(shape: Model, setup: TrainSetup) -> int:
+    """Return what one rank's blocks have copied to the host when a forward pass ends."""
+    most = copied = 0
+    for event in steady_step(shape, setup, CUDA).last_step():
+        if event.kind is Kind.MARK and event.label == "backward":
+            most, copied = max(most, copied), 0
+        elif event.kind is Kind.COPY and event.work is not None and event.work.group == ACTIVATIONS:
+            copied += pinned_bytes(event.work.num_bytes) if event.work.name == "to_host" else 0
+    return most
+
+
+def _without_activations(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Build) -> HostMemory:
     copies = {Build.META: 0, Build.RANK_0: 1, Build.EVERY_RANK: ranks_per_node}[build]
     load = copies * shape.num_parameters * setup.precision.store_bytes
     if setup.offload is Offload.NONE:

@@ -8,12 +8,12 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
+from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
-from fsdp_bench.simulate.operators.loss import loss
 from fsdp_bench.simulate.operators.optimizer import counts
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.simulate.operators.scaler import Scaler
@@ -188,7 +188,8 @@ class Simulation:
         self.op.batch = setup.micro_batch_size
         inputs, targets = self._inputs(tokens)
         tape.mark("forward")
-        logits: Any = self.model(inputs, setup.sequence_length)
+        given = (targets,) if setup.loss.includes_head else ()
+        logits: Any = self.model(inputs, setup.sequence_length, *given)
         tape.mark("loss")
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits

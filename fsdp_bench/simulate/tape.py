@@ -112,9 +112,9 @@ class Tape:
         if self.has_peers:
             self._issue(Kind.START_COLLECTIVE, Work(kind, num_bytes, group=group))
 
-    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
-        """Issue a copy ``to_device`` or ``to_host``."""
-        self._issue(Kind.COPY, Work(name, num_bytes), stream)
+    def copy(self, name: str, num_bytes: int, stream: Stream, of: str = "") -> None:
+        """Issue a copy ``to_device`` or ``to_host``; ``of`` says of what, where somebody adds them up."""
+        self._issue(Kind.COPY, Work(name, num_bytes, group=of), stream)
 
     def host_work(self, name: str, num_bytes: int = 0, dims: tuple[int, ...] = ()) -> None:
         """Let the host itself work."""
@@ -194,10 +194,12 @@ class Tensor(msgspec.Struct, eq=False):
     output: int = 0
     """Which of the node's outputs it is."""
     is_view: bool = False
+    is_strided: bool = False
+    """Whether its elements do not follow each other in memory. Known of what blocks save, not of everything."""
 
     def detach(self) -> Tensor:
         """Return the same storage without its history."""
-        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True)
+        return Tensor(self.storage, self.numel, self.itemsize, None, 0, True, self.is_strided)
 
     def view(self, numel: int | None = None) -> Tensor:
         """Return a view, of a part where ``numel`` says so."""

@@ -110,11 +110,27 @@ class OptimizerKind(CaseInsensitiveEnum):
 
 
 class Loss(CaseInsensitiveEnum):
-    """The computation of the cross-entropy: on the whole fp32 logits, chunk by chunk, or compiled."""
+    """The computation of the cross-entropy: on the whole fp32 logits, chunk by chunk, compiled, or in fused kernels."""
 
     PLAIN = "plain"
     CHUNKED = "chunked"
     COMPILED = "compiled"
+    FLASH_ATTN = "flash-attn"
+    """flash_attn.losses.cross_entropy.CrossEntropyLoss, which is llm-foundry's ``fused_crossentropy``."""
+    LIGER = "liger"
+    """LigerCrossEntropyLoss: the gradient overwrites the logits in forward."""
+    LIGER_FUSED_LINEAR = "liger-fused-linear"
+    """LigerFusedLinearCrossEntropyLoss: the head and the loss, and their gradients, chunk by chunk in forward."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it runs kernels that another package wrote in Triton."""
+        return self in (Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR)
+
+    @property
+    def includes_head(self) -> bool:
+        """Whether it takes the head's input and weight instead of logits, inside of the model's forward."""
+        return self is Loss.LIGER_FUSED_LINEAR
 
 
 class Wrap(CaseInsensitiveEnum):
@@ -282,6 +298,9 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     checkpointing_policy: str | None = None
     """What checkpointing saves (spec/checkpointing_policy.py), such as ``every-second-product``, ``every-2-blocks`` or
     ``aten.mm,aten.silu``. By default the outputs of matrix products and attention (selective), of no block (full)."""
+    activation_offload: bool = False
+    """Whether what blocks save for backward is in pinned host memory meanwhile (torch's offload_wrapper, which is
+    save_on_cpu): of a checkpointed block its inputs, else all, parameters included."""
     optimizer: OptimizerKind = OptimizerKind.ADAMW_FOREACH
     optimizer_in_backward: bool = False
     """Whether each parameter is updated as soon as its gradient is reduced, which is then freed: one optimizer a
@@ -386,6 +405,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.compile or self.loss is Loss.COMPILED
 
     @property
+    def uses_host_memory(self) -> bool:
+        """Whether anything of a GPU's training is in host memory."""
+        return self.offload is not Offload.NONE or self.activation_offload
+
+    @property
     def compiles_optimizer(self) -> bool:
         """Whether the optimizer's step runs through torch.compile, which torchao's do."""
         return self.optimizer is OptimizerKind.ADAMW_8BIT
@@ -436,6 +460,8 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         return reason
     return (
         _policy_impossible(setup)
+        or _loss_impossible(setup, device)
+        or _activation_offload_impossible(setup, device)
         or _option_impossible(setup)
         or _reshard_impossible(setup)
         or _head_impossible(setup)
@@ -455,6 +481,30 @@ def _policy_impossible(setup: TrainSetup) -> str | None:
         return f"checkpointing_policy: {policy} chooses blocks that are checkpointed fully; use checkpointing full"
     if not setup.policy.is_of_blocks and setup.checkpointing is Checkpointing.FULL:
         return f"checkpointing_policy: checkpointing full saves no operator's output, as {policy} says; use selective"
+    return None
+
+
+def _loss_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why the loss cannot be computed."""
+    if setup.loss.is_fused and device == "cpu":
+        return f"loss {setup.loss.value} runs Triton's kernels, which need a GPU; use plain or chunked"
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    if setup.loss.includes_head and not is_ddp and setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
+        return (
+            f"loss {setup.loss.value} reads the head's weight outside of the head's forward, so that the head cannot be"
+            f" a unit, as with wrap = {setup.wrap.value}; use wrap = block or none"
+        )
+    return None
+
+
+def _activation_offload_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why saved tensors cannot be kept in host memory."""
+    if not setup.activation_offload:
+        return None
+    if device == "cpu":
+        return "activation_offload copies from a GPU to the host; on a CPU checkpointing saves memory"
+    if setup.compile:
+        return "activation_offload works by hooks of saved tensors, which with compile are not tested; use one of them"
     return None
 
 

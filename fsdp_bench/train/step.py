@@ -74,7 +74,8 @@ def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int
     meter = training.meter
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     meter.phase("forward")
-    logits = training.model(inputs)
+    includes_head = training.setup.loss.includes_head
+    logits = training.model(inputs, targets) if includes_head else training.model(inputs)
     meter.phase("loss")
     loss = training.loss_function(logits, targets) / num_micro_batches
     del logits

@@ -160,7 +160,7 @@ def compare_with_record(record: TrialRecord) -> MemoryComparison:
     memory = record.ranks[0].memory if record.ranks else None
     if record.outcome is not Outcome.OK and not record.outcome.is_oom:
         return MemoryComparison(label=label, error=f"the trial ended {record.outcome.value}")
-    if record.setup.compiles:
+    if record.setup.compile or (record.setup.compiles and record.hardware == "cpu"):
         return MemoryComparison(label=label, error="compiled code; the prediction is for eager")
     try:
         return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)

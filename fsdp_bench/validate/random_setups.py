@@ -56,6 +56,8 @@ def cell_label(model: TrainedModel, setup: TrainSetup, rank: int = 0) -> str:
         parts.append(f"accumulate {setup.gradient_accumulation_steps}")
     if setup.offload is not Offload.NONE:
         parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
+    if setup.activation_offload:
+        parts.append("activation offload")
     if setup.optimizer_in_backward:
         parts.append("optimizer in backward")
     if setup.reshard_after_forward is not None:

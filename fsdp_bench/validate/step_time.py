@@ -131,7 +131,7 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "rehearsed, which takes no time"
     if record.outcome is not Outcome.OK or record.step_seconds is None:
         return f"the trial ended {record.outcome.value}"
-    if record.setup.compiles:
+    if record.setup.compile or (record.setup.compiles and record.hardware == "cpu"):
         return "compiled code; the prediction is for eager"
     if record.run.steps < LEAST_STEPS:
         return "one measured step, which has no spread"

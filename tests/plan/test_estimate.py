@@ -86,9 +86,9 @@ def test_reserved_is_at_least_active_and_active_at_least_allocated() -> None:
 
 
 def test_compiled_code_is_predicted_for_eager_and_says_so() -> None:
-    setup = TrainSetup(world_size=8, sequence_length=512, loss=Loss.COMPILED)
+    setup = TrainSetup(world_size=8, sequence_length=512, compile=True)
     assert estimate(LLAMA_8B, setup).for_eager
-    assert not estimate(LLAMA_8B, replace(setup, loss=Loss.PLAIN)).for_eager
+    assert not estimate(LLAMA_8B, replace(setup, compile=False, loss=Loss.COMPILED)).for_eager
 
 
 def test_loading_the_model_on_every_rank_needs_it_as_often_as_a_node_has_gpus() -> None:

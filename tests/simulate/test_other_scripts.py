@@ -52,23 +52,12 @@ def _setup(checkpointing: Checkpointing = Checkpointing.NONE, policy: str | None
         (CrossEntropy.FP32_LOGITS, 4 + 4 + 4),
         # the same three in bf16
         (CrossEntropy.SAME_DTYPE, 2 + 2 + 2),
-        # the logits and their gradient in bf16
-        (CrossEntropy.FLASH_ATTN, 2 + 2),
     ],
 )
 def test_logits_at_the_peak_are_those_of_the_scripts_cross_entropy(which: CrossEntropy, bytes_a_logit: int) -> None:
     found = predict_memory(SHAPE, _setup(), replace(CUDA, cross_entropy=which))
     logits = found.breakdown_bytes["logits"]
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.001)  # and vectors of one number a token
-
-
-def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
-    kernels = replace(CUDA, cross_entropy=CrossEntropy.FLASH_ATTN)
-    sent = {work.name: work.num_bytes for work in _works(steady_step(SHAPE, _setup(), kernels).last_step())}
-    # bf16 logits, targets in int64, losses and sums of rows in fp32
-    assert sent["xentropy_cuda_lib::forward"] == 2 * LOGITS + (8 + 4 + 4) * TOKENS
-    assert sent["xentropy_cuda_lib::backward"] == 2 * LOGITS + 2 * LOGITS + 4 * TOKENS
-    assert not [name for name in sent if "softmax" in name or "nll" in name]
 
 
 def _works(events: Iterable[Event]) -> list[Work]:

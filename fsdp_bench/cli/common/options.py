@@ -51,6 +51,7 @@ class SetupOptions:
     checkpointing: str | None = None
     checkpointing_policy: str | None = None
     optimizer: str | None = None
+    activation_offload: bool | None = None
     optimizer_in_backward: bool | None = None
     batch: int | None = None
     seq: int | None = None
@@ -133,7 +134,7 @@ _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
-    **{name: name for name in ("checkpointing_policy", "optimizer_in_backward")},
+    **{name: name for name in ("checkpointing_policy", "activation_offload", "optimizer_in_backward")},
     "batch": "micro_batch_size",
     "seq": "sequence_length",
     "accumulate": "gradient_accumulation_steps",
@@ -178,13 +179,14 @@ _STEP = {
     "--checkpointing-policy TEXT": "With selective: every-second-product (torchtitan's), or operators that are saved, "
     "as aten.mm,aten.silu. With full: every-2-blocks.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
+    "--activation-offload": "Keep what blocks save for backward in pinned host memory (torch's offload_wrapper).",
     "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
     "--batch N": "Sequences per GPU in one forward pass.",
     "--seq N": "Tokens in a sequence.",
     "--accumulate N": "Micro-batches in one optimizer step.",
     "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last.",
     "--max-grad-norm X": "Clip gradients to this norm.",
-    "--loss plain|chunked|compiled": "How the cross-entropy is computed.",
+    "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear": "How the cross-entropy is computed.",
     "--compile": "Compile the blocks with torch.compile.",
 }
 _WRAPPING = {

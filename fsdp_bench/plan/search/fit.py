@@ -21,7 +21,6 @@ from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
-from fsdp_bench.spec.setup import Offload
 
 NO_FLASH_ATTENTION = (
     "torch has no flash attention for this GPU, and what 16-bit attention needs without it is not predicted; fp32 is"
@@ -114,7 +113,7 @@ class FitCheck:
         cluster = _cluster(candidate)
         if cluster is None or cluster.server.host_memory_bytes is None:
             return 0.0
-        if candidate.setup.offload is Offload.NONE and self.build is Build.META:
+        if not candidate.setup.uses_host_memory and self.build is Build.META:
             return 0.0
         needed = host_memory(candidate.model, candidate.setup, cluster.gpus_per_node, self.build).peak_bytes
         return needed / cluster.server.host_memory_bytes
@@ -167,6 +166,7 @@ def _host_limit(host: HostMemory, available: int) -> Limit:
     parts = {
         "pinned parameters": host.pinned_parameters_bytes,
         "pinned gradients": host.pinned_gradients_bytes,
+        "pinned activations": host.pinned_activations_bytes,
         "optimizer state": host.optimizer_state_bytes,
         "temporary": host.temporary_bytes,
     }

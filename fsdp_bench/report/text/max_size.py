@@ -24,7 +24,6 @@ from fsdp_bench.report.text.quantity_text import model_line, quantity_text, valu
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
 NONE = "none"
@@ -76,7 +75,7 @@ def _table(result: HardwareResult) -> list[str]:
     timed = next((cell.at for cell in result.answered if cell.at is not None), None)
     if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
-    has_host = any(cell.setup.offload is not Offload.NONE for cell in result.answered)
+    has_host = any(cell.setup.uses_host_memory for cell in result.answered)
     if result.answered:
         header, numbers = _header(result, varying, has_host)
         fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
@@ -121,7 +120,7 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
 def meaning(result: HardwareResult) -> str:
     """Return the conditions of "fits": allocation retries, headroom and host memory."""
     parts = ["no allocation retries", *([kept_free(result)] if result.answered else [])]
-    if any(cell.setup.offload is not Offload.NONE for cell in result.answered):
+    if any(cell.setup.uses_host_memory for cell in result.answered):
         parts.append(host_line(result))
     return "; ".join(parts)
 

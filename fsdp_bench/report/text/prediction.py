@@ -26,6 +26,7 @@ _BAR = 30
 _OFTEN = ("precision", "offload", "checkpointing", "optimizer")
 _SELDOM = (
     "checkpointing_policy",
+    "activation_offload",
     "optimizer_in_backward",
     "gradient_accumulation_steps",
     "sync_every_micro_batch",
@@ -208,6 +209,7 @@ def _host(prediction: Prediction) -> str:
     parts = {
         "parameters, pinned": host.pinned_parameters_bytes,
         "gradients, pinned": host.pinned_gradients_bytes,
+        "activations, pinned": host.pinned_activations_bytes,
         "optimizer state": host.optimizer_state_bytes,
         "temporary": host.temporary_bytes,
         "while the model is built": host.load_bytes,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fsdp_bench.simulate.models.activation_offload import offloaded
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
@@ -85,10 +86,16 @@ class _CheckpointFrame:
         self.op = op
         self.autocast = op.autocast
         self.forward = forward
-        self.inputs = inputs
+        self.outer = op.tape.hooks[-1] if op.tape.hooks else None
+        """Saved-tensor hooks around the block, which pack its inputs."""
+        self.inputs = self._through_outer_hooks("pack", inputs)
         self.kept = kept
         self.holders: list[weakref.ref[_Holder]] = []
         self.is_recomputed = False
+
+    def _through_outer_hooks(self, direction: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """save_inputs and get_inputs."""
+        return inputs if self.outer is None else tuple(getattr(self.outer, direction)(list(inputs)))
 
     def pack(self, saved: list[Tensor]) -> list[_Holder]:
         """Keep a holder instead of each tensor that a node saves."""
@@ -110,6 +117,7 @@ class _CheckpointFrame:
 
     def _recompute(self) -> None:
         op, tape = self.op, self.op.tape
+        inputs = self._through_outer_hooks("unpack", self.inputs)
         op.autocast = self.autocast
         grad_enabled, tape.grad_enabled = tape.grad_enabled, True
         kept, tape.kept = tape.kept, self.kept
@@ -117,7 +125,7 @@ class _CheckpointFrame:
             self.kept.hand_out()
         tape.hooks.append(_Recomputation(self))
         try:
-            self.forward(*self.inputs)
+            self.forward(*inputs)
         except _StopRecomputation:
             pass
         finally:
@@ -153,13 +161,15 @@ class _Recomputation:
 
 
 def checkpoint_blocks(op: Operators, model: SimulatedModel, setup: TrainSetup) -> None:
-    """Checkpoint the blocks that the policy chooses (train/wrapping/activation_checkpointing.py)."""
-    if setup.checkpointing is Checkpointing.NONE:
-        return
-    blocks = set(map(id, model.blocks))
-    in_order = [module for module in model.all_modules() if id(module) in blocks]
-    for block in in_order[:: setup.policy.every_blocks]:
-        block.around = checkpointed(op, setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None)
+    """Checkpoint the blocks that the policy chooses, and offload all (train/wrapping/activation_checkpointing.py)."""
+    if setup.checkpointing is not Checkpointing.NONE:
+        blocks = set(map(id, model.blocks))
+        in_order = [module for module in model.all_modules() if id(module) in blocks]
+        for block in in_order[:: setup.policy.every_blocks]:
+            block.around = checkpointed(op, setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None)
+    if setup.activation_offload:
+        for block in model.blocks:
+            block.put_around(offloaded(op))
 
 
 def checkpointed(op: Operators, policy: CheckpointingPolicy | None = None) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.losses.liger import liger_fused_linear
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
@@ -263,7 +264,7 @@ class SimulatedGPT2Block(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
         op = self.op
-        heads = Heads(self.heads, 1, self.head_dim, x.numel // self.hidden_size // op.batch)
+        heads = Heads(self.heads, 1, self.head_dim, x.numel // self.hidden_size // op.batch, are_slices=True)
         parts = op.split(self.c_attn(self.ln_1(x)), (x.numel,) * 3)
         q, k, v = (split_heads(op, part, heads, is_query=True) for part in parts)
         del parts
@@ -320,8 +321,10 @@ class SimulatedTransformer(SimulatedModel):
         self.shape = shape
         llama = shape.family is Family.LLAMA
         tied = shape.tie_word_embeddings
-        self.lm_head = None if tied else self.child(Linear(op, shape.hidden_size, shape.vocab_size))
+        head = None if tied else self.child(Linear(op, shape.hidden_size, shape.vocab_size))
+        self.lm_head = head
         self.embedding = self.child(Embedding(op, shape.vocab_size, shape.hidden_size))
+        self.head_weight = (head or self.embedding).weight
         self.positions = None
         if not llama:
             self.positions = self.child(Embedding(op, shape.max_position_embeddings, shape.hidden_size))
@@ -351,26 +354,35 @@ class SimulatedTransformer(SimulatedModel):
         tape.category = Category.ACTIVATIONS
         return out
 
-    def forward(self, tokens: Tensor, sequence_length: int) -> Tensor:
-        """Token numbers to logits."""
-        return self._llama(tokens, sequence_length) if self.positions is None else self._gpt2(tokens, sequence_length)
+    def head_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Tokens x hidden_size to the mean loss."""
+        return liger_fused_linear(self.op, x, self.head_weight.seen, targets)
 
-    def _llama(self, tokens: Tensor, sequence_length: int) -> Tensor:
+    def forward(self, tokens: Tensor, sequence_length: int, targets: Tensor | None = None) -> Tensor:
+        """Token numbers to logits; with targets to the mean loss, which includes the head."""
+        run = self._llama if self.positions is None else self._gpt2
+        return run(tokens, sequence_length, targets)
+
+    def _end(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Run what comes after the blocks, while what forward has made for them is alive."""
+        self.op.tape.mark("forward")
+        x = self.norm(x)
+        return self.head(x) if targets is None else self.head_loss(x, targets)
+
+    def _llama(self, tokens: Tensor, sequence_length: int, targets: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         cos, sin = rotary_tables(self.op, sequence_length, self.shape.head_dim, x.itemsize)
         for index, block in enumerate(self.blocks):
             x = self._run(index, block, x, cos, sin)
-        self.op.tape.mark("forward")
-        return self.head(self.norm(x))
+        return self._end(x, targets)
 
-    def _gpt2(self, tokens: Tensor, sequence_length: int) -> Tensor:
+    def _gpt2(self, tokens: Tensor, sequence_length: int, targets: Tensor | None) -> Tensor:
         assert self.positions is not None
         positions = self.op.tape.tensor(sequence_length, INT64, "aten::arange")
         x = self.op.add_positions(self.embedding(tokens), self.positions(positions))
         for index, block in enumerate(self.blocks):
             x = self._run(index, block, x)
-        self.op.tape.mark("forward")
-        return self.head(self.norm(x))
+        return self._end(x, targets)
 
     def _run(self, index: int, block: Module, *inputs: Tensor) -> Tensor:
         """Run a block, and mark where its part of forward and of backward begins."""

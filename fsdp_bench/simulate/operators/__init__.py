@@ -4,7 +4,6 @@ Read in this order:
     core.py                   pointwise operators, matrix products, embedding
     norms.py                  RMSNorm and LayerNorm
     attention.py              scaled_dot_product_attention
-    loss.py                   cross-entropy, whole or in chunks
     optimizer.py              what an optimizer updates (the optimizers are in simulate/optimizers/)
     clipping.py               clip_grad_norm_
     scaler.py                 the gradient scaler of fp16

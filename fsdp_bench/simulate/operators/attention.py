@@ -45,6 +45,8 @@ class Heads(msgspec.Struct, frozen=True, gc=False):
     dim: int
     length: int
     """Tokens of a sequence."""
+    are_slices: bool = False
+    """Whether queries, keys and values are parts of one product's rows."""
 
 
 def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tensor:
@@ -171,7 +173,27 @@ def _kernel(
         _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
         return results
 
-    return op.record(out, [q, k, v], [q, k, v, out.detach(), *extra], backward)
+    saved = [one.detach() for one in (q, k, v, out)]
+    for tensor, count in zip(saved, _heads_of(heads, itemsize), strict=True):
+        tensor.is_strided = count > 1 and heads.length > 1
+    for tensor in saved[:3]:
+        tensor.is_strided |= heads.are_slices and op.batch * heads.length > 1 and not _is_padded(heads, itemsize)
+    return op.record(out, [q, k, v], [*saved, *extra], backward)
+
+
+def _is_padded(heads: Heads, itemsize: int) -> bool:
+    return itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
+
+
+def _heads_of(heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
+    """Return how many heads of queries, keys, values and output follow each other within a token; else one.
+
+    What was padded or repeated is contiguous head by head.
+    """
+    if _is_padded(heads, itemsize):
+        return 1, 1, 1, 1
+    keys = heads.count // heads.groups if itemsize != FP32 or heads.groups == 1 else 1
+    return heads.count, keys, keys, heads.count
 
 
 def _sums_with_output(op: Operators, numel: int, heads: Heads) -> Tensor:

@@ -218,8 +218,8 @@ class Operators:
         in_features = weight.in_features
         out_features = weight.numel // in_features
         if self.autocast is not None:
-            bias = None if bias is None else self._cast_weight(bias)
-            weight = self._cast_weight(weight)
+            bias = None if bias is None else self.cast_weight(bias)
+            weight = self.cast_weight(weight)
             x = self.to(x, self.autocast)
         rows, itemsize = x.numel // in_features, x.itemsize
         needs_dx, needs_db = x.node is not None, bias is not None  # no tensor: the graph would hold it
@@ -243,7 +243,9 @@ class Operators:
         inputs = [x, weight] if bias is None else [bias, x, weight]
         node = None
         if self.tape.grad_enabled:
-            node = operator_node(self.tape, backward, inputs, [x, weight.view(weight.numel)])
+            transposed = weight.view(weight.numel)
+            transposed.is_strided = in_features > 1 and out_features > 1
+            node = operator_node(self.tape, backward, inputs, [x, transposed])
 
         def product() -> Tensor:
             self.tape.product("nt", rows, out_features, in_features, itemsize)
@@ -295,7 +297,7 @@ class Operators:
         if not in_one_block:
             self.tape.mark_block(-1)
 
-    def _cast_weight(self, weight: Any) -> Tensor:
+    def cast_weight(self, weight: Any) -> Tensor:
         """cached_cast (aten/native/autocast_mode.cpp): a leaf's copy is made once and kept while autocast is on."""
         assert self.autocast is not None
         if weight.itemsize == self.autocast:

@@ -11,17 +11,17 @@ from enum import Enum
 
 from fsdp_bench.spec.hardware import Gpu
 
+BOOL = 1
 FP32 = 4
 INT32 = 4
 INT64 = 8
 
 
 class CrossEntropy(Enum):
-    """Which cross-entropy a training script calls on the logits."""
+    """On which logits a training script calls torch's cross-entropy (Loss.PLAIN)."""
 
     FP32_LOGITS = "torch.nn.functional.cross_entropy on logits that were cast to fp32"
     SAME_DTYPE = "torch.nn.functional.cross_entropy on the logits in the dtype in which they were computed"
-    FLASH_ATTN = "flash_attn.losses.cross_entropy.CrossEntropyLoss: one kernel forward, one backward, nothing in fp32"
 
 
 @dataclass(frozen=True)

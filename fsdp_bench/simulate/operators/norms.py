@@ -113,4 +113,4 @@ def _fused_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter | N
         return dx, dw, db
 
     inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
-    return op.record(out, inputs, [x, weight, *statistics], backward)
+    return op.record(out, inputs, [*inputs, *statistics], backward)

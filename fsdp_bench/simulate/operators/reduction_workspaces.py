@@ -47,8 +47,8 @@ def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[i
     return [FP32 * columns * shared * width * vector, FP32 * grid]
 
 
-def reduce_all_workspace(numel: int, kernels: Kernels) -> list[int]:
-    """Return what aten::linalg_vector_norm and aten::mean allocate beside a result of one number.
+def reduce_all_workspace(numel: int, kernels: Kernels, itemsize: int = FP32) -> list[int]:
+    """Return what aten::linalg_vector_norm, mean and sum allocate beside one number; they add up in ``itemsize`` bytes.
 
     setReduceConfig in aten/native/cuda/Reduce.cuh: a block reduces all; where each of its threads would have 256
     elements or more, several blocks do, and leave a partial result each, and one counter, in global memory.
@@ -59,7 +59,7 @@ def reduce_all_workspace(numel: int, kernels: Kernels) -> list[int]:
         return []
     wanted = kernels.num_multiprocessors * (kernels.threads_per_multiprocessor // threads)
     blocks = max(min(wanted, -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
-    return [FP32 * blocks, INT32] if blocks > 1 else []
+    return [itemsize * blocks, INT32] if blocks > 1 else []
 
 
 _REDUCE_THREADS, _WARP = 512, 32

@@ -79,6 +79,11 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block or none"
     if setup.loss is not Loss.PLAIN:
         return f"loss: a recorded model computes its own, so {setup.loss.value} is not predicted; leave --loss out"
+    if setup.activation_offload:
+        return (
+            "activation_offload: which saved tensors are contiguous, and so what copying them takes, is not recorded;"
+            " leave it out, or rehearse the script"
+        )
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
     return _base_not_cast(shape, setup) or _parameters_mixed(shape, setup)

@@ -18,6 +18,7 @@ from fsdp_bench.sweep.machine import torch_version
 
 _DEFAULT = TrainSetup()
 _YOUNGER = (
+    "activation_offload",
     "checkpointing_policy",
     "optimizer_in_backward",
     "reshard_after_forward",

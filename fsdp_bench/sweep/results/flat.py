@@ -15,7 +15,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def flat_row(record: TrialRecord) -> dict[str, Any]:
     """Return a record as one row: ID, model, setup, outcome, the highest memory of any rank, median times.
 
-    ``loss`` is the setup's cross-entropy (plain, chunked, compiled); ``final_loss`` is the number it reached.
+    ``loss`` is the setup's cross-entropy (plain, chunked, compiled, ...); ``final_loss`` is the number it reached.
     """
     return {
         "id": record.id,

@@ -169,6 +169,8 @@ def _refuse(spec: DryRunSpec) -> None:
             "compile: torch.compile falls back to eager code on tensors without data, so a dry run would show the "
             "memory of another program; measure it with a sweep"
         )
+    if spec.setup.loss.is_fused:
+        raise SpecError(f"loss {spec.setup.loss.value}: Triton's kernels need torch's CUDA build; rehearse it")
     if spec.setup.offload is Offload.OPTIMIZER:
         raise SpecError("offload optimizer: torchao's CPUOffloadOptimizer needs CUDA; rehearse it")
     if spec.setup.compiles_optimizer:

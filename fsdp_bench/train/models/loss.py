@@ -1,20 +1,27 @@
-"""The next-token loss in three ways. All take logits B, S, V and targets B, S, and return the mean over B*S."""
+"""The next-token loss, by kind. A LossFunction takes logits B, S, V and targets B, S, and returns the mean over B*S.
+
+A HeadLoss includes the head: it takes the head's weight V, D, its input T, D and targets T, where T is B*S.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.setup import Loss
 
 NUM_CHUNKS = 8
 """Chunks of the chunked loss (torchtune's CEWithChunkedOutputLoss uses the same number)."""
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def plain(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
@@ -37,7 +44,59 @@ def chunked(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
 
 
 def loss_function(kind: Loss) -> LossFunction:
-    """Return the loss function of a kind. ``compiled`` is the plain one, compiled by torch.compile."""
+    """Return the loss function of a kind. ``compiled`` is the plain one, compiled by torch.compile.
+
+    That of a kind that includes the head takes the model's output, which is the loss.
+
+    Raises:
+        MachineError: if the package that has the kind is not installed.
+    """
     if kind is Loss.CHUNKED:
         return chunked
+    if kind is Loss.FLASH_ATTN:
+        return _on_rows(_from_package(kind, "flash_attn.losses.cross_entropy", "CrossEntropyLoss"))
+    if kind is Loss.LIGER:
+        return _on_rows(_from_package(kind, "liger_kernel.transformers", "LigerCrossEntropyLoss"))
+    if kind.includes_head:
+        return _computed_by_the_model
     return torch.compile(plain) if kind is Loss.COMPILED else plain
+
+
+def head_loss(kind: Loss) -> HeadLoss | None:
+    """Return the loss of a kind that includes the head; None for other kinds.
+
+    Raises:
+        MachineError: if the package that has the kind is not installed.
+    """
+    if not kind.includes_head:
+        return None
+    found: HeadLoss = _from_package(kind, "liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")
+    return found
+
+
+def _computed_by_the_model(loss: Tensor, _targets_BS: Tensor) -> Tensor:
+    return loss
+
+
+def _on_rows(cross_entropy: LossFunction) -> LossFunction:
+    """Return a loss that takes logits T, V as one that takes them B, S, V. It gets them in the compute dtype."""
+
+    def loss(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        return cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten())
+
+    return loss
+
+
+_INSTALL = {
+    "liger_kernel": "pip install 'fsdp-bench[liger]'",
+    "flash_attn": "pip install flash-attn --no-build-isolation",
+}
+
+
+def _from_package(kind: Loss, module: str, name: str) -> Any:
+    """Return a loss of a package, built with its defaults."""
+    package = module.partition(".")[0]
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except ImportError as error:
+        raise MachineError(f"loss {kind.value} needs {package} ({error}): {_INSTALL[package]}") from None

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.train.models.loss import HeadLoss
 
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
@@ -145,6 +146,8 @@ class Transformer(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
+        self.head_loss: HeadLoss | None = None
+        """A loss that includes the head; forward then takes targets B, S, too, and returns the mean loss."""
         tied = shape.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
@@ -163,8 +166,11 @@ class Transformer(nn.Module):
         """The final norm and the head, which comes last: with wrap = "block-and-ends" a unit."""
         return (self.norm,) if self.lm_head is None else (self.norm, self.lm_head)
 
-    def head(self, x_BSD: Tensor) -> Tensor:
-        """Map B, S, D to logits B, S, V."""
+    def head(self, x_BSD: Tensor, targets_BS: Tensor | None) -> Tensor:
+        """Map B, S, D to logits B, S, V, or to the mean loss."""
+        if self.head_loss is not None and targets_BS is not None:
+            weight_VD = self.embedding.weight if self.lm_head is None else self.lm_head.weight
+            return self.head_loss(weight_VD, x_BSD.flatten(0, 1), targets_BS.flatten())
         return self.lm_head(x_BSD) if self.lm_head is not None else F.linear(x_BSD, self.embedding.weight)
 
 
@@ -177,13 +183,13 @@ class Llama(Transformer):
         self.blocks = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Map token numbers B, S to logits B, S, V."""
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Map token numbers B, S to logits B, S, V, or with targets to the mean loss."""
         x_BSD = self.embedding(tokens_BS)
         cos_SE, sin_SE = rotary_tables(tokens_BS.shape[1], self.shape.head_dim, x_BSD.device, x_BSD.dtype)
         for block in self.blocks:
             x_BSD = block(x_BSD, cos_SE, sin_SE)
-        return self.head(self.norm(x_BSD))
+        return self.head(self.norm(x_BSD), targets_BS)
 
 
 class GPT2(Transformer):
@@ -201,22 +207,23 @@ class GPT2(Transformer):
         """The embeddings of tokens and positions."""
         return (self.embedding, self.positions)
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Map token numbers B, S to logits B, S, V."""
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Map token numbers B, S to logits B, S, V, or with targets to the mean loss."""
         positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         x_BSD = self.embedding(tokens_BS) + self.positions(positions_S)
         for block in self.blocks:
             x_BSD = block(x_BSD)
-        return self.head(self.norm(x_BSD))
+        return self.head(self.norm(x_BSD), targets_BS)
 
 
 BLOCKS: dict[Family, type[nn.Module]] = {Family.LLAMA: LlamaBlock, Family.GPT2: GPT2Block}
 
 
-def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Transformer:
+def build(shape: ModelShape, dtype: torch.dtype = torch.float32, head_loss: HeadLoss | None = None) -> Transformer:
     """Build a model on the meta device, with parameters of ``dtype``. Nothing is allocated."""
     with torch.device("meta"):
         model = Llama(shape) if shape.family is Family.LLAMA else GPT2(shape)
+    model.head_loss = head_loss
     return model.to(dtype)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.models.loss import LossFunction, loss_function
+from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
 from fsdp_bench.train.models.model_code import build_code
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import loss_of, module_step
@@ -44,14 +45,22 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
         built = build_code(spec.model, setup, rank, num_steps, without_data=spec.run.rehearsed_on is not None)
         losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
         return Subject(built.model, built.block, built.batches, loss_of, partial(_step_of_code, losses))
+    if setup.loss.is_fused and spec.run.rehearsed_on is not None:
+        _compute_integers_once()
     return Subject(
-        model=build(spec.model, DTYPES[setup.precision.store]),
+        model=build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
         block=BLOCKS[spec.model.family],
         batches=batches(setup, spec.model.vocab_size, num_steps, rank, setup.world_size),
         loss_function=loss_function(setup.loss),
         step=train_step,
         initialize=partial(initialize, seed=setup.seed),
     )
+
+
+@cache
+def _compute_integers_once() -> None:
+    """Let targets in a rehearsal be what they are in training: Liger's losses assert it."""
+    compute_small_integers()
 
 
 def _step_of_code(losses: Tensor, training: Training, micro_batches: list[Any]) -> Tensor:

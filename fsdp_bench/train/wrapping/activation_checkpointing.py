@@ -1,4 +1,4 @@
-"""Activation checkpointing of blocks, applied before sharding, so that FSDP wraps the checkpointed block.
+"""Activation checkpointing and offload of blocks, applied before sharding, so that FSDP wraps the checkpointed block.
 
 The other order, checkpoint(FSDP(block)), gathers a block's parameters a second time for the recomputation.
 """
@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
@@ -54,12 +58,29 @@ def checkpoint_blocks(
         return {}
     policy = policy or CheckpointingPolicy()
     extra = {"context_fn": _context_fn(policy)} if kind is Checkpointing.SELECTIVE else {}
-    replaced: dict[nn.Module, nn.Module] = {}
     given = set(blocks)
-    targets = set([module for module in model.modules() if module in given][:: policy.every_blocks])
+    targets = [module for module in model.modules() if module in given][:: policy.every_blocks]
+    return _replace(
+        model, {one: checkpoint_wrapper(one, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **extra) for one in targets}
+    )
+
+
+def offload_blocks(
+    model: nn.Module, blocks: Iterable[nn.Module], checkpointed: dict[nn.Module, nn.Module]
+) -> dict[nn.Module, nn.Module]:
+    """Replace blocks, or what checkpoints them, by wrappers that keep saved tensors in pinned host memory.
+
+    Returns the wrapper of each block.
+    """
+    wrappers = {block: offload_wrapper(checkpointed.get(block, block)) for block in blocks}
+    _replace(model, {checkpointed.get(block, block): wrapper for block, wrapper in wrappers.items()})
+    return wrappers
+
+
+def _replace(model: nn.Module, wrappers: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:
+    """Put each wrapper in the place of its module."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in targets:
-                replaced[child] = checkpoint_wrapper(child, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **extra)
-                setattr(parent, name, replaced[child])
-    return replaced
+            if child in wrappers:
+                setattr(parent, name, wrappers[child])
+    return wrappers

@@ -43,7 +43,7 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype
-from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
+from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks, offload_blocks
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
@@ -174,8 +174,10 @@ def _wrap_by_setup(
     )
     blocks = _blocks(model, units, block_classes)
     _refuse_units_inside_blocks(setup, units, blocks)
-    if not blocks and (setup.compile or setup.checkpointing is not Checkpointing.NONE):
-        raise WrapError("checkpointing and compiling go block by block: give TransformerBlock, the blocks' class")
+    if not blocks and (setup.compile or setup.activation_offload or setup.checkpointing is not Checkpointing.NONE):
+        raise WrapError(
+            "checkpointing, offloading and compiling go block by block: give TransformerBlock, the blocks' class"
+        )
     _warn_when_nothing_is_sharded(plan)
     return _apply(model, plan, blocks)
 
@@ -187,6 +189,8 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     if any(parameter.dtype is not stored and not keeps_its_dtype(parameter) for parameter in model.parameters()):
         model = model.to(stored)
     replaced = checkpoint_blocks(model, blocks, setup.checkpointing, setup.policy)
+    if setup.activation_offload:
+        replaced = offload_blocks(model, blocks, replaced)
     if setup.compile:
         for block in blocks:
             replaced.get(block, block).compile()

@@ -42,6 +42,7 @@ class Framework:
         default_factory=lambda: {"AdamW": OptimizerKind.ADAMW_FOREACH, "fused AdamW": OptimizerKind.ADAMW_FUSED}
     )
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
+    loss: Loss = Loss.PLAIN
     recomputes_every_second_product: str | None = None
     """The place in the code, if selective checkpointing recomputes every second matrix product."""
     stored_if_blank: tuple[str, str] | None = None
@@ -90,7 +91,7 @@ FRAMEWORKS = {
         ),
         model_family=Family.GPT2,
         optimizers={"decoupled_adamw": OptimizerKind.ADAMW_FOR_LOOP},
-        cross_entropy=CrossEntropy.FLASH_ATTN,
+        loss=Loss.FLASH_ATTN,
         stored_if_blank=("fp32", "composer/core/precision.py: 'bf16' is autocast"),
         reduces_in_compute_dtype_if_blank=(
             "composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision: DEFAULT sets no reduce_dtype, for which FSDP1"
@@ -263,7 +264,7 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         gradient_accumulation_steps=inputs.gradient_accumulation_steps or 1,
         sync_every_micro_batch=framework.syncs_every_micro_batch,
         max_grad_norm=framework.max_grad_norm,
-        loss=Loss.CHUNKED if has_step(inputs, "+chunked CE") else Loss.PLAIN,
+        loss=Loss.CHUNKED if has_step(inputs, "+chunked CE") else framework.loss,
         compile=inputs.compiled == "yes",
     )
     kernels = replace(CUDA, cross_entropy=framework.cross_entropy)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Loss
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 from fsdp_bench.train.models import loss
-from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.loss import head_loss, loss_function
+from fsdp_bench.train.models.transformer import build, initialize
 
 
 # inductor itself imports torch.utils.mkldnn, which is written in TorchScript.
@@ -55,6 +59,38 @@ def test_the_chunked_loss_works_for_fewer_tokens_than_chunks() -> None:
     torch.testing.assert_close(
         loss_function(Loss.CHUNKED)(logits, targets), F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [("flash-attn", "flash_attn"), ("liger", "liger_kernel"), ("liger-fused-linear", "liger_kernel")],
+)
+def test_a_loss_of_a_package_that_is_missing_says_how_to_install_it(kind: str, package: str) -> None:
+    with patch.dict(sys.modules, {package: None}), pytest.raises(MachineError, match=f"needs {package} .*pip install"):
+        (head_loss if Loss(kind).includes_head else loss_function)(Loss(kind))
+
+
+def test_a_loss_with_the_head_takes_what_the_head_takes() -> None:
+    """torch's cross-entropy stands for Liger's, which needs a GPU: the same loss and gradients as on logits."""
+    shape = ModelShape(
+        family="llama", name="tiny", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=16, vocab_size=33, max_position_embeddings=32,
+    )  # fmt: skip
+    bare = build(shape, head_loss=lambda weight, x, targets: F.cross_entropy(x @ weight.t(), targets))
+    model = bare.to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, 0)
+    tokens, targets = torch.randint(33, (2, 4)), torch.randint(33, (2, 4))
+    found = model(tokens, targets)
+    found.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    expected = loss_function(Loss.PLAIN)(model(tokens), targets)
+    expected.backward()
+    torch.testing.assert_close(found, expected)
+    assert loss_function(Loss.LIGER_FUSED_LINEAR)(found, targets) is found
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
 
 
 def test_bf16_logits_are_lost_in_fp32() -> None:

@@ -70,7 +70,7 @@ def test_an_mpt_row_is_gpt2_with_what_llm_foundry_does(cases: dict[str, Publishe
     assert plan.setup.optimizer is OptimizerKind.ADAMW_FOR_LOOP
     assert plan.setup.gradient_accumulation_steps == 2
     assert plan.setup.sync_every_micro_batch
-    assert plan.kernels.cross_entropy is CrossEntropy.FLASH_ATTN
+    assert plan.setup.loss is Loss.FLASH_ATTN
 
 
 def test_a_blank_reduce_dtype_is_what_the_framework_does(cases: dict[str, PublishedCase]) -> None:

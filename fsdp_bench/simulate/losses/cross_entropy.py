@@ -1,4 +1,4 @@
-"""The losses of train/models/loss.py: what the logits cost."""
+"""torch.nn.functional.cross_entropy on the whole logits, or on chunks of them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, CrossEntropy
 from fsdp_bench.simulate.tape import Tensor
-from fsdp_bench.spec.setup import Loss
 
 NUM_CHUNKS = 8
 """train/models/loss.py, NUM_CHUNKS."""
 
 
-def loss(op: Operators, kind: Loss, logits: Tensor, targets: Tensor) -> Tensor:
-    """Logits and targets to the mean loss, a scalar."""
-    op.tape.category = Category.LOGITS
-    out = chunked(op, logits, targets) if kind is Loss.CHUNKED else plain(op, logits, targets)
-    op.tape.category = Category.ACTIVATIONS
-    return out
-
-
 def plain(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     """Plain of train/models/loss.py: F.cross_entropy on fp32 logits, or what other scripts call (CrossEntropy)."""
     which = op.kernels.cross_entropy
-    if which is CrossEntropy.FLASH_ATTN:
-        return flash_attn_cross_entropy(op, logits, targets)
     return cross_entropy(op, op.to(logits, FP32) if which is CrossEntropy.FP32_LOGITS else logits, targets)
 
 
@@ -82,27 +71,3 @@ def nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
         return (op.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
     return op.record(out, [x], [x, targets, total_weight], backward)
-
-
-def flash_attn_cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
-    """flash_attn/losses/cross_entropy.py (1.0.9), with its default ``inplace_backward=False``.
-
-    Saves the logits themselves, and the logarithm of each row's sum in fp32; their gradient has their dtype
-    (csrc/xentropy/xentropy_kernel.cu: at::empty_like(logits_)).
-    """
-    tokens = targets.numel
-    losses, row_sums = (op.tape.tensor(tokens, FP32, "xentropy_cuda_lib::forward") for _ in range(2))
-    op.run("xentropy_cuda_lib::forward", logits, targets, losses, row_sums)
-
-    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-        opened = saved.copy()
-        d_losses = op.temporary(tokens, FP32, "aten::contiguous")
-        op.run("aten::contiguous", *gradients, d_losses)
-        d_logits = op.tape.tensor(logits_numel, itemsize, "xentropy_cuda_lib::backward", Category.LOGITS)
-        op.run("xentropy_cuda_lib::backward", opened[0], d_losses, d_logits)
-        return (d_logits,)
-
-    logits_numel, itemsize = logits.numel, logits.itemsize
-    mean = op.tape.tensor(1, FP32, "aten::sum")
-    op.run("aten::sum", losses, mean)
-    return op.record(mean, [logits], [logits, row_sums, targets], backward)

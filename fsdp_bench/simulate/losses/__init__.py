@@ -1,0 +1,10 @@
+"""The losses of train/models/loss.py: what the logits cost.
+
+Read in this order:
+    choose.py          the loss of a setup
+    cross_entropy.py   torch's cross-entropy, whole or in chunks
+    compiled.py        the same, compiled
+    flash_attn.py      flash-attn's
+    liger.py           Liger's, and the one that includes the head
+    sums.py            sums of a number for each token
+"""

@@ -1,0 +1,100 @@
+"""Losses of other packages and compiled ones: what they hold, from shapes, and as PyTorch's CUDA allocator has it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
+from tests.simulate.test_step import shape
+
+STUBS = Path(__file__).parent / "stubs"
+FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR]
+TOKENS, VOCABULARY, WIDTH = 2 * 1024, 32000, 256
+LOGITS = TOKENS * VOCABULARY
+WIDE = shape(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=WIDTH)
+
+
+def _setup(**fields: Any) -> TrainSetup:
+    given = {"world_size": 8, "precision": "bf16-mixed", "micro_batch_size": 2, "sequence_length": 1024}
+    return TrainSetup(**(given | fields))
+
+
+@pytest.mark.parametrize(
+    ("loss", "bytes_a_logit"),
+    [("compiled", 2 + 2), ("flash-attn", 2 + 2), ("liger", 2)],  # the logits, and their gradient or nothing
+)
+def test_logits_are_kept_in_16_bits(loss: str, bytes_a_logit: int) -> None:
+    logits = predict_memory(WIDE, _setup(loss=loss), CUDA).breakdown_bytes["logits"]
+    assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.001)  # and vectors of a number a token
+
+
+def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
+    log = steady_step(WIDE, _setup(loss="flash-attn"), CUDA)
+    sent = {event.work.name: event.work.num_bytes for event in log.last_step() if event.work is not None}
+    # bf16 logits, targets in int64; losses, sums of rows and squares of these in fp32
+    assert sent["cross_entropy_fwd_kernel"] == 2 * LOGITS + (8 + 3 * 4) * TOKENS
+    assert sent["cross_entropy_bwd_kernel"] == 2 * LOGITS + 4 * TOKENS + 8 * TOKENS + 2 * LOGITS
+    assert not [name for name in sent if "softmax" in name or "nll" in name]
+
+
+def test_with_the_head_in_the_loss_no_tensor_is_as_large_as_the_logits() -> None:
+    log = steady_step(WIDE, _setup(loss="liger-fused-linear"), CUDA)
+    largest = max(event.num_bytes for event in log.last_step() if event.kind is Kind.ALLOCATE and event.label != "cat")
+    assert largest < 2 * LOGITS
+    assert rows_of_a_chunk(TOKENS, WIDTH, VOCABULARY) == 32  # 2048 tokens in 125 parts are 17, and then a power of two
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"),
+    [(1, 1), (2, 1), (125, 1), (126, 2), (100_000, 1024)],  # of 100000 in 125 parts 800
+)
+def test_chunks_are_a_power_of_two_and_never_more_than_there_is(tokens: int, rows: int) -> None:
+    assert rows_of_a_chunk(tokens, WIDTH, VOCABULARY) == rows
+    assert rows_of_a_chunk(3, 64, 64) == 3
+
+
+@pytest.mark.parametrize("loss", FUSED)
+def test_what_it_cannot_do_is_refused_with_what_can_be_done(loss: Loss) -> None:
+    on_cpu = impossible(_setup(loss=loss), "cpu")
+    assert on_cpu is not None
+    assert "use plain or chunked" in on_cpu
+    ends = impossible(_setup(loss=loss, wrap="block-and-ends"), "cuda")
+    assert (ends is not None) == (loss is Loss.LIGER_FUSED_LINEAR)
+    assert ends is None or "use wrap = block or none" in ends
+    assert why_impossible(WIDE, _setup(loss=loss, api="fsdp2", strategy="ddp", wrap="size"), "cuda") is None
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    @pytest.mark.parametrize("loss", FUSED)
+    def test_it_holds_what_pytorchs_allocator_holds(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = "flash_attn" if loss is Loss.FLASH_ATTN else "liger_kernel"
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+        monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
+        assert_near(against_rehearsals(cells_with(20, 101, "cuda", loss=loss)))
+
+    def test_the_head_in_the_loss_under_autocast(self) -> None:
+        pytest.importorskip("liger_kernel")
+        fixed = {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed"}
+        cells = cells_with(8, 73, "cuda", loss="liger-fused-linear", optimizer="sgd", **fixed)
+        cells += cells_with(20, 102, "cuda", loss="liger-fused-linear", optimizer="adamw-fused", **fixed)
+        assert_near(against_rehearsals(cells))
+
+    def test_the_compiled_loss_where_logits_are_larger_than_the_gpus_cache(self) -> None:
+        """In its first step torch.compile tunes the kernels, with a buffer as large as the GPU's L2 cache."""
+        sizes = {"micro_batch_size": 2, "sequence_length": 4096}
+        assert_near(against_rehearsals(cells_with(12, 74, "cuda", loss="compiled", **sizes)))
