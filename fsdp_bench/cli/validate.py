@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.cli.common.options import Count, calibration_option, given_options
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
@@ -18,7 +19,7 @@ from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
-    "dry-run": ("cells", "seed", "kernels", "real-tensors"),
+    "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
     "rehearsal": ("cells", "seed"),
     "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
@@ -49,6 +50,14 @@ _OPTIONS = {
     is_flag=True,
     help="Draw small models, and train each also with real tensors on the CPU, for dry-run.",
 )
+@click.option(
+    "--code",
+    default="benchmark",
+    show_default=True,
+    type=click.Choice(CODES),
+    help="Draw benchmark models, or small models of the catalogue in Hugging Face's code, for dry-run.",
+)
+@click.option("--model-type", metavar="NAME", help="With --code huggingface: of one architecture, as in config.json.")
 @calibration_option
 @click.option(
     "--rehearsed",
@@ -64,6 +73,8 @@ def command(
     seed: int,
     kernels: Any,
     real_tensors: bool,
+    code: str,
+    model_type: str | None,
     calibration: Path | None,
     rehearsed: Path | None,
     page: Path | None,
@@ -75,6 +86,7 @@ def command(
 
     \b
     fsdp-bench validate --against dry-run --cells 50
+    fsdp-bench validate --against dry-run --code huggingface --cells 20 --model-type qwen2
     fsdp-bench validate --against rehearsal --cells 50 --seed 7
     fsdp-bench validate --against results/h200/throughput --page validation.md
     """
@@ -85,6 +97,12 @@ def command(
         raise SpecError(f"--real-tensors: run on the CPU; not with --kernels {kernels}")
     if against == "published":
         return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
+    if code == "huggingface":
+        if real_tensors:
+            raise SpecError("--real-tensors: run benchmark models; not with --code huggingface")
+        return _against_architectures(cells, seed, model_type, as_json)
+    if model_type is not None:
+        raise SpecError("--model-type goes with --code huggingface")
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
     if against == "rehearsal":
@@ -123,6 +141,24 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
     # The reference is exact with real tensors, so every cell must be equal.
     differ = real_tensors and summary.num_equal < summary.num_cells
     return ExitCode.CRASHED if differ else ExitCode.DONE
+
+
+def _against_architectures(cells: int, seed: int, model_type: str | None, as_json: bool) -> int:
+    from rich.progress import Progress
+
+    from fsdp_bench.report.validation.memory import format_validation
+    from fsdp_bench.validate.dry_run import validate_architectures
+
+    with Progress(console=new_console(error=True)) as bar:
+        task = bar.add_task("dry runs", total=None)
+        comparisons, summary = validate_architectures(
+            cells, seed, model_type, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if as_json:
+        sys.stdout.write(to_json(_document(comparisons, summary)).decode())
+    else:
+        print_lines(format_validation(comparisons, summary))
+    return ExitCode.DONE
 
 
 def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:

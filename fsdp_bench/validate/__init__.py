@@ -8,6 +8,7 @@ Read in this order:
     rehearsal.py          predictions against rehearsals of random setups
     predictable.py        the model that predicts a trial: for Hugging Face's or a user's code a recording
     random_setups.py      draws the random setups
+    random_architectures.py  random small models of the catalogue in Hugging Face's code
     emulation.py          emulated trials against trials with all ranks
     results.py            all comparisons with one results folder
     calibration_match.py  whether a calibration applies to a trial

@@ -8,7 +8,32 @@ from collections.abc import Callable
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, summarize
+from fsdp_bench.validate.random_architectures import draw_architectures
 from fsdp_bench.validate.random_setups import draw_cells
+
+
+def validate_architectures(
+    count: int, seed: int, model_type: str | None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[MemoryComparison], Summary]:
+    """Compare predictions of recorded models with dry runs of Hugging Face's code, on CUDA's kernels.
+
+    Args:
+        count: number of setups to draw.
+        seed: seed of the random models and setups.
+        model_type: of the models; None for all of the catalogue in turn.
+        progress: called with the number of runs that are done, and the number of all runs.
+
+    Raises:
+        SpecError: for a model_type that the catalogue does not have.
+    """
+    cells = draw_architectures(count, seed, model_type)
+    specs = [DryRunSpec(config=cell.config, setup=cell.setup) for cell in cells]
+    answers: dict[int, DryRunAnswer] = {}
+    for index, answer in dry_runs(specs, os.cpu_count() or 1):
+        answers[index] = answer
+        progress(len(answers), len(specs))
+    comparisons = [compare_with_dry_run(cell, answers[place], "cuda") for place, cell in enumerate(cells)]
+    return comparisons, summarize(comparisons, f"dry run of Hugging Face's code, seed {seed}")
 
 
 def validate_dry_runs(

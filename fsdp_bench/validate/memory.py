@@ -22,6 +22,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, KernelSet
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.random_architectures import ArchitectureCell
 from fsdp_bench.validate.random_setups import Cell, cell_label
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
@@ -122,13 +123,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_with_dry_run(
-    cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
+    cell: Cell | ArchitectureCell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
 ) -> MemoryComparison:
-    """Compare a prediction with a dry run, and with a run on real tensors if there is one. Loading is a phase."""
+    """Compare a prediction with a dry run, and with a run on real tensors if there is one.
+
+    Loading is a phase of benchmark models; Hugging Face's are loaded in other ways.
+    """
     failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
+    if isinstance(cell, ArchitectureCell):
+        assert answer.result is not None
+        return MemoryComparison(label=cell.label, phases=_phases(predicted.phases, answer.result.phases))
     return MemoryComparison(
         label=cell.label,
         phases=_phases_of_dry_run(predicted.phases, answer),

@@ -12,6 +12,7 @@ from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT, OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import TrainedModel
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
@@ -45,7 +46,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return cell_label(self.model, self.setup, self.rank)
 
 
-def cell_label(model: TrainedModel, setup: TrainSetup, rank: int = 0) -> str:
+def cell_label(model: TrainedModel | RecordedModel, setup: TrainSetup, rank: int = 0) -> str:
     """Return a model and a setup in one line."""
     parts = [model.kind, f"{model.num_hidden_layers} x {model.hidden_size}"]
     parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
@@ -80,7 +81,7 @@ def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) 
     cells: dict[Cell, None] = {}
     while len(cells) < count:
         try:
-            shape, setup = _shape(source, small), _setup(source, device, small)
+            shape, setup = _shape(source, small), draw_setup(source, device, small)
         except SpecError:
             continue  # two drawn values contradict each other
         if why_impossible(shape, setup, device) is None and not _is_left_out(shape, setup, device):
@@ -126,7 +127,12 @@ def _shape(source: random.Random, small: bool) -> ModelShape:
     )
 
 
-def _setup(source: random.Random, device: str, small: bool) -> TrainSetup:
+def draw_setup(source: random.Random, device: str, small: bool) -> TrainSetup:
+    """Return a random setup.
+
+    Raises:
+        SpecError: if two drawn values contradict each other.
+    """
     api = source.choice(list(Api))
     fsdp1: dict[str, Any] = {}
     if api is Api.FSDP1:

@@ -1,0 +1,122 @@
+"""Random small models of the catalogue's architectures, in Hugging Face's code, and random setups, for ``validate``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
+from fsdp_bench.catalog.loader import models
+from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, SIZES, WINDOWS
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.variants import kind_of
+from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
+from fsdp_bench.validate.random_setups import cell_label, draw_setup
+
+_LENGTHS = (64, 128, 192, 320, 512)
+_WINDOWS = (128, 256)
+
+
+class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as a config.json, its recording, and one setup."""
+
+    config: dict[str, Any]
+    model: RecordedModel
+    setup: TrainSetup
+
+    rank: int = 0
+    """The rank whose memory is compared."""
+
+    @property
+    def label(self) -> str:
+        """The model and the setup in one line."""
+        return cell_label(self.model, self.setup)
+
+
+def draw_architectures(count: int, seed: int, model_type: str | None = None) -> tuple[ArchitectureCell, ...]:
+    """Return so many cells that can run, of one model_type or of all in turn.
+
+    Raises:
+        SpecError: for a model_type that the catalogue does not have.
+    """
+    source = random.Random(seed)
+    types = sorted({entry.family for entry in models()})
+    if model_type is not None and model_type not in types:
+        raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
+    chosen = [model_type] if model_type is not None else types
+    cells: list[ArchitectureCell] = []
+    while len(cells) < count:
+        entries = [entry for entry in models() if entry.family == chosen[len(cells) % len(chosen)]]
+        cell = _drawn(source, source.choice(entries))
+        if cell is not None:
+            cells.append(cell)
+    return tuple(cells)
+
+
+def _drawn(source: random.Random, entry: ModelEntry) -> ArchitectureCell | None:
+    config = _small(source, entry)
+    try:
+        setup = _setup(source)
+        model = recorded_architecture(config, setup.sequence_length, entry.name)
+        if why_impossible(model, setup, "cuda") is not None:
+            return None
+        model.code.variant(kind_of(setup), setup.micro_batch_size == 1)
+    except (NotRecorded, SpecError):
+        return None  # two drawn values contradict each other
+    return ArchitectureCell(config=config, model=model, setup=setup)
+
+
+def _setup(source: random.Random) -> TrainSetup:
+    """Return a random setup, with the wrapping and the losses that recorded models have."""
+    drawn = draw_setup(source, "cuda", small=False)
+    wrap = drawn.wrap if drawn.wrap in (Wrap.BLOCK, Wrap.NONE) else Wrap.BLOCK
+    optimizer = drawn.optimizer if drawn.optimizer is not OptimizerKind.MUON else OptimizerKind.ADAMW_FOREACH
+    return msgspec.structs.replace(
+        drawn,
+        wrap=wrap,
+        optimizer=optimizer,
+        loss=Loss.PLAIN,
+        fp32_head=False,
+        activation_offload=False,
+        offload=Offload.NONE if drawn.offload is Offload.OPTIMIZER else drawn.offload,
+        sequence_length=source.choice(_LENGTHS),
+    )
+
+
+def _small(source: random.Random, entry: ModelEntry) -> dict[str, Any]:
+    """Return a model's config.json with small sizes; its settings and the order of its kinds of layers stay."""
+    config = entry.hf_config()
+    kv_heads, each = source.choice((2, 3, 4)), source.choice((2, 3, 4))
+    given_heads = next(config[name] for name in HEADS if name in config)
+    given_kv = config.get("num_key_value_heads", given_heads)
+    heads = each if given_kv == 1 else kv_heads if given_kv == given_heads else kv_heads * each
+    head = 8 * source.randint(1, 8)
+    sizes = {name: 8 * source.randint(4, 40) for name in SIZES}
+    hidden = heads * (8 * source.randint(1, 8) if {"head_dim", "d_kv"} & config.keys() else head)
+    sizes |= dict.fromkeys(HEADS, heads) | dict.fromkeys(HIDDEN, hidden) | dict.fromkeys(POSITIONS, 1024)
+    sizes |= {"num_key_value_heads": 1 if given_kv == 1 else kv_heads, "head_dim": head, "d_kv": head}
+    sizes |= {"vocab_size": source.randint(300, 3000), "num_labels": source.randint(2, 100)}
+    sizes |= {"patch_size": (patch := source.choice((8, 14, 16))), "image_size": patch * source.randint(2, 9)}
+    sizes |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8 * source.randint(4, 8))
+    sizes |= {"num_experts_per_tok": min(config.get("num_experts_per_tok") or 1, source.randint(2, 6))}
+    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * source.randint(1, 3)}
+    sizes |= {"linear_key_head_dim": head, "linear_value_head_dim": 8 * source.randint(1, 6)}
+    layers = _depth(source, config)
+    changed = {
+        **{name: sizes[name] for name in SIZES if config.get(name) is not None},
+        **{name: layers for name in LAYERS if config.get(name) is not None},
+        **{name: source.choice(_WINDOWS) for name in WINDOWS if config.get(name) is not None},
+    }
+    kinds = {"layer_types": config["layer_types"][:layers]} if config.get("layer_types") else {}
+    return {**config, **changed, **kinds}
+
+
+def _depth(source: random.Random, config: dict[str, Any]) -> int:
+    """Return a small number of layers that differs from the model's by whole periods of kinds of layers."""
+    given = next(int(config[name]) for name in LAYERS if name in config)
+    return int(given % 12 + 12 * source.randint(0, 1)) or 12
