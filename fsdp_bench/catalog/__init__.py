@@ -11,6 +11,7 @@ Read in this order:
     config_names.py  what a model's common fields are called in the config.json of each family
     hf_config.py     reads a Hugging Face config.json
     recorded.py      reads a recorded model
+    compiled.py      reads compiled.json: blocks of the benchmark models as torch.compile compiled them
     ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
     user_file.py     reads and checks TOML files of this format, the built-in ones and a user's
 """

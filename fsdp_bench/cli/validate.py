@@ -19,7 +19,7 @@ from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors"),
-    "rehearsal": ("cells", "seed"),
+    "rehearsal": ("cells", "seed", "compiled"),
     "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
 }
@@ -49,6 +49,7 @@ _OPTIONS = {
     is_flag=True,
     help="Draw small models, and train each also with real tensors on the CPU, for dry-run.",
 )
+@click.option("--compiled", is_flag=True, help="Draw setups whose blocks are compiled, for rehearsal.")
 @calibration_option
 @click.option(
     "--rehearsed",
@@ -64,6 +65,7 @@ def command(
     seed: int,
     kernels: Any,
     real_tensors: bool,
+    compiled: bool,
     calibration: Path | None,
     rehearsed: Path | None,
     page: Path | None,
@@ -88,7 +90,7 @@ def command(
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
     if against == "rehearsal":
-        return _against_rehearsals(cells, seed, as_json)
+        return _against_rehearsals(cells, seed, compiled, as_json)
     return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
@@ -125,7 +127,7 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
     return ExitCode.CRASHED if differ else ExitCode.DONE
 
 
-def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:
+def _against_rehearsals(cells: int, seed: int, compiled: bool, as_json: bool) -> int:
     from rich.progress import Progress
 
     from fsdp_bench.report.validation.memory import format_validation
@@ -133,7 +135,9 @@ def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:
 
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task("rehearsals", total=cells)
-        comparisons, summary = validate_rehearsals(cells, seed, lambda done, _total: bar.update(task, completed=done))
+        comparisons, summary = validate_rehearsals(
+            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done)
+        )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:

@@ -7,6 +7,7 @@ Read in this order:
     dry_run.py            predictions against dry runs of random setups
     rehearsal.py          predictions against rehearsals of random setups
     random_setups.py      draws the random setups
+    compiled_setups.py    draws those whose blocks are compiled
     emulation.py          emulated trials against trials with all ranks
     results.py            all comparisons with one results folder
     calibration_match.py  whether a calibration applies to a trial
