@@ -11,8 +11,9 @@ import torch
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block
 from fsdp_bench.train.compiled.compile_block import compile_block
-from fsdp_bench.train.compiled.formulas import merge, most_common
+from fsdp_bench.train.compiled.formulas import FEWEST_POINTS, merge, most_common
 from fsdp_bench.train.compiled.variants import Variant, variants
+from fsdp_bench.train.compiled.wrapper_code import UnknownCode
 
 
 def record(variant: Variant) -> CompiledCode:
@@ -22,15 +23,15 @@ def record(variant: Variant) -> CompiledCode:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
     """
     gpu = torch.cuda.get_device_properties()
-    points = []
-    for point in variant.points:
+    points, threads = [], gpu.max_threads_per_multi_processor
+    for count, point in enumerate(variant.points, start=1):
         case = variant.case._replace(shape=point.shape)
         compiled = compile_block(case, point.batch, point.length)
-        threads = gpu.max_threads_per_multi_processor
         points.append((symbols_of_block(point.sizes, gpu.multi_processor_count, threads), compiled))
-    alike = most_common(points)
-    print(f"{variant.kind.name}: {len(alike)} of {len(points)} sizes alike", file=sys.stderr, flush=True)
-    return merge(alike)
+        if len(alike := most_common(points)) == FEWEST_POINTS:
+            print(f"{variant.kind.name}: {len(alike)} of {count} sizes alike", file=sys.stderr, flush=True)
+            return merge(alike)
+    raise UnknownCode(f"only {len(alike)} of {count} sizes have the same code")
 
 
 def main(file: Path, names: list[str]) -> None:
