@@ -23,7 +23,7 @@ def format_fits(rows: Sequence[FitRow]) -> str:
         (fit.text, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
     ]
     lines = [
-        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code that is not recorded is eager",
+        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code not recorded: as eager",
         "",
         *table_lines(table_columns(("predicted", *columns), counts, columns), indent=2),
     ]
