@@ -1,7 +1,7 @@
 """Merges what Inductor wrote at several sizes into one recording: every number becomes a formula.
 
 A buffer's bytes are a product of sizes, so that each number is a constant times a product of symbols. The formula that
-holds at all sizes is searched, the shortest first.
+holds at all sizes is searched.
 """
 
 from __future__ import annotations
@@ -110,15 +110,20 @@ class _Merged:
         return to_text([self._find(numbers)])
 
     def _search(self, numbers: tuple[int, ...]) -> Product:
+        """Return the formula whose constant is next to one: sizes of elements and of blocks of threads are small."""
+        found = []
         for factors, values in self._products():
             ratio = Fraction(numbers[0], values[0])
             if all(number == ratio * value for number, value in zip(numbers, values, strict=True)):
-                return ratio, factors
-        raise UnknownCode(f"no formula for {list(numbers)}")
+                found.append((max(ratio, 1 / ratio) if ratio else 0, _has_parts(factors), len(factors), ratio, factors))
+        if not found:
+            raise UnknownCode(f"no formula for {list(numbers)}")
+        *_, ratio, factors = min(found)
+        return ratio, factors
 
     def _products(self) -> list[tuple[tuple[str, ...], list[int]]]:
         if not hasattr(self, "_all"):
-            self._all = sorted(self._candidates(), key=lambda one: (_has_parts(one[0]), len(one[0])))
+            self._all = list(self._candidates())
         return self._all
 
     def _candidates(self) -> Iterator[tuple[tuple[str, ...], list[int]]]:
