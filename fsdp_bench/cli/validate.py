@@ -20,7 +20,7 @@ from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
-    "rehearsal": ("cells", "seed"),
+    "rehearsal": ("cells", "seed", "compiled"),
     "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
 }
@@ -58,6 +58,7 @@ _OPTIONS = {
     help="Draw benchmark models, or small models of the catalogue in Hugging Face's code, for dry-run.",
 )
 @click.option("--model-type", metavar="NAME", help="With --code huggingface: of one architecture, as in config.json.")
+@click.option("--compiled", is_flag=True, help="Draw setups whose blocks are compiled, for rehearsal.")
 @calibration_option
 @click.option(
     "--rehearsed",
@@ -75,6 +76,7 @@ def command(
     real_tensors: bool,
     code: str,
     model_type: str | None,
+    compiled: bool,
     calibration: Path | None,
     rehearsed: Path | None,
     page: Path | None,
@@ -106,7 +108,7 @@ def command(
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
     if against == "rehearsal":
-        return _against_rehearsals(cells, seed, as_json)
+        return _against_rehearsals(cells, seed, compiled, as_json)
     return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
@@ -161,7 +163,7 @@ def _against_architectures(cells: int, seed: int, model_type: str | None, as_jso
     return ExitCode.DONE
 
 
-def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:
+def _against_rehearsals(cells: int, seed: int, compiled: bool, as_json: bool) -> int:
     from rich.progress import Progress
 
     from fsdp_bench.report.validation.memory import format_validation
@@ -169,7 +171,9 @@ def _against_rehearsals(cells: int, seed: int, as_json: bool) -> int:
 
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task("rehearsals", total=cells)
-        comparisons, summary = validate_rehearsals(cells, seed, lambda done, _total: bar.update(task, completed=done))
+        comparisons, summary = validate_rehearsals(
+            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done)
+        )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())
     else:

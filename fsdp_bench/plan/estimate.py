@@ -22,6 +22,7 @@ from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
+from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -94,10 +95,15 @@ class Estimate:
     allocator: AllocatorReading
     """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
     host: HostMemory
-    for_eager: bool
-    """Whether the setup uses torch.compile; the prediction is for eager mode."""
+    why_eager: str | None
+    """Why the prediction is for eager mode although the setup compiles; None if it is not, or nothing compiles."""
     stated_headroom_bytes: int | None = None
     """GPU memory that the user keeps free (--headroom), instead of what headroom.py derives and assumes."""
+
+    @property
+    def for_eager(self) -> bool:
+        """Whether the setup uses torch.compile, and the prediction is for eager mode."""
+        return self.why_eager is not None
 
     @property
     def gpu_bytes(self) -> int | None:
@@ -333,6 +339,6 @@ def estimate(
         memory=memory,
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),
-        for_eager=setup.compile or (setup.compiles and not kernels.is_cuda),
+        why_eager=why_eager(shape, setup, kernels),
         stated_headroom_bytes=headroom_bytes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
 from fsdp_bench.plan.speed import Speed, speed
@@ -142,7 +143,12 @@ class Prediction:
                     " unpacking the weights, by the GPU, and then needs less"
                 )
         if self.estimate.for_eager:
-            notes.append("the setup compiles; this is the prediction for eager")
+            notes.append(f"the setup compiles, and {self.estimate.why_eager}; this is the prediction for eager")
+        elif setup.compiles:
+            notes.append(
+                f"compiled blocks as torch {compiled_catalog().torch} compiles them; what compiling itself takes in the"
+                " first step is not predicted"
+            )
         gpu = self.question.gpu
         if gpu is not None and self._on_gpu and setup.precision.compute != "fp32" and prefers_cudnn(gpu):
             notes.append(

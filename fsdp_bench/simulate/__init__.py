@@ -9,6 +9,7 @@ Read in this order:
     optimizers/        what each optimizer keeps, and what its step allocates
     models/            the benchmark models, and activation checkpointing
     recorded/          recorded models: any code, as it was recorded
+    compiled/          blocks under torch.compile, as they were recorded
     wrappers/          FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
     simulation.py      loading, and a step: forward, loss, backward, clipping, optimizer
     step.py            which steps are simulated: one in the steady state, or the first ones

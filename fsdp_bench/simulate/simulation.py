@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine
+from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.losses.choose import loss
@@ -64,7 +65,8 @@ class Simulation:
         units = choose_units(self.model, setup)
         checkpoints_some = setup.policy.is_of_blocks  # those are unlike the others
         self.blocks_are_alike = not checkpoints_some and blocks_are_alike(self.model, units, setup)
-        checkpoint_blocks(self.op, self.model, setup)
+        if not compile_blocks(self.op, self.model, model, setup):
+            checkpoint_blocks(self.op, self.model, setup)
         self.wrapper = self._wrapped(units)
         if setup.optimizer_in_backward:
             self.wrapper.in_backward = InBackward(self.op, setup.optimizer)

@@ -9,6 +9,7 @@ Read in this order:
     predictable.py        the model that predicts a trial: for Hugging Face's or a user's code a recording
     random_setups.py      draws the random setups
     random_architectures.py  random small models of the catalogue in Hugging Face's code
+    compiled_setups.py    draws those whose blocks are compiled
     emulation.py          emulated trials against trials with all ranks
     results.py            all comparisons with one results folder
     calibration_match.py  whether a calibration applies to a trial

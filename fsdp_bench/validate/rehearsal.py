@@ -9,6 +9,7 @@ import msgspec
 from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from fsdp_bench.validate.compiled_setups import draw_compiled_cells
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_rehearsal, summarize
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 
@@ -17,7 +18,7 @@ GPU = "H200"
 
 
 def validate_rehearsals(
-    count: int, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+    count: int, seed: int, compiled: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with rehearsals of rank 0, in peak allocated by phase and in reserved memory.
 
@@ -27,12 +28,14 @@ def validate_rehearsals(
     Args:
         count: number of setups to draw.
         seed: seed of the random setups.
+        compiled: draw setups whose blocks are compiled.
         progress: called with the number of rehearsals that are done, and the number of all.
 
     Raises:
         MachineError: if this machine cannot rehearse.
     """
-    cells, gpu = _draw(count, seed), rehearsed_gpu(GPU)
+    gpu = rehearsed_gpu(GPU)
+    cells = draw_compiled_cells(count, seed) if compiled else _draw(count, seed)
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     specs = [
         TrialSpec(id=str(number), model=cell.model, setup=cell.setup, run=run, device="cuda")

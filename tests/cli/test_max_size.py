@@ -210,10 +210,11 @@ def test_one_server_may_hold_nothing_while_another_does() -> None:
 
 
 def test_what_a_reader_must_know_is_noted() -> None:
-    done = run_command("max-size", *G5, *ONE_CELL, "--compile", "--expandable-segments", "--load", "rank-0")
-    assert "this is the prediction for eager" in done.stdout
-    assert "expandable segments" in done.stdout
-    assert "built in host memory first, by rank 0" in done.stdout
+    words = ("--compile", "--wrap", "size", "--expandable-segments", "--load", "rank-0")
+    text = " ".join(run_command("max-size", *G5, *ONE_CELL, *words).stdout.split())
+    assert "this is the prediction for eager" in text
+    assert "expandable segments" in text
+    assert "built in host memory first, by rank 0" in text
 
 
 def test_a_setting_that_cannot_run_has_its_reason() -> None:

@@ -168,7 +168,8 @@ def test_the_setup_tells_what_really_runs() -> None:
     assert (setup["strategy"], setup["effective_strategy"], setup["shard_size"]) == ("FULL_SHARD", "NO_SHARD", 1)
     hybrid = document(*GPT2, "--nodes", "2", "--strategy", "hsdp")["setup"]
     assert (hybrid["world_size"], hybrid["shard_size"]) == (16, 8)
-    assert document(*GPT2, "--compile")["for_eager"] is True
+    assert document(*GPT2, "--compile", "--wrap", "size")["for_eager"] is True
+    assert document("--model", "gpt2", "--server", "p5.48xlarge", "--compile")["for_eager"] is False
 
 
 def test_several_setups_are_one_document_and_what_cannot_run_has_its_reason() -> None:
@@ -293,11 +294,13 @@ def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str
 
 
 def test_what_a_reader_must_know_is_a_note() -> None:
-    found = document(*LLAMA, "--seq", 200_000, "--compile", code=3)
+    found = document(*LLAMA, "--seq", 200_000, "--compile", "--wrap", "size", code=3)
     compiled, _, beyond = found["notes"]  # the other is about cuDNN's attention
     assert compiled.endswith("for eager")
     assert beyond == "200000 tokens are beyond the 131072 positions of Llama-3.1-8B"
-    assert run_command("predict", *GPT2, "--compile").stdout.startswith("in eager it fits (predicted): ")
+    assert run_command("predict", *GPT2, "--compile", "--wrap", "size").stdout.startswith(
+        "in eager it fits (predicted): "
+    )
 
 
 def test_too_many_setups_for_one_picture_are_refused(tmp_path: Path) -> None:
@@ -411,3 +414,11 @@ def test_time_over_pcie_says_what_it_rests_on() -> None:
     assert "tokens/s per GPU" in printed
     assert "NCCL's model of its links, for PCIe not compared with measurements" in " ".join(printed.split())
     assert "PCIe" not in alone + nvlink
+
+
+def test_compiled_blocks_are_predicted_and_the_answer_says_what_they_are() -> None:
+    done = run_command("predict", *LLAMA, "--compile", "--batch", 2)
+    text = " ".join(done.stdout.split())
+    assert not done.stdout.startswith("in eager")
+    assert "compiled blocks as torch 2.13.0 compiles them" in text
+    assert "(predicted, for compiled blocks)" in text

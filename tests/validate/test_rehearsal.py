@@ -60,6 +60,14 @@ class TestOnTheStandIn:
         assert summary.reserved.num_equal >= 0.85 * summary.reserved.num_cells
         assert summary.reserved.worst <= 0.03
 
+    def test_compiled_blocks_hold_what_is_predicted(self) -> None:
+        """Issue 19: within 3 % (median) and 8 % (worst) of peak allocated."""
+        _, summary = validate_rehearsals(int(os.environ.get("FSDP_BENCH_TEST_CELLS", 8)), SEED, compiled=True)
+        assert summary.num_failed == 0
+        assert summary.peak is not None
+        assert summary.peak.median <= 0.03
+        assert summary.peak.worst <= 0.08
+
     def test_the_document_has_what_the_text_says(self) -> None:
         done = run_command("validate", "--against", "rehearsal", "--cells", "3", "--seed", "8", "--json")
         assert done.returncode == 0, done.stderr

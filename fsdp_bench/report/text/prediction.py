@@ -54,12 +54,17 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += communicators_fact(prediction.communicators)
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
     lines += [
-        *time_facts(prediction.speed, prediction.question.profile),
+        *time_facts(prediction.speed, prediction.question.profile, _mode(prediction)),
         *_not_predicted(prediction),
         fact("reserved", "assumes a host that runs ahead of the GPU"),
     ]
     lines += [fact("note", note) for note in prediction.notes]
     return "\n".join(lines)
+
+
+def _mode(prediction: Prediction) -> str:
+    is_compiled = prediction.question.setup.compile and not prediction.estimate.for_eager
+    return "compiled blocks" if is_compiled else "eager"
 
 
 def _not_predicted(prediction: Prediction) -> list[str]:

@@ -10,8 +10,8 @@ from fsdp_bench.spec.units import format_seconds
 SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
 
 
-def time_facts(found: Speed, profile: Profile | None) -> list[str]:
-    """Return the step time as a few lines, or the reason why it is unknown."""
+def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> list[str]:
+    """Return the step time as a few lines, or the reason why it is unknown. ``mode`` is eager or compiled blocks."""
     time = found.time
     if time.step_seconds is None:
         known = "" if time.compute_seconds is None else f"; operators take {format_seconds(time.compute_seconds)}"
@@ -22,7 +22,7 @@ def time_facts(found: Speed, profile: Profile | None) -> list[str]:
         fact(
             "step time",
             f"{format_seconds(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
-            f" HFU {percent(found.hfu)} (predicted, for eager)",
+            f" HFU {percent(found.hfu)} (predicted, for {mode})",
         ),
         fact(
             "",

@@ -12,7 +12,7 @@ from fsdp_bench.validate.published.fits import FitRow
 
 
 def format_fits(rows: Sequence[FitRow]) -> str:
-    """Return the comparison as plain text; compiled code, which is predicted as eager, has its own column."""
+    """Return the comparison as plain text; compiled code has its own column."""
     compared = [row for row in rows if row.predicted is not None]
     columns = {
         "ran, eager": [row for row in compared if row.ran and not row.compiled],
@@ -23,7 +23,7 @@ def format_fits(rows: Sequence[FitRow]) -> str:
         (fit.text, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
     ]
     lines = [
-        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code is predicted as eager",
+        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code not recorded: as eager",
         "",
         *table_lines(table_columns(("predicted", *columns), counts, columns), indent=2),
     ]

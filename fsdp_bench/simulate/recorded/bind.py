@@ -273,7 +273,7 @@ class _Binding:
         n, (name, _, layout) = self._numbers, self._variant.names[operator.name].partition(" ")
         dims = tuple(n[dim] for dim in operator.dims)
         space = workspace_of(name, dims, operator.itemsize, self._kernels)
-        work = _work(name, layout, dims, n[operator.num_bytes], operator.itemsize)
+        work = work_of(name, layout, dims, n[operator.num_bytes], operator.itemsize)
         return Run(
             name=name,
             event=None if work is None else kernel_event(work),
@@ -341,7 +341,7 @@ def _renamed(name: str, path: str, source: int, block: int) -> str:
     return f"{path}.{block}{name[len(prefix) :]}"
 
 
-def _work(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:
+def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:
     """Return what an operator computes and moves; None for one that does neither."""
     if layout:
         return Work(f"aten::mm {layout}", num_bytes, dims, itemsize)

@@ -9,5 +9,6 @@ Read in this order:
     variants.py   which variant a setup runs
     model.py      RecordedModel: a recorded code with the sizes and the number of blocks of one model
     flops.py      the FLOPs of its forward pass
+    compiled.py   CompiledCode: what compiled blocks allocate and free
     request.py    what the recording subprocess is asked for, and its answer
 """

@@ -26,7 +26,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     source: str
     compiled: bool
-    """Whether the published code was compiled. Predictions are for eager mode."""
+    """Whether the published code was compiled. Predictions are for eager mode where compiled code is not recorded."""
     ran: bool
     """Whether the published run completed. False: it ran out of memory."""
     predicted: Verdict | None = None

@@ -41,7 +41,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     setup: str
     compiled: bool = False
-    """Whether the published code was compiled. Predictions are for eager mode."""
+    """Whether the published code was compiled. Predictions are for eager mode where compiled code is not recorded."""
     kind: str | None = None
     """The kind of peak. None if the source prints no memory."""
     measured_bytes: int | None = None
@@ -139,10 +139,10 @@ def _compare_peak(row: PublishedRow, plan: Plan, prediction: PredictedPeaks, ter
     terms = tuple(term for term in terms if term.only in (None, row.kind))
     overflow = prediction.reading.out_of_memory
     if overflow is not None:
-        reason = f"predicted for eager not to fit on the GPU: {overflow.label} in {overflow.phase}"
+        reason = f"predicted not to fit on the GPU: {overflow.label} in {overflow.phase}"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.reading.num_alloc_retries and row.kind == "max_reserved":
-        reason = "predicted for eager to run with retries: what is reserved then is what the GPU has"
+        reason = "predicted to run with retries: what is reserved then is what the GPU has"
         return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
     if prediction.peak_phase == "optimizer":
         terms = (*terms, ADAMW_NOT_STATED)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.compiled.choose import why_eager
+from fsdp_bench.simulate.operators.kernels import CUDA, FP32
 from fsdp_bench.simulate.operators.precision import Sizes
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
@@ -49,11 +50,17 @@ def terms_of(family: str, model: ModelShape, setup: TrainSetup, packed: bool) ->
     s = _Symbols(model, setup)
     terms = list(_FAMILIES[family](s, model, setup, packed)) if family in _FAMILIES else [_unknown_code(family)]
     if setup.compile:
-        terms.append(_COMPILE)
+        terms.append(_FOR_EAGER if why_eager(model, setup, CUDA) else _OLDER_COMPILER)
     return tuple(terms)
 
 
-_COMPILE = Term(
+_OLDER_COMPILER = Term(
+    name="torch.compile: the benchmark model's blocks, as the torch of this package compiles them",
+    formula="unknown",
+    num_bytes=None,
+    source="theirs were compiled by the torch of their time, whose partitioner and Inductor were others",
+)
+_FOR_EAGER = Term(
     name="torch.compile: the prediction is for eager",
     formula="unknown",
     num_bytes=None,

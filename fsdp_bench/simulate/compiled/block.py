@@ -1,0 +1,146 @@
+"""A compiled block: one node of the graph, whose forward and backward allocate what Inductor's code allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.simulate.autograd import Gradients, operator_node
+from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.models.transformer import Module, Weight
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.recorded.bind import work_of
+from fsdp_bench.simulate.recorded.instructions import Made, Run, kernel_event
+from fsdp_bench.simulate.recorded.workspaces import workspace_of
+from fsdp_bench.simulate.tape import Storage, Tensor
+from fsdp_bench.spec.recording.compiled import CompiledCode, Step
+from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.steps import Drop, Operator
+
+_PRODUCTS = ("aten::mm", "aten::addmm")
+
+
+class Buffers(msgspec.Struct, frozen=True):
+    """A recording in plain numbers."""
+
+    code: CompiledCode
+    forward: tuple[Run | int, ...]
+    """What runs; the number of a storage is where it is dropped."""
+    backward: tuple[Run | int, ...]
+
+
+def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) -> Buffers:
+    """Return a recording for one model, batch and GPU.
+
+    Args:
+        code: the recording.
+        sizes: values of the symbols in its formulas.
+        kernels: which kernels run.
+    """
+    numbers = [evaluate(text, sizes) for text in code.formulas]
+    gradients = {
+        number
+        for number, name in zip(code.gradients, code.inputs, strict=True)
+        if number is not None and not name.startswith("i:")
+    }
+
+    def bound(steps: tuple[Step, ...], of_parameters: set[int]) -> tuple[Run | int, ...]:
+        return tuple(
+            int(one.storage) if isinstance(one, Drop) else _run(one, code, numbers, kernels, of_parameters)
+            for one in steps
+        )
+
+    return Buffers(code, bound(code.forward, set()), bound(code.backward, gradients))
+
+
+def _run(
+    operator: Operator, code: CompiledCode, numbers: Sequence[int], kernels: Kernels, of_parameters: set[int]
+) -> Run:
+    name, _, layout = code.names[operator.name].partition(" ")
+    dims = tuple(numbers[dim] for dim in operator.dims)
+    work = work_of(name, layout, dims, numbers[operator.num_bytes], operator.itemsize)
+    space = workspace_of(name, dims, operator.itemsize, kernels)
+    return Run(
+        name=name,
+        event=None if work is None else kernel_event(work),
+        makes=tuple(
+            Made(
+                made.number,
+                numbers[made.num_bytes],
+                Category.GRADIENTS if made.number in of_parameters else Category.ACTIVATIONS,
+            )
+            for made in operator.makes
+        ),
+        may_be_kept=False,
+        uses_cublas=name in _PRODUCTS,
+        before=space.before,
+        after_second=space.after_second,
+        after=space.after,
+    )
+
+
+class CompiledBlock:
+    """What goes around a block instead of its forward."""
+
+    def __init__(self, op: Operators, buffers: Buffers, block: Module) -> None:
+        self._op, self._buffers = op, buffers
+        self._weights = {name: _weight(block, name) for name in buffers.code.inputs if not name.startswith("i:")}
+
+    def __call__(self, _forward: Any, *inputs: Tensor) -> Tensor:
+        """Run the compiled forward: AOTAutograd's CompiledFunction."""
+        code = self._buffers.code
+        given = [inputs[int(name[2:])] if name.startswith("i:") else self._weights[name].seen for name in code.inputs]
+        storages: dict[int | str, Storage] = {
+            number: tensor.storage for number, tensor in enumerate(given) if tensor.storage is not None
+        }
+        self._steps(self._buffers.forward, storages, None)
+        x = inputs[0]
+        out = Tensor(storages[code.output], x.numel, x.itemsize)
+        if self._op.tape.grad_enabled:
+            saved = [_whole(storages.get(number)) for number in code.saved]
+            out.node = operator_node(self._op.tape, self._backward, given, saved)
+        return out
+
+    def _backward(self, saved: Any, gradients: list[Tensor]) -> Gradients:
+        """Run the compiled backward, to which what was saved belongs: it frees each tensor after its last use."""
+        code, storages = self._buffers.code, dict[int | str, Storage]()
+        for number, tensor in enumerate([*saved, gradients[0]]):
+            if tensor.storage is not None:
+                storages[number] = tensor.storage
+        saved.clear()
+        x = gradients[0]
+        del tensor
+        self._steps(self._buffers.backward, storages, Category.TEMPORARY)
+        found: list[Tensor | None] = []
+        for name, gradient in zip(code.inputs, code.gradients, strict=True):
+            if gradient is None:
+                found.append(None)
+            else:
+                like = x if name.startswith("i:") else self._weights[name].seen
+                found.append(Tensor(storages[gradient], like.numel, x.itemsize))
+        return found
+
+    def _steps(self, steps: Sequence[Run | int], storages: dict[int | str, Storage], category: Category | None) -> None:
+        for step in steps:
+            if isinstance(step, int):
+                storages.pop(step, None)
+                continue
+            if step.event is not None:
+                self._op.tape.events.append(step.event)
+            step.allocate(storages, self._op, category)
+
+
+def _weight(block: Module, name: str) -> Weight:
+    found: Any = block
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert isinstance(found, Weight)
+    return found
+
+
+def _whole(storage: Storage | None) -> Tensor:
+    """Return a storage as a tensor; None for a parameter's, which its wrapper owns."""
+    return Tensor(storage, 0 if storage is None else storage.num_bytes, 1)

@@ -1,0 +1,10 @@
+"""Records what torch.compile makes of a benchmark model's block, where PyTorch's CUDA build and Triton are.
+
+Kernels need not run: the stand-in for NVIDIA's libraries will do. Read in this order:
+    main.py           ``python -m fsdp_bench.train.compiled.main FILE``: all blocks, as the catalogue keeps them
+    variants.py       which blocks are recorded, and at which sizes
+    compile_block.py  compiles one block at one size; what Inductor wrote
+    wrapper_code.py   reads the function that Inductor wrote
+    kernels.py        the operators that it calls as they are
+    formulas.py       functions of several sizes into one, with formulas
+"""

@@ -1,0 +1,142 @@
+"""Merges what Inductor wrote at several sizes into one recording: every number becomes a formula.
+
+A buffer's bytes are a product of sizes, so that each number is a constant times a product of symbols. The formula that
+holds at all sizes is searched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from typing import Any
+
+from fsdp_bench.spec.recording.compiled import CompiledCode, Step
+from fsdp_bench.spec.recording.formula import Product, to_text
+from fsdp_bench.spec.recording.steps import Allocation, Drop, Operator
+from fsdp_bench.train.compiled.compile_block import Compiled
+from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Run, UnknownCode
+
+Sizes = dict[str, int]
+
+_HIGHEST = {"num_attention_heads": 2, "head_dim": 2}
+FEWEST_POINTS = 3
+"""Of two, several products of symbols may be right."""
+
+
+def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, Compiled]]:
+    """Return the points at which Inductor wrote the same, as most points have it."""
+    shapes = [_without_numbers(compiled) for _, compiled in points]
+    usual, _ = Counter(shapes).most_common(1)[0]
+    return [point for point, shape in zip(points, shapes, strict=True) if shape == usual]
+
+
+def merge(points: Sequence[tuple[Sizes, Compiled]]) -> CompiledCode:
+    """Return one recording of the same code at several sizes.
+
+    Raises:
+        UnknownCode: for a number that is no product of the symbols.
+    """
+    return _Merged(points).code()
+
+
+def _without_numbers(compiled: Compiled) -> str:
+    def plain(function: Function) -> list[Any]:
+        steps: list[Any] = [
+            one
+            if isinstance(one, Dropped)
+            else (one.name, len(one.touched_bytes), one.itemsize, [made.number for made in one.makes])
+            for one in function.steps
+        ]
+        return [function.num_inputs, steps, function.returns]
+
+    return repr((compiled.inputs, plain(compiled.forward), plain(compiled.backward)))
+
+
+class _Merged:
+    def __init__(self, points: Sequence[tuple[Sizes, Compiled]]) -> None:
+        self._sizes = [sizes for sizes, _ in points]
+        self._compiled = [compiled for _, compiled in points]
+        self._formulas: dict[str, int] = {}
+        self._names: dict[str, int] = {}
+        self._find = cache(self._search)
+
+    def code(self) -> CompiledCode:
+        """Return the recording."""
+        first = self._compiled[0]
+        forward = self._steps([one.forward for one in self._compiled])
+        backward = self._steps([one.backward for one in self._compiled])
+        output, *saved = first.forward.returns
+        if output is None or None in saved or len(saved) + 1 != first.backward.num_inputs:
+            raise UnknownCode("forward returns something beside one output and what backward takes")
+        return CompiledCode(
+            inputs=first.inputs,
+            formulas=tuple(self._formulas),
+            names=tuple(self._names),
+            forward=forward,
+            output=output,
+            saved=tuple(one for one in saved if one is not None),
+            backward=backward,
+            gradients=tuple(first.backward.returns),
+        )
+
+    def _steps(self, functions: Sequence[Function]) -> tuple[Step, ...]:
+        return tuple(self._step(alike) for alike in zip(*(one.steps for one in functions), strict=True))
+
+    def _step(self, alike: Sequence[Run | Dropped]) -> Step:
+        first = alike[0]
+        if isinstance(first, Dropped):
+            return Drop(str(first.number))
+        runs = [one for one in alike if isinstance(one, Run)]
+        touched = zip(*(one.touched_bytes for one in runs), strict=True)
+        moved = to_text([self._find(numbers) for numbers in touched] or [(Fraction(0), ())])
+        return Operator(
+            name=self._names.setdefault(first.name, len(self._names)),
+            num_bytes=self._number(moved),
+            itemsize=first.itemsize,
+            dims=tuple(self._number(self._text(numbers)) for numbers in zip(*(one.dims for one in runs), strict=True)),
+            makes=tuple(
+                Allocation(made[0].number, self._number(self._text(tuple(one.num_bytes for one in made))))
+                for made in zip(*(one.makes for one in runs), strict=True)
+            ),
+        )
+
+    def _number(self, text: str) -> int:
+        return self._formulas.setdefault(text, len(self._formulas))
+
+    def _text(self, numbers: tuple[int, ...]) -> str:
+        return to_text([self._find(numbers)])
+
+    def _search(self, numbers: tuple[int, ...]) -> Product:
+        """Return the formula whose constant is next to one: sizes of elements and of blocks of threads are small."""
+        found = []
+        for factors, values in self._products():
+            ratio = Fraction(numbers[0], values[0])
+            if all(number == ratio * value for number, value in zip(numbers, values, strict=True)):
+                found.append((max(ratio, 1 / ratio) if ratio else 0, _has_parts(factors), len(factors), ratio, factors))
+        if not found:
+            raise UnknownCode(f"no formula for {list(numbers)}")
+        *_, ratio, factors = min(found)
+        return ratio, factors
+
+    def _products(self) -> list[tuple[tuple[str, ...], list[int]]]:
+        if not hasattr(self, "_all"):
+            self._all = list(self._candidates())
+        return self._all
+
+    def _candidates(self) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+        symbols = [symbol for symbol in self._sizes[0] if not symbol.startswith("parts_")]
+        parts = [(), *((symbol,) for symbol in self._sizes[0] if symbol.startswith("parts_"))]
+        for powers in product(*(range(_HIGHEST.get(symbol, 1) + 1) for symbol in symbols)):
+            for part in parts:
+                factors = [s for s, power in zip(symbols, powers, strict=True) for _ in range(power)] + list(part)
+                values = [1] * len(self._sizes)
+                for factor in factors:
+                    values = [value * sizes[factor] for value, sizes in zip(values, self._sizes, strict=True)]
+                yield tuple(sorted(factors)), values
+
+
+def _has_parts(factors: tuple[str, ...]) -> bool:
+    return any(factor.startswith("parts_") for factor in factors)

@@ -1,0 +1,78 @@
+"""Which setups have their compiled blocks predicted, and what those save."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.loader import model
+from fsdp_bench.plan.estimate import estimate, predict_memory
+from fsdp_bench.simulate.compiled.choose import why_eager
+from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED
+from fsdp_bench.spec.recording.compiled import parts_of_both_ways, regime_of, splits_of_sum
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup, Wrap
+
+LLAMA = model("Llama-3.1-8B").shape()
+SETUP = TrainSetup(
+    world_size=8, sequence_length=4096, micro_batch_size=2, compile=True, precision=Precision.parse("bf16-mixed")
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"api": Api.FSDP2, "strategy": ShardingStrategy.NO_SHARD}, "DistributedDataParallel"),
+        ({"wrap": Wrap.SIZE}, "units may be inside"),
+        ({"loss": Loss.COMPILED}, "compiled loss"),
+        ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded"),
+    ],
+)
+def test_what_is_not_covered_has_its_reason(change: dict[str, object], part: str) -> None:
+    assert part in (why_eager(LLAMA, replace(SETUP, **change), CUDA) or "")
+
+
+def test_sizes_that_inductor_pads_and_other_kernels_are_not_covered() -> None:
+    odd = replace(LLAMA, intermediate_size=14335)
+    assert "multiples of 64" in (why_eager(odd, SETUP, CUDA) or "")
+    assert "CUDA alone" in (why_eager(LLAMA, SETUP, CPU) or "")
+    assert "CUDA alone" in (why_eager(LLAMA, SETUP, CUDA_OBSERVED) or "")
+
+
+def test_what_is_covered_is_not_for_eager_and_says_what_it_is() -> None:
+    assert why_eager(LLAMA, SETUP, CUDA) is None
+    assert why_eager(LLAMA, replace(SETUP, compile=False), CUDA) is None
+    assert not estimate(LLAMA, SETUP).for_eager
+
+
+@pytest.mark.parametrize(
+    ("api", "checkpointing"), list(product((Api.FSDP1, Api.FSDP2), (Checkpointing.NONE, Checkpointing.FULL)))
+)
+def test_compiled_blocks_save_less_and_depth_adds_what_a_block_saves(api: Api, checkpointing: Checkpointing) -> None:
+    """Without checkpointing the partitioner saves less than eager; with it the inputs of a block, as eager does."""
+    setup = replace(SETUP, api=api, checkpointing=checkpointing)
+    peaks = {}
+    for compiles, layers in product((False, True), (16, 17)):
+        shape = replace(LLAMA, num_hidden_layers=layers)
+        peaks[compiles, layers] = predict_memory(shape, replace(setup, compile=compiles), CUDA).phases["forward"]
+    eager, compiled = (peaks[compiles, 17] - peaks[compiles, 16] for compiles in (False, True))
+    assert compiled < eager if checkpointing is Checkpointing.NONE else compiled == eager
+
+
+def test_one_block_stands_for_others_as_every_block_does() -> None:
+    setup = replace(SETUP, strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP2)
+    peaks = [predict_memory(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
+    assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
+
+
+def test_sums_are_split_as_inductor_splits_them() -> None:
+    """On 132 multiprocessors of 2048 threads; read from code that torch 2.13 wrote for an H200."""
+    assert splits_of_sum(4096, 512, 132, 2048) == 32
+    assert parts_of_both_ways(4096, 132) == 256
+    assert parts_of_both_ways(16384, 132) == 1024
+    assert (regime_of(16384, 512), regime_of(4096, 512), regime_of(4096, 4096)) == (
+        "both ways",
+        "more tokens",
+        "few tokens",
+    )

@@ -1,0 +1,68 @@
+"""The reader of the functions that Inductor writes, on code as torch 2.13 writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fsdp_bench.train.compiled.wrapper_code import Dropped, Made, Run, UnknownCode, read_function
+
+MODULE = """
+def call(self, args):
+    primals_1, primals_2 = args
+    args.clear()
+    assert_size_stride(primals_1, (4, 8), (8, 1), 'input')
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        primals_1 = copy_if_misaligned(primals_1)
+        buf0 = empty_strided_cuda((4, 16), (16, 1), torch.bfloat16)
+        extern_kernels.mm(primals_1, reinterpret_tensor(primals_2, (8, 16), (1, 8), 0), out=buf0)
+        del primals_1
+        buf1 = reinterpret_tensor(buf0, (2, 2, 16), (32, 16, 1), 0); del buf0  # reuse
+        raw_stream0 = get_raw_stream(0)
+        triton_poi_fused_silu_3.run(buf1, 64, stream=raw_stream0)
+        buf2 = empty_strided_cuda((4, 16), (16, 1), torch.float32)
+        triton_poi_fused_mul_4.run(buf1, buf2, 64, stream=raw_stream0)
+        {statement}
+        del buf1
+    return (buf2, primals_2, None)
+
+def get_args():
+    primals_1 = rand_strided((4, 8), (8, 1), device='cuda:0', dtype=torch.bfloat16)
+    primals_2 = rand_strided((16, 8), (8, 1), device='cuda:0', dtype=torch.bfloat16)
+    return [primals_1, primals_2]
+"""
+
+
+def test_a_buffer_that_is_reused_is_one_storage_until_its_last_name_is_deleted() -> None:
+    function = read_function(MODULE.format(statement="pass"[:0]))
+    assert function.num_inputs == 2
+    assert function.returns == [3, 1, None]
+    assert [one.number for one in function.steps if isinstance(one, Dropped)] == [0, 2]
+    assert isinstance(function.steps[-1], Dropped)
+    made = [one.makes for one in function.steps if isinstance(one, Run) and one.makes]
+    assert made == [(Made(2, 4 * 16 * 2),), (Made(3, 4 * 16 * 4),)]
+
+
+def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> None:
+    function = read_function(MODULE.format(statement=""))
+    product, silu, mul = [one for one in function.steps if isinstance(one, Run) and not one.makes]
+    assert (product.name, product.dims) == ("aten::mm nt", (4, 16, 8))
+    assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 128)
+    assert (mul.name, sum(mul.touched_bytes)) == ("triton_poi_fused_mul", 128 + 256)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "buf3 = torch.ops.aten.sort.default(buf1)",
+        "extern_kernels.convolution(buf1, buf2)",
+        "some_function(buf1)",
+        "buf3 = empty_strided_cuda((4, 16), (16, 1), torch.float8_e5m2)",
+        "for each in buf1: pass",
+    ],
+)
+def test_what_is_not_known_is_refused(statement: str) -> None:
+    with pytest.raises(UnknownCode):
+        read_function(MODULE.format(statement=statement))
