@@ -16,7 +16,7 @@ import msgspec
 from fsdp_bench.catalog.config_names import ARCHITECTURES
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.recording.config import LAYERS, POSITIONS, complete, symbols, window
+from fsdp_bench.spec.recording.config import LAYERS, POSITIONS, complete, masked_from, symbols
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import RecordedCode
 
@@ -69,14 +69,16 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
 def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> RecordedModel:
     assert code.architecture is not None
     full = complete(config, code.architecture.config_class)
-    size = window(full)
+    first = masked_from(full)
     is_beyond = code.architecture.side == "beyond"
     positions = next((full[field] for field in POSITIONS if full.get(field)), None) if code.positions else None
     layers = next(full[field] for field in LAYERS if full.get(field))
     counts = {path: full["num_decoder_layers"] if "decoder" in path else layers for path in code.num_blocks}
     return RecordedModel(
         name=name,
-        code=_on_one_side(code, size + 1 if is_beyond and size else 1, None if is_beyond else size, positions),
+        code=_on_one_side(
+            code, first if is_beyond and first else 1, None if is_beyond or not first else first - 1, positions
+        ),
         sizes=tuple(sorted(symbols(full).items())),
         counts=tuple(counts.items()),
         max_position_embeddings=positions,

@@ -18,7 +18,7 @@ from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.sweep.recording import record, write
 
-SHORT, LONG = 64, 1 << 30
+SHORT, LONG = 32, 1 << 30
 """Sequence lengths within and beyond any sliding window."""
 
 

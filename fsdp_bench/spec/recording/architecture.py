@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.errors import shown
-from fsdp_bench.spec.recording.config import ConfigClass, complete, layer_kinds, layers_to_record, settings, window
+from fsdp_bench.spec.recording.config import ConfigClass, complete, layer_kinds, layers_to_record, masked_from, settings
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +20,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     layer_kinds: tuple[str, ...]
     """Of the recorded layers; empty if its code knows one kind."""
     side: str
-    """Of the sliding window on which the sequences are: ``within`` or ``beyond``; empty without one."""
+    """Of the sliding window on which the sequences are: ``within``, or ``beyond``, where a mask is built; empty without
+    one."""
 
     def differences(self, config: Mapping[str, Any], sequence_length: int) -> list[str]:
         """Return for what a recording does not hold for a config.json; empty if it does.
@@ -39,11 +40,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if tuple(kinds) != self.layer_kinds[: len(kinds)]:
             found.append("another order of the kinds of layers")
         if side_of(full, sequence_length) != self.side:
-            found.append(f"sequences of {sequence_length} tokens and a window of {window(full)}")
+            found.append(f"sequences of {sequence_length} tokens and a mask from {masked_from(full)} tokens on")
         return found
 
 
 def side_of(full: Mapping[str, Any], sequence_length: int) -> str:
     """Return on which side of a sliding window sequences are, for a complete config; empty if it has none."""
-    size = window(full)
-    return "" if size is None else "beyond" if sequence_length > size else "within"
+    first = masked_from(full)
+    return "" if first is None else "within" if sequence_length < first else "beyond"

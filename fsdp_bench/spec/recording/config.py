@@ -251,15 +251,21 @@ def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def window(full: Mapping[str, Any]) -> int | None:
-    """Return how many tokens some layers see; None where all layers see all tokens."""
+def masked_from(full: Mapping[str, Any]) -> int | None:
+    """Return the shortest sequence for which a mask is built because some layers see fewer tokens; None if all see all.
+
+    masking_utils._ignore_causal_mask_sdpa: from as many tokens on as the sliding window has. ModernBERT's is half of
+    its local_attention to either side.
+    """
     if full.get("use_sliding_window") is False:
         return None
     kinds = full.get("layer_types")
     if isinstance(kinds, list) and kinds and all(kind == "full_attention" for kind in kinds):
         return None
-    found = next((full[name] for name in WINDOWS if isinstance(full.get(name), int)), None)
-    return None if found is None else int(found)
+    name = next((name for name in WINDOWS if isinstance(full.get(name), int)), None)
+    if name is None:
+        return None
+    return int(full[name]) // 2 if name == "local_attention" else int(full[name])
 
 
 def _number(full: Mapping[str, Any], *names: str) -> int:

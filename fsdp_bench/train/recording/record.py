@@ -131,12 +131,15 @@ class _Recording:
             points = [{**each, "B": 1} for each in self._subject.points] if is_single else list(self._subject.points)
             points = _different(points)
             steps = [first if each == point else self._step(each, kind) for each in points]
-            variant = _variant(steps, points, self._lists, self._places() if kind.trains else None)
+            variant = _variant(steps, points, self._lists, self._places())
             self.variants[_name(kind, is_single)] = variant
             self.notes += [note for step in steps for note in step.notes]
 
     def _places(self) -> dict[str, tuple[int, int]] | None:
-        """Return where loops are: blocks that are alike with all parameters trained may differ in which are frozen."""
+        """Return where the loops of the first variant are: all have the same.
+
+        With frozen parameters more blocks may differ than with all trained; where blocks cast their inputs, fewer.
+        """
         first = next(iter(self.variants.values()), None)
         return None if first is None else {loop.path: (loop.first, loop.period) for loop in first.loops}
 

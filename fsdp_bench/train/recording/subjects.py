@@ -40,8 +40,8 @@ def huggingface(config: Mapping[str, Any], sequence_length: int, lora: LoRA | No
     """
     found = layers_of(config)
     window = sliding_window_of(config)
-    beyond = window if window is not None and sequence_length > window else 0
-    longest = window if not beyond else None
+    beyond = window - 1 if window is not None and sequence_length >= window else 0  # then a mask is built
+    longest = window - 1 if window is not None and not beyond else None
     short = with_layers(config, found.to_record)
     name = ""
 
