@@ -50,20 +50,20 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
         known = ", ".join(sorted({path.name.partition(".")[0] for path in folder.glob("*.json.xz")}))
         raise NotRecorded(f"model_type {shown(model_type)} was not recorded; {known} were")
     named = (config.get("architectures") or [ARCHITECTURES.get(str(model_type))])[0]
-    fewest: list[str] | None = None
+    reasons: list[list[str]] = []
     for code in map(read_recorded, files):
         assert code.architecture is not None
         found = code.architecture.differences(config, sequence_length)
         if named != code.origin.architecture:
             found.append(f"{shown(named)}, recorded was {code.origin.architecture}")
-        try:
-            if not found:
+        if not found:
+            try:
                 return _model(code, config, name)
-        except SpecError as error:
-            found.append(str(error))
-        fewest = found if fewest is None or len(found) < len(fewest) else fewest
-    reason = "; ".join(fewest or [])
-    raise NotRecorded(f"{name} was not recorded: {reason}")
+            except SpecError as error:
+                reasons.insert(0, [str(error)])
+        reasons.append(found or reasons[0])
+    nearest = "; ".join(min(reasons, key=lambda found: len(found)))
+    raise NotRecorded(f"{name} was not recorded: {nearest}")
 
 
 def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> RecordedModel:

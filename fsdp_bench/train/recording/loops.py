@@ -34,7 +34,7 @@ _OF_A_LOOP = re.compile(r"L(\d+)\.(\d+)\.(\d+)")
 _FEWEST_ITERATIONS = 2
 """That must be equal."""
 _MOST_BEFORE = 4
-"""The most blocks at the beginning that may differ from the others."""
+"""The most blocks at the beginning that may differ from the others, if the period is not longer."""
 
 
 class Iteration(NamedTuple):
@@ -105,14 +105,16 @@ class Writer:
         """By the identity of a call the loop in its code."""
         for path, count in lists.items():
             if places is None:
-                self._find(path, count, range(1, LONGEST_PERIOD + 1), range(_MOST_BEFORE + 1))
+                periods = range(1, LONGEST_PERIOD + 1)
+                self._find(path, count, [(n, first) for n in periods for first in range(max(n, _MOST_BEFORE) + 1)])
             elif path in places:
                 first, period = places[path]
-                self._find(path, count, [period], [first])
+                self._find(path, count, [(period, first)])
 
     # -- finding -------------------------------------------------------------------------------------------------
 
-    def _find(self, path: str, count: int, periods: Iterable[int], starts: Sequence[int]) -> None:
+    def _find(self, path: str, count: int, candidates: Iterable[tuple[int, int]]) -> None:
+        """Find the loop of a list of blocks: the first of the candidates, a period and a first block, that is one."""
         for call in _calls(self._top):
             at = {event[1]: index for index, event in enumerate(call[3]) if event[0] == "c"}
             places = [at.get(f"{path}.{index}", -1) for index in range(count)]
@@ -120,13 +122,12 @@ class Writer:
                 break
         else:
             return
-        for period in periods:
-            for first in starts:
-                found = self._loop(path, call[3], places, first, period)
-                if found is not None:
-                    self.loops.append(found)
-                    self._loop_at[id(call)] = found
-                    return
+        for period, first in candidates:
+            found = self._loop(path, call[3], places, first, period)
+            if found is not None:
+                self.loops.append(found)
+                self._loop_at[id(call)] = found
+                return
 
     def _loop(self, path: str, code: Code, places: list[int], first: int, period: int) -> FoundLoop | None:
         count = (len(places) - 1 - first) // period

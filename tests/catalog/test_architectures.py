@@ -1,0 +1,137 @@
+"""Recordings that come with fsdp-bench: every model of the catalogue is predicted from its config.json, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.catalog.architectures import FOLDER, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.loader import models
+from fsdp_bench.catalog.lookup import model
+from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.sweep.architectures import LONG, SHORT, file_name
+
+RECORDED = [entry for entry in models() if entry.family != "qwen3_next"]
+EVERY = pytest.mark.parametrize("entry", RECORDED, ids=lambda entry: entry.name)
+
+UNTIED = {"flan-t5-small", "flan-t5-base", "flan-t5-large", "flan-t5-xl", "flan-t5-xxl"}
+"""Their files hold the head apart; configuration_t5.py of transformers 5 ties it always."""
+
+
+@EVERY
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_every_model_has_a_recording_with_the_published_number_of_parameters(entry: ModelEntry, length: int) -> None:
+    found = recorded_architecture(entry.hf_config(), length, entry.name)
+    assert found.name == entry.name
+    expected = entry.num_parameters
+    if entry.name in UNTIED:
+        assert expected is not None
+        expected -= entry.vocab_size * entry.hidden_size  # type: ignore[operator]
+    assert expected in (found.num_parameters, None) or entry.name in BUFFERS
+    assert found.num_hidden_layers == entry.num_hidden_layers
+
+
+BUFFERS = {"DeepSeek-V3"}
+"""Published counts that hold what is no parameter of the recorded code."""
+
+
+def test_the_folder_holds_recordings_alone() -> None:
+    names = {path.name for path in FOLDER.iterdir()}
+    written = set()
+    for entry in RECORDED:
+        for length in (SHORT, LONG):
+            written.add(recorded_architecture(entry.hf_config(), length, entry.name).code.origin.architecture)
+    assert names == {path.name for path in FOLDER.glob("*.json.xz")}
+    assert written >= {"LlamaForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification"}
+
+
+def config(**changed: Any) -> dict[str, Any]:
+    (entry,) = (entry for entry in models() if entry.name == "Qwen2.5-7B")
+    return {**entry.hf_config(), **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"model_type": "no-such"}, "model_type 'no-such' was not recorded; bert,"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu', recorded with 'silu'"),
+        ({"attention_dropout": 0.1}, "attention_dropout True, recorded with None"),
+        ({"architectures": ["Qwen2ForTokenClassification"]}, "recorded was Qwen2ForCausalLM"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling ['longrope']"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers: 1 is not allowed"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads: 5 is not allowed; a divisor of the 28 attention heads"),
+        ({"model_type": "qwen3_next"}, "model_type 'qwen3_next' was not recorded"),
+    ],
+)
+def test_what_was_not_recorded_is_said(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(NotRecorded) as error:
+        recorded_architecture(config(**changed), SHORT, "mine")
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size: 'wide' is not allowed; a positive whole number"),
+        ({"num_attention_heads": 27}, "a multiple of the 27 attention heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types: has 1 items for 28 layers"),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_refused(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SpecError) as error:
+        recorded_architecture(config(**changed), SHORT, "mine")
+    assert expected in str(error.value)
+
+
+def test_what_has_no_effect_on_memory_may_differ() -> None:
+    changed = {"rope_theta": 5e5, "eos_token_id": 7, "rms_norm_eps": 1e-5, "rope_scaling": {"rope_type": "yarn"}}
+    assert recorded_architecture(config(**changed), SHORT, "mine").num_parameters == 7_615_616_512
+
+
+def test_the_number_of_parameters_follows_the_sizes() -> None:
+    small = recorded_architecture(config(vocab_size=1000, num_hidden_layers=9), SHORT, "mine")
+    hidden, heads, kv, wide = 3584, 28, 4, 18944
+    block = hidden * hidden * 2 + 2 * hidden * kv * 128 + hidden + 2 * kv * 128 + 3 * hidden * wide + 2 * hidden
+    assert small.num_parameters == 9 * block + 2 * 1000 * hidden + hidden
+    assert heads * 128 == hidden
+
+
+def test_a_sliding_window_decides_which_recording_is_meant() -> None:
+    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
+    within = recorded_architecture(entry.hf_config(), 4095, entry.name).code
+    beyond = recorded_architecture(entry.hf_config(), 4096, entry.name).code
+    assert (within.shortest, within.longest) == (1, 4095)  # of 4096 tokens transformers builds a mask
+    assert (beyond.shortest, beyond.longest) == (4096, None)
+
+
+def test_a_size_of_the_ladder_has_hugging_faces_code_too() -> None:
+    own, theirs = model("7B"), model("7B", code="huggingface")
+    assert isinstance(theirs, RecordedModel)
+    assert theirs.num_parameters == own.num_parameters
+    assert isinstance(model("gpt2", code="huggingface"), RecordedModel)
+    with pytest.raises(SpecError, match="code: 'mine' is not allowed; huggingface or benchmark"):
+        model("7B", code="mine")
+
+
+def test_a_config_json_is_hugging_faces_code(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 1024}')
+    assert isinstance(model(path), RecordedModel)
+    path.write_text('{"model_type": "lla')
+    with pytest.raises(SpecError, match=str(path)):
+        model(path)
+
+
+def test_files_are_named_after_what_they_hold() -> None:
+    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
+    for length, name in (
+        (64, "mistral.Mistral-7B-v0-1.within.json.xz"),
+        (LONG, "mistral.Mistral-7B-v0-1.beyond.json.xz"),
+    ):
+        assert file_name(entry, recorded_architecture(entry.hf_config(), length, "").code) == name
+        assert (FOLDER / name).exists()
