@@ -27,6 +27,11 @@ class NotRecorded(SpecError):
     """No recording that comes with fsdp-bench holds for a config.json. The message says why."""
 
 
+def is_recorded(model_type: str) -> bool:
+    """Whether some recordings of an architecture come with fsdp-bench."""
+    return any(FOLDER.glob(f"{model_type}.*.json.xz"))
+
+
 def recorded_architecture(
     config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER
 ) -> RecordedModel:

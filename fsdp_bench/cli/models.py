@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fsdp_bench.catalog.architectures import is_recorded
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.cli.common.facts import Fact, known, print_facts, source_facts
@@ -67,7 +68,7 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
         str(entry.hidden_size),
         f"{entry.num_attention_heads} / {entry.num_key_value_heads or entry.num_attention_heads}",
         known(entry.max_position_embeddings, str),
-        "yes" if entry.supported else "recorded" if _can_be_recorded(entry) else "no",
+        "yes" if entry.supported or is_recorded(entry.family) else "no",
     )
 
 
@@ -88,16 +89,14 @@ def _facts(entry: ModelEntry) -> list[Fact]:
     return [*facts, *source_facts(entry.source)]
 
 
-def _can_be_recorded(entry: ModelEntry) -> bool:
-    """Whether it is known which class of transformers the model is."""
-    return bool(entry.hf_config().get("architectures"))
-
-
 def _recorded(entry: ModelEntry) -> str:
     """Return how a model is predicted whose code is not the benchmark's, and why it is not."""
-    if not _can_be_recorded(entry):
-        return f"no: {entry.unsupported_because}"
-    return f"with Hugging Face's code, which is recorded once, with transformers; {entry.unsupported_because}"
+    if is_recorded(entry.family):
+        return f"with Hugging Face's code; {entry.unsupported_because}"
+    return (
+        "no: Hugging Face's code could not be recorded, because its operators depend on sizes or data;"
+        f" {entry.unsupported_because}"
+    )
 
 
 def _parameters(entry: ModelEntry) -> list[Fact]:

@@ -36,7 +36,6 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.spec.units import parse_count
-from fsdp_bench.sweep.recording import recorded_config
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 """The values of ``--precision all``."""
@@ -146,6 +145,8 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
     except NotRecorded as why:
         if not may_record:
             raise
+        from fsdp_bench.sweep.recording import recorded_config  # what starts processes; seldom needed
+
         config, name = config_of(options, catalog)
         try:
             return recorded_model(recorded_config(config, sequence_length, _tell_recording, lora), name)
