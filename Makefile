@@ -40,7 +40,7 @@ test-rehearsal: .venv-rehearsal/installed
 
 # What the models of the catalogue run, recorded for all sizes; those that are there are kept. An hour on two cores.
 recordings: .venv-rehearsal/installed
-	$(REHEARSAL) -m fsdp_bench.sweep.architectures
+	$(REHEARSAL) -m tests.recordings
 
 # How long the commands take, measured, beside what they may; a report, never a test.
 budgets: $(INSTALLED)

@@ -1,19 +1,12 @@
-"""``python -m fsdp_bench.sweep.architectures [MODEL ...]``: record what the models of the catalogue run, for all sizes.
-
-Writes catalog/recordings/. A model whose code a recording holds for already is left out; so, to record all anew, empty
-the folder first. Needs torch and transformers; a recording takes half a minute.
-"""
+"""Records what the models of the catalogue run, for all sizes, into catalog/recordings/ (``make recordings``)."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from fsdp_bench.catalog.architectures import FOLDER, NotRecorded, recorded_architecture
-from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.sweep.recording import record, write
@@ -46,19 +39,3 @@ def file_name(entry: ModelEntry, code: RecordedCode) -> str:
     assert code.architecture is not None
     parts = [entry.family, re.sub(r"[^A-Za-z0-9]+", "-", entry.name), code.architecture.side]
     return ".".join([part for part in parts if part] + ["json", "xz"])
-
-
-def main() -> None:
-    """Record what is missing, of all models of the catalogue or of those that are named."""
-    for entry in models():
-        if sys.argv[1:] and entry.name not in sys.argv[1:]:
-            continue
-        try:
-            for path in record_missing(entry):
-                print(f"{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
-        except FsdpBenchError as error:
-            print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main()

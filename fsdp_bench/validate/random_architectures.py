@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import NotRecorded, is_recorded, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.simulate.wrappers.units import why_impossible
@@ -39,13 +39,13 @@ class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_architectures(count: int, seed: int, model_type: str | None = None) -> tuple[ArchitectureCell, ...]:
-    """Return so many cells that can run, of one model_type or of all in turn.
+    """Return so many cells that can run, of one model_type or of all recorded ones in turn.
 
     Raises:
-        SpecError: for a model_type that the catalogue does not have.
+        SpecError: for a model_type that was not recorded.
     """
     source = random.Random(seed)
-    types = sorted({entry.family for entry in models()})
+    types = sorted({entry.family for entry in models() if is_recorded(entry.family)})
     if model_type is not None and model_type not in types:
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else types
@@ -113,7 +113,7 @@ def _small(source: random.Random, entry: ModelEntry) -> dict[str, Any]:
         **{name: source.choice(_WINDOWS) for name in WINDOWS if config.get(name) is not None},
     }
     kinds = {"layer_types": config["layer_types"][:layers]} if config.get("layer_types") else {}
-    return {**config, **changed, **kinds}
+    return {**config, **changed, **kinds, "pad_token_id": 0}  # one of the small vocabulary's
 
 
 def _depth(source: random.Random, config: dict[str, Any]) -> int:

@@ -101,6 +101,12 @@ def test_the_number_of_parameters_follows_the_sizes() -> None:
     assert heads * 128 == hidden
 
 
+def test_a_field_that_transformers_also_takes_for_another_one_counts() -> None:
+    (entry,) = (entry for entry in models() if entry.name == "Qwen3-30B-A3B")
+    many, few = (recorded_architecture({**entry.hf_config(), "num_experts": n}, SHORT, "mine") for n in (128, 16))
+    assert many.num_parameters - few.num_parameters == 48 * (128 - 16) * (3 * 2048 * 768 + 2048)
+
+
 def test_a_sliding_window_decides_which_recording_is_meant() -> None:
     (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
     within = recorded_architecture(entry.hf_config(), 4095, entry.name).code

@@ -68,7 +68,7 @@ def test_a_model_is_shown_with_its_exact_count() -> None:
     assert "(2024-07-23)" in done.stdout
     other = " ".join(run_command("models", "qwen3-8b").stdout.split())
     assert "8,190,735,360 (published)" in other
-    assert "recorded once, with transformers; Qwen 3 normalises queries and keys" in other
+    assert "with Hugging Face's code; Qwen 3 normalises queries and keys" in other
 
 
 def test_models_as_json_holds_the_reason_too() -> None:

@@ -119,7 +119,8 @@ def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
     Raises:
         SpecError: for sizes that are no positive numbers, or do not divide.
     """
-    given = {kind.other_names.get(name, name): value for name, value in config.items()}
+    own = kind.defaults.keys()
+    given = {name if name in own else kind.other_names.get(name, name): value for name, value in config.items()}
     known = kind.defaults.keys() | ANYWHERE
     full = kind.defaults | {name: value for name, value in given.items() if name in known or _is_token(name)}
     heads = _number(full, *HEADS)

@@ -25,12 +25,16 @@ SETUP = TrainSetup(
     [
         ({"api": Api.FSDP2, "strategy": ShardingStrategy.NO_SHARD}, "DistributedDataParallel"),
         ({"wrap": Wrap.SIZE}, "units may be inside"),
-        ({"loss": Loss.COMPILED}, "compiled loss"),
         ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded"),
     ],
 )
 def test_what_is_not_covered_has_its_reason(change: dict[str, object], part: str) -> None:
     assert part in (why_eager(LLAMA, replace(SETUP, **change), CUDA) or "")
+
+
+def test_the_compiled_loss_is_predicted_on_cuda_alone() -> None:
+    assert why_eager(LLAMA, replace(SETUP, loss=Loss.COMPILED), CUDA) is None
+    assert "compiled loss" in (why_eager(LLAMA, replace(SETUP, compile=False, loss=Loss.COMPILED), CPU) or "")
 
 
 def test_sizes_that_inductor_pads_and_other_kernels_are_not_covered() -> None:
