@@ -178,7 +178,7 @@ def enough_layers(kinds: Sequence[str], first: int) -> int:
     each = period(kinds[first:])
     if each == 1:
         return first + _ALIKE + 1
-    found = max(first, each) + 2 * each + 1
+    found = first + 3 * each + 1  # before the two that are alike one more that makes as much
     return found + (len(kinds) - found) % each
 
 
