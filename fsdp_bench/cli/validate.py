@@ -88,7 +88,7 @@ def command(
 
     \b
     fsdp-bench validate --against dry-run --cells 50
-    fsdp-bench validate --against dry-run --code huggingface --cells 20 --model-type qwen2
+    fsdp-bench validate --against dry-run --code huggingface --cells 40
     fsdp-bench validate --against rehearsal --cells 50 --seed 7
     fsdp-bench validate --against results/h200/throughput --page validation.md
     """
