@@ -67,8 +67,8 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
             except SpecError as error:
                 reasons.insert(0, [str(error)])
         reasons.append(found or reasons[0])
-    nearest = "; ".join(min(reasons, key=lambda found: len(found)))
-    raise NotRecorded(f"{name} was not recorded: {nearest}")
+    fewest = sorted(reasons, key=len)[0]
+    raise NotRecorded(f"{name} was not recorded: {'; '.join(fewest)}")
 
 
 def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> RecordedModel:
