@@ -29,7 +29,11 @@ class NotRecorded(SpecError):
 
 def is_recorded(model_type: str) -> bool:
     """Whether some recordings of an architecture come with fsdp-bench."""
-    return any(FOLDER.glob(f"{model_type}.*.json.xz"))
+    return bool(_files(FOLDER, model_type))
+
+
+def _files(folder: Path, model_type: object) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json.xz") if path.name.partition(".")[0] == model_type)
 
 
 def recorded_architecture(
@@ -50,11 +54,14 @@ def recorded_architecture(
 
 def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Path) -> RecordedModel:
     model_type = config.get("model_type")
-    files = sorted(folder.glob(f"{model_type}.*.json.xz")) if isinstance(model_type, str) else []
+    files = _files(folder, model_type)
     if not files:
         known = ", ".join(sorted({path.name.partition(".")[0] for path in folder.glob("*.json.xz")}))
         raise NotRecorded(f"model_type {shown(model_type)} was not recorded; {known} were")
-    named = (config.get("architectures") or [ARCHITECTURES.get(str(model_type))])[0]
+    architectures = config.get("architectures") or [ARCHITECTURES.get(str(model_type))]
+    if not isinstance(architectures, list):
+        raise SpecError(f"architectures: {shown(architectures)} is not allowed; a list of class names")
+    named = architectures[0]
     reasons: list[list[str]] = []
     for code in map(read_recorded, files):
         assert code.architecture is not None

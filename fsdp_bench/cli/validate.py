@@ -100,8 +100,9 @@ def command(
     if against == "published":
         return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
     if code == "huggingface":
-        if real_tensors:
-            raise SpecError("--real-tensors: run benchmark models; not with --code huggingface")
+        if given := [name for name in ("kernels", "real_tensors") if name in given_options()]:
+            name = given[0].replace("_", "-")
+            raise SpecError(f"--{name}: is for benchmark models; --code huggingface dry-runs CUDA's kernels")
         return _against_architectures(cells, seed, model_type, as_json)
     if model_type is not None:
         raise SpecError("--model-type goes with --code huggingface")

@@ -80,6 +80,10 @@ def test_what_was_not_recorded_is_said(changed: dict[str, Any], expected: str) -
         ({"hidden_size": "wide"}, "hidden_size: 'wide' is not allowed; a positive whole number"),
         ({"num_attention_heads": 27}, "a multiple of the 27 attention heads"),
         ({"layer_types": ["full_attention"]}, "layer_types: has 1 items for 28 layers"),
+        ({"layer_types": 5}, "layer_types: 5 is not allowed; a list with the kind of each layer"),
+        ({"architectures": 5}, "architectures: 5 is not allowed; a list of class names"),
+        ({"model_type": "*"}, "model_type '*' was not recorded"),
+        ({"model_type": "/etc"}, "model_type '/etc' was not recorded"),
     ],
 )
 def test_a_config_that_no_model_can_have_is_refused(changed: dict[str, Any], expected: str) -> None:

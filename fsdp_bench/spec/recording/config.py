@@ -117,36 +117,49 @@ def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
     """Return a config with the defaults of its class for what it leaves out, and what its code derives from others.
 
     Raises:
-        SpecError: for sizes that are no positive numbers, or do not divide.
+        SpecError: for sizes that are no positive numbers, or do not divide, and for what is no list of layers.
     """
     own = kind.defaults.keys()
     given = {name if name in own else kind.other_names.get(name, name): value for name, value in config.items()}
-    known = kind.defaults.keys() | ANYWHERE
+    known = own | ANYWHERE
     full = kind.defaults | {name: value for name, value in given.items() if name in known or _is_token(name)}
-    heads = _number(full, *HEADS)
-    hidden = _number(full, *HIDDEN)
-    full["num_key_value_heads"] = full.get("num_key_value_heads") or heads
-    own_head = full.keys() & {"head_dim", "d_kv", "kv_lora_rank"}
-    full["heads_share_hidden_size"] = not own_head
-    if "d_kv" not in full and "kv_lora_rank" not in full and not full.get("head_dim"):
-        if hidden % heads:
-            raise SpecError(f"{HIDDEN[0]}: {hidden} is not allowed; a multiple of the {heads} attention heads")
-        full["head_dim"] = hidden // heads
+    _add_heads(full)
+    _add_lists(full, config, kind)
     if "n_inner" in full and full["n_inner"] is None:
-        full["n_inner"] = 4 * hidden  # GPT2MLP
+        full["n_inner"] = 4 * _number(full, *HIDDEN)  # GPT2MLP
     if "num_decoder_layers" in full and full["num_decoder_layers"] is None:
         full["num_decoder_layers"] = full["num_layers"]  # T5Config
     if full.get("model_type") == "t5":
         full["tie_word_embeddings"] = True  # T5Config of transformers 5, whatever the file says
     if "num_labels" not in full and isinstance(full.get("id2label"), Mapping):
         full["num_labels"] = len(full["id2label"])
+    return full
+
+
+def _add_heads(full: dict[str, Any]) -> None:
+    """Add the heads of keys and values and the width of a head, where a config leaves them to its class."""
+    heads, hidden = _number(full, *HEADS), _number(full, *HIDDEN)
+    full["num_key_value_heads"] = full.get("num_key_value_heads") or heads
+    full["heads_share_hidden_size"] = not full.keys() & {"head_dim", "d_kv", "kv_lora_rank"}
+    if not full.keys() & {"d_kv", "kv_lora_rank"} and not full.get("head_dim"):
+        if hidden % heads:
+            raise SpecError(f"{HIDDEN[0]}: {hidden} is not allowed; a multiple of the {heads} attention heads")
+        full["head_dim"] = hidden // heads
+
+
+def _add_lists(full: dict[str, Any], config: Mapping[str, Any], kind: ConfigClass) -> None:
+    """Add the lists with an item for each layer that a config leaves to its class."""
     layers = _number(full, *LAYERS)
     for name, pattern in kind.patterns.items():
         if not full.get(name):
             full[name] = [pattern[layer % len(pattern)] for layer in range(layers)]
-            intervals = {config[other] for other in _INTERVALS if other in config}
-            full["interval_of_layers"] = sorted(intervals - {len(pattern)})
-    return full
+            intervals = [config[other] for other in _INTERVALS if other in config]
+            full["interval_of_layers"] = [interval for interval in intervals if interval != len(pattern)]
+        elif not isinstance(full[name], list):
+            raise SpecError(f"{name}: {shown(full[name])} is not allowed; a list with the kind of each layer")
+    dense = full.get("first_k_dense_replace")
+    if dense is not None and type(dense) is not int:
+        raise SpecError(f"first_k_dense_replace: {shown(dense)} is not allowed; a whole number")
 
 
 def layer_kinds(full: Mapping[str, Any]) -> list[str]:
@@ -239,15 +252,16 @@ def _is_dropout(name: str) -> bool:
 
 def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides which code runs: kinds that compute in forward, and the part of a head that is turned."""
-    kinds, part = set(), full.get("partial_rotary_factor")
+    kinds: list[Any] = []
+    part = full.get("partial_rotary_factor")
     for given in (full.get("rope_scaling"), full.get("rope_parameters")):
         if isinstance(given, Mapping):
             nested = [value for value in given.values() if isinstance(value, Mapping)]
             for each in nested or [given]:
-                kinds.add(each.get("rope_type", each.get("type")))
+                kinds.append(each.get("rope_type", each.get("type")))
                 part = each.get("partial_rotary_factor", part)
     return {
-        "rope_scaling": sorted(str(kind) for kind in kinds if kind not in _ALIKE_ROTARY),
+        "rope_scaling": sorted({str(kind) for kind in kinds if kind not in _ALIKE_ROTARY}),
         "partial_rotary_factor": None if part == 1 else part,
     }
 
