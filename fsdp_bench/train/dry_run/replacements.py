@@ -105,12 +105,16 @@ def view_that_knows(original: Any) -> Any:
 
 
 def data_with_device(original: Any) -> Any:
-    """Make an assignment to ``data`` change the fake device too, also of the base of a view."""
+    """Make an assignment to ``data`` change the fake device too, also of the base of a view.
+
+    And forget the value of a small tensor of the host: what is computed from it would be a constant of the host, too.
+    """
 
     def assign(tensor: Any, value: Any) -> None:
         original.__set__(tensor, value)
         if isinstance(value, FakeTensor):
             tensor.fake_device = value.fake_device
+            tensor.constant = None
             viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
             if viewed is not None:
                 assign(viewed, value.detach().reshape(viewed.shape))
