@@ -31,8 +31,9 @@ class Scaler:
         return self._scale
 
     def scale(self, loss: Tensor) -> Tensor:
-        """GradScaler.scale."""
-        return self._op.mul(loss, self.make_scale())
+        """GradScaler.scale. ShardedGradScaler's returns the dtype of a loss that model code computed in fp16."""
+        scaled = self._op.mul(loss, self.make_scale())
+        return self._op.to(scaled, loss.itemsize) if self._is_sharded_grad_scaler else scaled
 
     def unscale(self) -> None:
         """GradScaler.unscale_: the inverse scale through fp64, and one flag for all gradients."""

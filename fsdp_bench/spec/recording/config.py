@@ -98,6 +98,7 @@ ANYWHERE = {
     "rope_scaling",
     "partial_rotary_factor",
     "quantization_config",
+    "tie_word_embeddings",
 }
 """Fields that code looks at whether or not its configuration class has them."""
 
@@ -130,7 +131,8 @@ def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
     if "num_decoder_layers" in full and full["num_decoder_layers"] is None:
         full["num_decoder_layers"] = full["num_layers"]  # T5Config
     if full.get("model_type") == "t5":
-        full["tie_word_embeddings"] = True  # T5Config of transformers 5, whatever the file says
+        # T5Config of transformers 5 always ties them; the field says whether the decoder's output is scaled.
+        full["tie_word_embeddings"] = config.get("tie_word_embeddings") is not False
     if "num_labels" not in full and isinstance(full.get("id2label"), Mapping):
         full["num_labels"] = len(full["id2label"])
     return full
