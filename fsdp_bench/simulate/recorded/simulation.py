@@ -66,6 +66,7 @@ class RecordedSimulation(Simulation):
         """Run forward, which computes the loss, and backward."""
         tape = self.tape
         tape.mark("forward")
+        self.wrapper.lazy_init()  # _root_pre_forward: before it casts the inputs
         loss, output = self.model.forward_and_loss(self._cast_inputs())
         tape.mark("loss")
         out = self.op.divide(loss)

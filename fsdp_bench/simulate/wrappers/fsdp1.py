@@ -87,6 +87,8 @@ class Fsdp1(Wrapper):
 
     def lazy_init(self) -> None:
         """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
+        if self.is_initialized:
+            return
         for handle in self._by_block():
             handle.init_attributes()
         self.is_initialized = True
@@ -195,8 +197,7 @@ class Fsdp1(Wrapper):
 
         Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
         """
-        if not self.is_initialized:
-            self.lazy_init()
+        self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
             self.tape.wait_stream(stream, Stream.COMPUTE)
         if self.zeroed or any(handle.holds_no_trained_piece for handle in self.handles):

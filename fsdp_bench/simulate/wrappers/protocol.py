@@ -33,7 +33,7 @@ class Wrapper(ABC):
         """optimizer.zero_grad(set_to_none=True)."""
 
     def lazy_init(self) -> None:  # noqa: B027
-        """Do what is done once, before the first forward's first operator."""
+        """Do what is done once, before the first forward's first operator; later calls do nothing."""
 
     @property
     def first_step_differs(self) -> bool:
