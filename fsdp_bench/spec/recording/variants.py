@@ -92,5 +92,6 @@ def _kind_of(setup: TrainSetup) -> VariantKind:
         return VariantKind("fp32")
     if is_ddp and precision.compute != precision.store:
         return VariantKind(precision.compute, autocast=True)
-    casts = setup.api is Api.FSDP2 and not is_ddp and setup.wrap is not Wrap.NONE
+    names_dtypes = not precision.store == precision.compute == precision.reduce  # else there is no policy to cast by
+    casts = setup.api is Api.FSDP2 and not is_ddp and setup.wrap is not Wrap.NONE and names_dtypes
     return VariantKind(precision.compute, store=precision.store, casts_at_blocks=casts)
