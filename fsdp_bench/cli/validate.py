@@ -13,7 +13,7 @@ from fsdp_bench.cli.common.options import Count, calibration_option, given_optio
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
-from fsdp_bench.spec.errors import SpecError, nearest
+from fsdp_bench.spec.errors import SpecError, nearest, printable
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.validate.memory import MemoryComparison, Summary
@@ -155,7 +155,11 @@ def _against_architectures(cells: int, seed: int, model_type: str | None, as_jso
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task("dry runs", total=None)
         comparisons, summary = validate_architectures(
-            cells, seed, model_type, lambda done, total: bar.update(task, completed=done, total=total)
+            cells,
+            seed,
+            model_type,
+            lambda done, total: bar.update(task, completed=done, total=total, description="dry runs"),
+            lambda what: bar.update(task, description=printable(what)),
         )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())

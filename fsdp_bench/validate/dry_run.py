@@ -13,7 +13,11 @@ from fsdp_bench.validate.random_setups import draw_cells
 
 
 def validate_architectures(
-    count: int, seed: int, model_type: str | None, progress: Callable[[int, int], None] = lambda done, total: None
+    count: int,
+    seed: int,
+    model_type: str | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    recording: Callable[[str], None] = lambda what: None,
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions of recorded models with dry runs of Hugging Face's code, on CUDA's kernels.
 
@@ -22,12 +26,14 @@ def validate_architectures(
         seed: seed of the random models and setups.
         model_type: of the models; None for all of the catalogue in turn.
         progress: called with the number of runs that are done, and the number of all runs.
+        recording: called with each model with adapters, which is recorded before.
 
     Raises:
         SpecError: for a model_type that the catalogue does not have.
+        MachineError: if torch, transformers or PEFT is missing.
     """
-    cells = draw_architectures(count, seed, model_type)
-    specs = [DryRunSpec(config=cell.config, setup=cell.setup) for cell in cells]
+    cells = draw_architectures(count, seed, model_type, recording)
+    specs = [DryRunSpec(config=cell.config, setup=cell.setup, lora=cell.lora) for cell in cells]
     answers: dict[int, DryRunAnswer] = {}
     for index, answer in dry_runs(specs, os.cpu_count() or 1):
         answers[index] = answer

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.architectures import NotRecorded, is_recorded, recorded_architecture
+from fsdp_bench.catalog.architectures import is_recorded, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, SIZES, WINDOWS
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
+from fsdp_bench.sweep.recording import recorded_config
 from fsdp_bench.validate.random_setups import cell_label, draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)
 _WINDOWS = (128, 256)
+_ADAPTED = 5
+"""Every so manieth cell has LoRA's adapters."""
 
 
 class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +34,7 @@ class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     model: RecordedModel
     setup: TrainSetup
+    lora: LoRA | None = None
 
     rank: int = 0
     """The rank whose memory is compared."""
@@ -38,11 +45,22 @@ class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
         return cell_label(self.model, self.setup)
 
 
-def draw_architectures(count: int, seed: int, model_type: str | None = None) -> tuple[ArchitectureCell, ...]:
-    """Return so many cells that can run, of one model_type or of all recorded ones in turn.
+def draw_architectures(
+    count: int, seed: int, model_type: str | None = None, progress: Callable[[str], None] = lambda what: None
+) -> tuple[ArchitectureCell, ...]:
+    """Return so many cells that can run, of one model_type or of all recorded ones in turn; every fifth has adapters.
+
+    A model with adapters is recorded, which takes a minute; of a model_type all such cells have the same.
+
+    Args:
+        count: how many cells.
+        seed: of the draw.
+        model_type: of the models; None for all.
+        progress: called with what is recorded.
 
     Raises:
         SpecError: for a model_type that was not recorded.
+        MachineError: if transformers or PEFT is missing.
     """
     source = random.Random(seed)
     types = sorted({entry.family for entry in models() if is_recorded(entry.family)})
@@ -50,31 +68,71 @@ def draw_architectures(count: int, seed: int, model_type: str | None = None) -> 
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else types
     cells: list[ArchitectureCell] = []
+    adapted: dict[str, Adapted] = {}
     while len(cells) < count:
-        entries = [entry for entry in models() if entry.family == chosen[len(cells) % len(chosen)]]
-        cell = _drawn(source, source.choice(entries))
+        kind = chosen[len(cells) % len(chosen)]
+        entry = source.choice([entry for entry in models() if entry.family == kind])
+        has_adapters = len(cells) % _ADAPTED == _ADAPTED - 1
+        if has_adapters and kind not in adapted:
+            adapted[kind] = _adapted(source, entry, progress)
+        cell = _drawn(source, entry, adapted[kind] if has_adapters else None)
         if cell is not None:
             cells.append(cell)
     return tuple(cells)
 
 
-def _drawn(source: random.Random, entry: ModelEntry) -> ArchitectureCell | None:
+Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
+"""A config.json, the adapters in the model, and its recording."""
+
+
+def _adapted(source: random.Random, entry: ModelEntry, progress: Callable[[str], None]) -> Adapted:
+    """Return a small model with adapters, recorded for sequences that are longer than its sliding window."""
     config = _small(source, entry)
+    while not _is_recorded(config, entry.name):
+        config = _small(source, entry)
+    lora = LoRA(
+        rank=source.choice((4, 8, 16)),
+        targets=(ALL_LINEAR,),
+        dropout=source.choice((0.0, 0.1)),
+        base=source.choice((None, "bf16")),
+    )
+    what = f"{config['architectures'][0]} with {lora.title}"
+    code = recorded_config(config, max(_LENGTHS), lambda kind: progress(f"recording {what}: {kind}"), lora)
+    return config, lora, recorded_model(code, what)
+
+
+def _is_recorded(config: dict[str, Any], name: str) -> bool:
     try:
-        setup = _setup(source)
-        model = recorded_architecture(config, setup.sequence_length, entry.name)
-        if why_impossible(model, setup, "cuda") is not None:
+        recorded_architecture(config, max(_LENGTHS), name)
+    except SpecError:
+        return False  # two drawn sizes contradict each other
+    return True
+
+
+def _drawn(source: random.Random, entry: ModelEntry, adapted: Adapted | None) -> ArchitectureCell | None:
+    """Return a cell, or None where two drawn values contradict each other."""
+    lora: LoRA | None = None
+    try:
+        if adapted is None:
+            config, setup = _small(source, entry), _setup(source, (Wrap.BLOCK, Wrap.NONE))
+            model = recorded_architecture(config, setup.sequence_length, entry.name)
+        else:
+            config, lora, model = adapted
+            setup = _setup(source, (Wrap.BLOCK, Wrap.NONE, Wrap.BLOCK_AND_ADAPTERS))
+        if setup.sequence_length < model.shortest_sequence or why_impossible(model, setup, "cuda") is not None:
             return None
-        model.code.variant(kind_of(setup), setup.micro_batch_size == 1)
-    except (NotRecorded, SpecError):
-        return None  # two drawn values contradict each other
-    return ArchitectureCell(config=config, model=model, setup=setup)
+        model.code.variant(kind_of(setup, model.has_frozen_parameters), setup.micro_batch_size == 1)
+    except SpecError:
+        return None
+    return ArchitectureCell(config=config, model=model, setup=setup, lora=lora)
 
 
-def _setup(source: random.Random) -> TrainSetup:
+def _setup(source: random.Random, wraps: tuple[Wrap, ...]) -> TrainSetup:
     """Return a random setup, with the wrapping and the losses that recorded models have."""
     drawn = draw_setup(source, "cuda", small=False)
-    wrap = drawn.wrap if drawn.wrap in (Wrap.BLOCK, Wrap.NONE) else Wrap.BLOCK
+    wrap = drawn.wrap if drawn.wrap in wraps else wraps[0]
+    if Wrap.BLOCK_AND_ADAPTERS in wraps and source.random() < 0.3:
+        wrap = Wrap.BLOCK_AND_ADAPTERS
     optimizer = drawn.optimizer if drawn.optimizer is not OptimizerKind.MUON else OptimizerKind.ADAMW_FOREACH
     return msgspec.structs.replace(
         drawn,

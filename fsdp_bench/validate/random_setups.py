@@ -48,7 +48,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_label(model: TrainedModel | RecordedModel, setup: TrainSetup, rank: int = 0) -> str:
     """Return a model and a setup in one line."""
-    parts = [model.kind, f"{model.num_hidden_layers} x {model.hidden_size}"]
+    width = f" x {model.hidden_size}" if model.hidden_size else " layers"  # a recording for one size names none
+    parts = [model.kind, f"{model.num_hidden_layers}{width}"]
     parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
     policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
     parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
