@@ -198,11 +198,15 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
     if "fp8" in (inputs.precision or ""):
         return "matrix products in fp8 are not modelled"
     if inputs.offload is not None and inputs.offload not in _OFFLOAD:
-        return f"offload of {inputs.offload} is not modelled"
+        compiled = " in compiled code" if inputs.compiled == "yes" else ""
+        return f"offload of {inputs.offload}{compiled} is not modelled"
     if inputs.optimizer is not None and inputs.optimizer not in framework.optimizers:
         return f"optimizer {inputs.optimizer} is not modelled"
     if has_step(inputs, "+opt in backward"):
-        return "the optimizer's step inside backward is not modelled"
+        return (
+            "the optimizer's step inside backward is modelled under FSDP alone; one GPU is predicted as"
+            " DistributedDataParallel, whose buckets keep the gradients"
+        )
     if inputs.api not in _APIS:
         return f"{inputs.api} is not modelled"
     if inputs.compiled not in (None, "yes", "no"):

@@ -1,0 +1,59 @@
+"""The recordings of the catalogue against dry runs of transformers' code: what each row shows was once predicted wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="a dry run needs torch")
+pytest.importorskip("transformers", reason="the models are transformers'")
+
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.loader import models
+from fsdp_bench.plan.estimate import KERNELS, predict_memory
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
+from fsdp_bench.sweep.dry_run import dry_runs
+
+pytestmark = pytest.mark.rehearsal  # transformers is in that environment
+
+NARROW = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500, "pad_token_id": 0}
+T5 = {"d_model": 64, "num_heads": 2, "d_kv": 24, "d_ff": 112, "num_layers": 8, "num_decoder_layers": 8}
+
+# fmt: off
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    # embed_scale is a buffer of the GPU: casting it makes a tensor there (a fake constant of the host made none)
+    ("Gemma-2-2B", NARROW | {"head_dim": 24, "intermediate_size": 136, "num_hidden_layers": 8},
+     {"api": "fsdp2", "precision": "fp32/bf16/fp16", "wrap": "none"}),
+    # flan-t5 does not scale what its decoder returns (T5Config.scale_decoder_outputs)
+    ("flan-t5-small", T5 | {"vocab_size": 600}, {"api": "fsdp1", "precision": "bf16-mixed", "micro_batch_size": 4}),
+    # ShardedGradScaler.scale returns the dtype of the loss
+    ("t5-small", T5 | {"vocab_size": 600}, {"api": "fsdp1", "precision": "fp16-mixed", "checkpointing": "full"}),
+    # the expert's biases (e_score_correction_bias) are buffers in every layer
+    ("DeepSeek-V3", {"num_hidden_layers": 12, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+                     "vocab_size": 400, "intermediate_size": 80, "moe_intermediate_size": 40, "n_routed_experts": 32},
+     {"api": "fsdp1", "precision": "bf16-mixed", "strategy": "SHARD_GRAD_OP"}),
+    # _lazy_init allocates the units before _root_pre_forward casts the images
+    ("ViT-B-16", {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 280, "image_size": 112,
+                  "patch_size": 14, "num_labels": 36},
+     {"api": "fsdp1", "precision": "fp16-mixed", "wrap": "none", "offload": "params", "micro_batch_size": 3}),
+    # fully_shard in one dtype has no MixedPrecisionPolicy, and casts nothing at blocks
+    ("OLMo-2-7B", NARROW | {"num_key_value_heads": 4, "intermediate_size": 200, "num_hidden_layers": 8},
+     {"api": "fsdp2", "precision": "bf16-true", "micro_batch_size": 4}),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("name", "sizes", "fields"), CASES, ids=[name for name, *_ in CASES])
+def test_every_phase_equals_the_dry_run(name: str, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
+    entry = next(entry for entry in models() if entry.name == name)
+    config = entry.hf_config() | sizes
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
+    setup = TrainSetup(**{"world_size": 8, "sequence_length": 192, **fields})
+    model = recorded_architecture(config, setup.sequence_length, name)
+    [(_, answer)] = dry_runs([DryRunSpec(config=config, setup=setup)])
+    assert answer.result is not None, answer.error
+    predicted = predict_memory(model, setup, KERNELS["cuda-observed"], answer.result.rank).phases
+    assert {phase: predicted[phase] for phase in answer.result.phases} == answer.result.phases
