@@ -150,7 +150,7 @@ LORA_OPTIONS = {
 }
 _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
-    "--hf-config FILE": "A Hugging Face config.json; other types than llama, mistral and gpt2 are recorded.",
+    "--hf-config FILE": "A Hugging Face config.json: that model in transformers' code.",
     "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
     "--code huggingface|benchmark": "Whose code is meant: transformers', which is recorded, or this tool's own.",
     **LORA_OPTIONS,

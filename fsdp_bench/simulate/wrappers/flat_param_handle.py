@@ -7,10 +7,10 @@ one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fsdp_bench.simulate.autograd import accumulator, operator_node
+from fsdp_bench.simulate.autograd import Node, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
@@ -291,22 +291,23 @@ class FlatParamHandle:
     def _register_post_backward_reshard_only_hook(self, inputs: tuple[Any, ...]) -> None:
         """Of a unit of frozen parameters: reshard it when the gradients of all its inputs are known.
 
-        Without inputs that need a gradient the hook never runs (register_multi_grad_hook).
+        Without inputs that need a gradient the hook never runs. It holds the gradients until it has all of them
+        (register_multi_grad_hook): a decoder's blocks theirs until that of the encoder's output is known.
         """
         if self.is_trained or not self.tape.grad_enabled:
             return
-        nodes = [t.node for t in inputs if isinstance(t, Tensor) and t.node is not None]
-        waiting = len(nodes)
+        places = [(t.node, t.output) for t in inputs if isinstance(t, Tensor) and t.node is not None]
+        held: list[Tensor | None] = []
 
-        def hook() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
+        def hook(node: Node, output: int) -> None:
+            held.append(node.buffer[output])
+            if len(held) == len(places):
                 self.wrapper.hook("_post_backward_hook_reshard_only")
                 self._post_backward_reshard()
+                held.clear()
 
-        for node in nodes:
-            node.before(hook)
+        for node, output in places:
+            node.before(partial(hook, node, output))
 
     def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""

@@ -151,8 +151,9 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
             if name in self.variants or name in self.same:
                 return name
             if kind.name in self.missing:
+                option = "wrap" if kind.is_apart else "precision"
                 raise SpecError(
-                    f"precision: {self.origin.architecture} does not run in {kind.name}: {self.missing[kind.name]}"
+                    f"{option}: {self.origin.architecture} does not run in {kind.name}: {self.missing[kind.name]}"
                 )
             kind = kind.fallback
         raise SpecError(f"precision: {asked.name if asked else ''} was not recorded")

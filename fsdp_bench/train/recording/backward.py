@@ -37,6 +37,8 @@ class RawNode:
         if node is None:
             return None
         if is_accumulator(node):
+            if node.variable not in names:
+                raise RuntimeError("a parameter is read while its module does not run, and FSDP has it sharded then")
             return ["p", names[node.variable]]
         return [node._sequence_nr(), output]
 

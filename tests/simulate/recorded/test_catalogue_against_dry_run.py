@@ -1,4 +1,4 @@
-"""The recordings of the catalogue against dry runs of transformers' code: what each row shows was once predicted wrong."""
+"""Recordings of the catalogue against dry runs of transformers' code. Each row shows what was once predicted wrong."""
 
 from __future__ import annotations
 
