@@ -52,8 +52,12 @@ class RecordedSimulation(Simulation):
             del batch, loss
 
     def _cast_inputs(self) -> dict[int | str, Storage]:
-        """Cast what the wrapper of the root casts: FSDP1's cast_root_forward_inputs, FSDP2's cast_forward_inputs."""
-        if isinstance(self.wrapper, Ddp):
+        """Cast what the wrapper of the root casts: FSDP1's cast_root_forward_inputs, FSDP2's cast_forward_inputs.
+
+        Under DistributedDataParallel a model casts images itself, and under autocast each operator does.
+        """
+        precision = self.setup.precision
+        if isinstance(self.wrapper, Ddp) and precision.compute != precision.store:
             return {}
         itemsize = self.sizes.compute
         return {

@@ -38,6 +38,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ViT-B-16", {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 280, "image_size": 112,
                   "patch_size": 14, "num_labels": 36},
      {"api": "fsdp1", "precision": "fp16-mixed", "wrap": "none", "offload": "params", "micro_batch_size": 3}),
+    # under DistributedDataParallel a model casts images itself
+    ("ViT-B-16", {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 64,
+                  "patch_size": 16, "num_labels": 7},
+     {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-true", "micro_batch_size": 4}),
     # fully_shard in one dtype has no MixedPrecisionPolicy, and casts nothing at blocks
     ("OLMo-2-7B", NARROW | {"num_key_value_heads": 4, "intermediate_size": 200, "num_hidden_layers": 8},
      {"api": "fsdp2", "precision": "bf16-true", "micro_batch_size": 4}),
@@ -45,7 +49,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("name", "sizes", "fields"), CASES, ids=[name for name, *_ in CASES])
+@pytest.mark.parametrize(
+    ("name", "sizes", "fields"), CASES, ids=[f"{name}-{fields['api']}" for name, _, fields in CASES]
+)
 def test_every_phase_equals_the_dry_run(name: str, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
     entry = next(entry for entry in models() if entry.name == name)
     config = entry.hf_config() | sizes
