@@ -639,6 +639,12 @@ NO_ADAPTERS = (
 )
 """The reason against a model without adapters."""
 
+PREFETCHED_ADAPTERS = (
+    "forward_prefetch with wrap = block-and-adapters is not predicted: it gathers an adapter before PEFT asks for its"
+    " dtype, and what then runs was not recorded; leave forward_prefetch out"
+)
+"""The reason against adapters that are gathered ahead."""
+
 TIED_ENDS = (
     "wrap = block-and-ends: the head of this model is its embedding (tie_word_embeddings), and torch needs a shared"
     " parameter in one unit, here the root; use wrap = block"

@@ -11,10 +11,12 @@ from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import (
     ADAPTERS_ARE_FSDP1,
     NO_ADAPTERS,
     POLICY_AROUND_UNITS,
+    PREFETCHED_ADAPTERS,
     SELECTIVE_AROUND_UNITS,
     TIED_ENDS,
     Api,
@@ -73,6 +75,8 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return NO_ADAPTERS
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.api is not Api.FSDP1:
         return ADAPTERS_ARE_FSDP1
+    if kind_of(setup, has_frozen=True).is_apart and setup.forward_prefetch:
+        return PREFETCHED_ADAPTERS
     if not isinstance(shape, RecordedModel):
         return None
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ADAPTERS, Wrap.NONE):

@@ -117,7 +117,7 @@ class _InBackward(_Several):
 
     def __init__(self, model: nn.Module, setup: TrainSetup) -> None:
         super().__init__([])
-        for parameter in model.parameters():
+        for parameter in (each for each in model.parameters() if each.requires_grad):
             optimizer = build_optimizer([parameter], setup.optimizer, setup.learning_rate)
             self._each.append(optimizer)
             if isinstance(model, FullyShardedDataParallel):

@@ -16,7 +16,7 @@ from fsdp_bench.simulate.wrappers.units import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import PREFETCHED_ADAPTERS, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.models.huggingface import unpacked_sequences
@@ -115,6 +115,12 @@ def test_what_torch_refuses_is_refused(which: str, recorded: RecordedModel) -> N
     [(_, answer)] = dry_runs([DryRunSpec(setup=setup, config=CONFIG, lora=ADAPTERS[which])])
     assert (reason is None) == (answer.result is not None) == (which == "lora")
     assert reason is None or ("uniform dtype" in reason and "uniform dtype" in str(answer.error))
+
+
+def test_adapters_that_are_gathered_ahead_are_not_predicted(which: str, recorded: RecordedModel) -> None:
+    fields = {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", "use_orig_params": False}
+    assert why_impossible(recorded, _setup(fields), "cuda") is None
+    assert why_impossible(recorded, _setup({**fields, "forward_prefetch": True}), "cuda") == PREFETCHED_ADAPTERS
 
 
 def test_a_target_that_the_model_does_not_have_is_one_line() -> None:
