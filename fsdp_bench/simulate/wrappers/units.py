@@ -11,7 +11,7 @@ from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.recording.variants import kind_of
+from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import (
     ADAPTERS_ARE_FSDP1,
     NO_ADAPTERS,
@@ -30,6 +30,9 @@ from fsdp_bench.spec.setup import (
     Wrap,
     impossible,
 )
+
+_APART = VariantKind("bf16", is_apart=True).name
+"""The recorded variant that cannot run where code reads adapters without running them, as in routers of experts."""
 
 _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
 """What may make units of parts of a block."""
@@ -79,6 +82,8 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return PREFETCHED_ADAPTERS
     if not isinstance(shape, RecordedModel):
         return None
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in shape.code.missing:
+        return f"wrap = block-and-adapters: {shape.code.missing[_APART]}; use wrap = block"
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ADAPTERS, Wrap.NONE):
         return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block or none"
     if setup.loss is not Loss.PLAIN:

@@ -38,7 +38,7 @@ class RawNode:
             return None
         if is_accumulator(node):
             if node.variable not in names:
-                raise RuntimeError("a parameter is read while its module does not run, and FSDP has it sharded then")
+                raise RuntimeError("the code reads an adapter without running it, and FSDP has it sharded then")
             return ["p", names[node.variable]]
         return [node._sequence_nr(), output]
 
