@@ -55,7 +55,7 @@ _OPTIONS = {
     default="benchmark",
     show_default=True,
     type=click.Choice(CODES),
-    help="Draw benchmark models, or small models of the catalogue in Hugging Face's code, for dry-run.",
+    help="Draw benchmark models, or small ones of the catalogue in Hugging Face's code, some with LoRA, for dry-run.",
 )
 @click.option("--model-type", metavar="NAME", help="With --code huggingface: of one architecture, as in config.json.")
 @click.option("--compiled", is_flag=True, help="Draw setups whose blocks are compiled, for rehearsal.")

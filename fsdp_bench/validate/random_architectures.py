@@ -25,7 +25,7 @@ from fsdp_bench.validate.random_setups import cell_label, draw_setup
 _LENGTHS = (64, 128, 192, 320, 512)
 _WINDOWS = (128, 256)
 _ADAPTED = 5
-"""Every so manieth cell has LoRA's adapters."""
+"""One cell in so many has LoRA's adapters."""
 
 
 class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,10 @@ class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """The model and the setup in one line."""
         return cell_label(self.model, self.setup)
+
+
+Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
+"""A config.json, the adapters in the model, and its recording."""
 
 
 def draw_architectures(
@@ -79,10 +83,6 @@ def draw_architectures(
         if cell is not None:
             cells.append(cell)
     return tuple(cells)
-
-
-Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
-"""A config.json, the adapters in the model, and its recording."""
 
 
 def _adapted(source: random.Random, entry: ModelEntry, progress: Callable[[str], None]) -> Adapted:
