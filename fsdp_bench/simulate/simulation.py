@@ -65,7 +65,9 @@ class Simulation:
         units = choose_units(self.model, setup)
         checkpoints_some = setup.policy.is_of_blocks  # those are unlike the others
         self.blocks_are_alike = not checkpoints_some and blocks_are_alike(self.model, units, setup)
-        if not compile_blocks(self.op, self.model, model, setup):
+        self.is_compiled = compile_blocks(self.op, self.model, model, setup)
+        """Whether blocks run compiled code."""
+        if not self.is_compiled:
             checkpoint_blocks(self.op, self.model, setup)
         self.wrapper = self._wrapped(units)
         if setup.optimizer_in_backward:
@@ -106,7 +108,14 @@ class Simulation:
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, has_dtensors, self.steps_on_host)
 
     def warm_up(self) -> None:
-        """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states."""
+        """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states.
+
+        Where blocks are compiled that step is simulated, because Inductor tunes kernels in it.
+        """
+        if self.is_compiled:
+            self.step()
+            self.steps.clear()
+            return
         if self.wrapper.first_step_differs:
             begin = len(self.tape.events)
             self.step()
@@ -258,12 +267,11 @@ class Simulation:
         is_sharded_fsdp1 = (
             self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD
         )
+        count = sum(self.model.times(shard.block) for shard in self.shards if counts(shard))
         if self.steps_on_host:
             if is_sharded_fsdp1:
-                reduce_norm_of_host_gradients(self.tape)
+                reduce_norm_of_host_gradients(self.tape, count > 0)
             return
-        shards = [shard for shard in self.shards if counts(shard)]
-        count = sum(self.model.times(shard.block) for shard in shards)
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)
             clip_sharded_fsdp1(self.tape, count, self.sizes.store)

@@ -35,6 +35,8 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_bandwidth_bytes_per_second: Positive | None = None
     num_multiprocessors: Count | None = None
     """Streaming multiprocessors, or compute units."""
+    l2_cache_mib: Count | None = None
+    """The L2 cache: torch.cuda.get_device_properties(0).L2_cache_size. Inductor allocates as much while it tunes."""
     matmul_efficiency: Positive | None = None
     """The fraction of the 16-bit peak that the fastest large matrix products reach, if it is published."""
     matmul_efficiency_source: Source | None = None

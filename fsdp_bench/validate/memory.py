@@ -12,6 +12,7 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.without_time import RatesWithoutTime
+from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
@@ -167,9 +168,10 @@ def compare_with_record(record: TrialRecord) -> MemoryComparison:
     memory = record.ranks[0].memory if record.ranks else None
     if record.outcome is not Outcome.OK and not record.outcome.is_oom:
         return MemoryComparison(label=label, error=f"the trial ended {record.outcome.value}")
-    if record.setup.compile or (record.setup.compiles and record.hardware == "cpu"):
-        return MemoryComparison(label=label, error="compiled code; the prediction is for eager")
+    kernels = CPU_GLOO if record.hardware == "cpu" else CUDA
     try:
+        if (why := why_eager(predictable_model(record), record.setup, kernels)) is not None:
+            return MemoryComparison(label=label, error=f"compiled; the prediction is for eager: {why}")
         return (_on_cpu if record.hardware == "cpu" else _on_gpu)(record, memory, label)
     except (SpecError, MachineError) as error:
         return MemoryComparison(label=label, error=f"not predicted: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,8 +24,10 @@ from fsdp_bench.validate.random_setups import cell_label, draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)
 _WINDOWS = (128, 256)
+_BASES: tuple[Literal["bf16", "nf4"] | None, ...] = (None, "bf16", "nf4")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ADAPTED = 5
-"""One cell in so many has LoRA's adapters."""
+"""One cell in so many has adapters, of LoRA or QLoRA."""
 
 
 class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +95,8 @@ def _adapted(source: random.Random, entry: ModelEntry, progress: Callable[[str],
     lora = LoRA(
         rank=source.choice((4, 8, 16)),
         targets=(ALL_LINEAR,),
-        dropout=source.choice((0.0, 0.1)),
-        base=source.choice((None, "bf16")),
+        dropout=0.0 if config.keys() & _EXPERTS else source.choice((0.0, 0.1)),  # PEFT's experts have none
+        base=source.choice(_BASES),
     )
     what = f"{config['architectures'][0]} with {lora.title}"
     code = recorded_config(config, max(_LENGTHS), lambda kind: progress(f"recording {what}: {kind}"), lora)
@@ -160,7 +162,7 @@ def _small(source: random.Random, entry: ModelEntry) -> dict[str, Any]:
     sizes |= {"num_key_value_heads": 1 if given_kv == 1 else kv_heads, "head_dim": head, "d_kv": head}
     sizes |= {"vocab_size": source.randint(300, 3000), "num_labels": source.randint(2, 100)}
     sizes |= {"patch_size": (patch := source.choice((8, 14, 16))), "image_size": patch * source.randint(2, 9)}
-    sizes |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8 * source.randint(4, 8))
+    sizes |= dict.fromkeys(_EXPERTS, 8 * source.randint(4, 8))
     sizes |= {"num_experts_per_tok": min(config.get("num_experts_per_tok") or 1, source.randint(2, 6))}
     sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * source.randint(1, 3)}
     sizes |= {"linear_key_head_dim": head, "linear_value_head_dim": 8 * source.randint(1, 6)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog import loader
 from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, StandInGpu, compile_stand_in, stand_in_environment
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
@@ -144,6 +145,26 @@ for attribute, value in {expected}.items():
         assert answer.value == value, (attribute, answer.value)
 """,
         gpu,
+    )
+
+
+KINDS_OF_L2 = {(gpu.compute_capability, gpu.l2_cache_mib): gpu.name for gpu in loader.gpus() if gpu.l2_cache_mib}
+
+
+@pytest.mark.parametrize("name", KINDS_OF_L2.values())
+def test_the_l2_cache_is_that_of_the_catalogue(folder: Path, name: str) -> None:
+    gpu = loader.gpu(name)
+    assert gpu.compute_capability is not None
+    assert gpu.l2_cache_mib is not None
+    stand_in = StandInGpu(next(iter(gpu.product_names), gpu.name), GIB, 0, gpu.compute_capability, 108)
+    ran(
+        folder,
+        f"""
+answer = c_int()
+assert lib.cudaDeviceGetAttribute(byref(answer), 38, 0) == 0
+assert answer.value == {gpu.l2_cache_mib << 20}, answer.value
+""",
+        stand_in,
     )
 
 

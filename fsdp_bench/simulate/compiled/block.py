@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients, operator_node
+from fsdp_bench.simulate.compiled.tuning import tune
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.transformer import Module, Weight
 from fsdp_bench.simulate.operators.core import Operators
@@ -16,20 +17,30 @@ from fsdp_bench.simulate.recorded.bind import work_of
 from fsdp_bench.simulate.recorded.instructions import Made, Run, kernel_event
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Storage, Tensor
-from fsdp_bench.spec.recording.compiled import CompiledCode, Step
+from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.steps import Drop, Operator
 
 _PRODUCTS = ("aten::mm", "aten::addmm")
 
 
+class Tune(msgspec.Struct):
+    """Where a kernel is tuned when it first runs."""
+
+    copies: tuple[int, ...]
+    is_done: bool = False
+
+
+Plan = Run | Tune | int
+"""What runs; the number of a storage is where it is dropped."""
+
+
 class Buffers(msgspec.Struct, frozen=True):
-    """A recording in plain numbers."""
+    """A recording in plain numbers. The blocks of a model share it, as they share the compiled code."""
 
     code: CompiledCode
-    forward: tuple[Run | int, ...]
-    """What runs; the number of a storage is where it is dropped."""
-    backward: tuple[Run | int, ...]
+    forward: tuple[Plan, ...]
+    backward: tuple[Plan, ...]
 
 
 def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) -> Buffers:
@@ -47,13 +58,18 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
         if number is not None and not name.startswith("i:")
     }
 
-    def bound(steps: tuple[Step, ...], of_parameters: set[int]) -> tuple[Run | int, ...]:
-        return tuple(
-            int(one.storage) if isinstance(one, Drop) else _run(one, code, numbers, kernels, of_parameters)
-            for one in steps
-        )
+    def bound(one: Step, of_parameters: set[int]) -> Plan:
+        if isinstance(one, Drop):
+            return int(one.storage)
+        if isinstance(one, Tuning):
+            return Tune(tuple(numbers[copy] for copy in one.copies))
+        return _run(one, code, numbers, kernels, of_parameters)
 
-    return Buffers(code, bound(code.forward, set()), bound(code.backward, gradients))
+    return Buffers(
+        code,
+        tuple(bound(one, set()) for one in code.forward),
+        tuple(bound(one, gradients) for one in code.backward),
+    )
 
 
 def _run(
@@ -123,10 +139,15 @@ class CompiledBlock:
                 found.append(Tensor(storages[gradient], like.numel, x.itemsize))
         return found
 
-    def _steps(self, steps: Sequence[Run | int], storages: dict[int | str, Storage], category: Category | None) -> None:
+    def _steps(self, steps: Sequence[Plan], storages: dict[int | str, Storage], category: Category | None) -> None:
         for step in steps:
             if isinstance(step, int):
                 storages.pop(step, None)
+                continue
+            if isinstance(step, Tune):
+                if not step.is_done:
+                    tune(self._op, step.copies, is_backward=self._op.tape.in_backward)
+                    step.is_done = True
                 continue
             if step.event is not None:
                 self._op.tape.events.append(step.event)

@@ -25,13 +25,17 @@ class Scratch:
 
 
 def clip_sharded_fsdp1(tape: Tape, num_gradients: int, itemsize: int) -> None:
-    """FullyShardedDataParallel.clip_grad_norm_: norms in fp32, one all-reduce of their square."""
+    """FullyShardedDataParallel.clip_grad_norm_: norms in fp32, one all-reduce of their square.
+
+    A rank without gradients, as of a shard of frozen parameters alone, takes a zero that it keeps (_get_grad_norm).
+    """
     scratch = Scratch(tape)
-    scratch.hold("norms", FP32, num_gradients)
-    scratch.hold("aten::stack", FP32 * num_gradients)
-    scratch.drop("norms")
-    scratch.hold("local_norm", FP32)
-    scratch.drop("aten::stack")
+    if num_gradients:
+        scratch.hold("norms", FP32, num_gradients)
+        scratch.hold("aten::stack", FP32 * num_gradients)
+        scratch.drop("norms")
+        scratch.hold("local_norm", FP32)
+        scratch.drop("aten::stack")
     scratch.hold("squared", FP32)
     scratch.hold("total_norm", FP32)
     scratch.drop("squared")
@@ -39,15 +43,18 @@ def clip_sharded_fsdp1(tape: Tape, num_gradients: int, itemsize: int) -> None:
     if itemsize != FP32:
         for _ in range(num_gradients):  # grad.mul_(coefficient.to(grad.dtype))
             tape.storage(itemsize, "aten::_to_copy", Category.TEMPORARY)
-    scratch.drop("aten::mul", "aten::clamp", "local_norm", "total_norm")
+    scratch.drop("aten::mul", "aten::clamp", "total_norm")
+    if num_gradients:
+        scratch.drop("local_norm")
 
 
-def reduce_norm_of_host_gradients(tape: Tape) -> None:
+def reduce_norm_of_host_gradients(tape: Tape, has_gradients: bool) -> None:
     """FullyShardedDataParallel.clip_grad_norm_ with offload: only the norm comes to the device, to be reduced."""
     scratch = Scratch(tape)
-    for name in ("local_norm", "squared", "total_norm"):
+    held = ("local_norm", "squared", "total_norm") if has_gradients else ("squared", "total_norm")
+    for name in held:
         scratch.hold(name, FP32)
-    scratch.drop("squared", "total_norm", "local_norm")
+    scratch.drop(*held)
 
 
 def clip_gradients(tape: Tape, num_gradients: int, itemsize: int, is_distributed: bool) -> None:

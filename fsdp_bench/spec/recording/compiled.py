@@ -17,10 +17,23 @@ from typing import NamedTuple
 import msgspec
 
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.recording.steps import Drop, Operator
+from fsdp_bench.spec.recording.steps import Drop, Operator, Size
 from fsdp_bench.spec.setup import Checkpointing
 
-Step = Operator | Drop
+
+class Tuning(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="t"):
+    """Inductor tries several configurations of the kernel that follows, once, when it first runs.
+
+    While it does, it holds a buffer of the size of the GPU's L2 cache (InductorBenchmarker.benchmark_gpu in
+    torch/_inductor/runtime/benchmarking.py), and copies of what the kernel changes in place.
+    """
+
+    copies: tuple[Size, ...]
+    """Bytes of each copy. In backward Inductor makes only those that do not raise the peak
+    (CachingAutotuner.copy_args_to_cpu_if_needed in torch/_inductor/runtime/triton_heuristics.py)."""
+
+
+Step = Operator | Drop | Tuning
 
 
 class CompiledCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

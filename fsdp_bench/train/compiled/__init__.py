@@ -5,6 +5,7 @@ Kernels need not run: the stand-in for NVIDIA's libraries will do. Read in this 
     variants.py       which blocks are recorded, and at which sizes
     compile_block.py  compiles one block at one size; what Inductor wrote
     wrapper_code.py   reads the function that Inductor wrote
+    triton_kernels.py which of its kernels Inductor tunes, and what it copies for that
     kernels.py        the operators that it calls as they are
     formulas.py       functions of several sizes into one, with formulas
 """

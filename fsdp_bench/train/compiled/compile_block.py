@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.train.compiled.triton_kernels import in_place_where_tuned
 from fsdp_bench.train.compiled.wrapper_code import Function, UnknownCode, read_function
 from fsdp_bench.train.models.transformer import BLOCKS, rotary_tables
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
@@ -75,7 +76,7 @@ def compile_block(case: Case, batch: int, length: int) -> Compiled:
         _, sources = run_and_get_code(step)
     if len(names) != 1 or len(sources) != 2:
         raise UnknownCode(f"{len(names)} graphs and {len(sources)} functions instead of one, and one each way")
-    forward, backward = map(read_function, sources)
+    forward, backward = (read_function(source, in_place_where_tuned) for source in sources)
     return Compiled(tuple(_plain_name(name, block, BLOCKS[shape.family]) for name in names[0]), forward, backward)
 
 

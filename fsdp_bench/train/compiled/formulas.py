@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
-from fsdp_bench.spec.recording.compiled import CompiledCode, Step
+from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import Product, to_text
 from fsdp_bench.spec.recording.steps import Allocation, Drop, Operator
 from fsdp_bench.train.compiled.compile_block import Compiled
@@ -44,15 +44,15 @@ def merge(points: Sequence[tuple[Sizes, Compiled]]) -> CompiledCode:
 
 def _without_numbers(compiled: Compiled) -> str:
     def plain(function: Function) -> list[Any]:
-        steps: list[Any] = [
-            one
-            if isinstance(one, Dropped)
-            else (one.name, len(one.touched_bytes), one.itemsize, [made.number for made in one.makes])
-            for one in function.steps
-        ]
-        return [function.num_inputs, steps, function.returns]
+        return [function.num_inputs, list(map(_plain, function.steps)), function.returns]
 
     return repr((compiled.inputs, plain(compiled.forward), plain(compiled.backward)))
+
+
+def _plain(step: Run | Dropped) -> Any:
+    if isinstance(step, Dropped):
+        return step
+    return step.name, len(step.touched_bytes), step.itemsize, [made.number for made in step.makes]
 
 
 class _Merged:
@@ -83,16 +83,25 @@ class _Merged:
         )
 
     def _steps(self, functions: Sequence[Function]) -> tuple[Step, ...]:
-        return tuple(self._step(alike) for alike in zip(*(one.steps for one in functions), strict=True))
+        return tuple(chain.from_iterable(map(self._step, zip(*(one.steps for one in functions), strict=True))))
 
-    def _step(self, alike: Sequence[Run | Dropped]) -> Step:
+    def _step(self, alike: Sequence[Run | Dropped]) -> Iterator[Step]:
+        """Yield a step, and before it what tuning the kernel takes.
+
+        What is tuned at some sizes alone is left out: forward's sums over more than 2048 columns, beside which less is
+        alive than beside other kernels of the same block.
+        """
         first = alike[0]
         if isinstance(first, Dropped):
-            return Drop(str(first.number))
+            yield Drop(str(first.number))
+            return
         runs = [one for one in alike if isinstance(one, Run)]
+        tuned_on = [one.tuned_on for one in runs if one.tuned_on is not None]
+        if len(tuned_on) == len(runs):
+            yield Tuning(tuple(self._number(self._text(numbers)) for numbers in zip(*tuned_on, strict=True)))
         touched = zip(*(one.touched_bytes for one in runs), strict=True)
         moved = to_text([self._find(numbers) for numbers in touched] or [(Fraction(0), ())])
-        return Operator(
+        yield Operator(
             name=self._names.setdefault(first.name, len(self._names)),
             num_bytes=self._number(moved),
             itemsize=first.itemsize,

@@ -39,7 +39,11 @@ def main(file: Path, names: list[str]) -> None:
     codes = msgspec.json.decode(file.read_bytes(), type=CompiledCatalog).codes if file.exists() else {}
     for variant in variants():
         if not names or variant.kind.name in names:
-            codes[variant.kind.name] = record(variant)
+            try:
+                codes[variant.kind.name] = record(variant)
+            except UnknownCode as error:
+                print(f"{variant.kind.name}: not recorded: {error}", file=sys.stderr, flush=True)
+                codes.pop(variant.kind.name, None)
             date = datetime.datetime.now(datetime.UTC).date().isoformat()
             catalog = CompiledCatalog(torch=torch.__version__.partition("+")[0], date=date, codes=codes)
             file.write_bytes(msgspec.json.encode(catalog))

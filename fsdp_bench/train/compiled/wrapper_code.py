@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fsdp_bench.train.compiled.kernels import KERNEL_READERS, MAKES, Kernel, View
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "uint64": 8}
 _FP32 = 4
+_MOST_OUTPUTS = 9
+"""Of the operators in kernels.py."""
 _NOTHING = ("assert_size_stride", "assert_alignment", "torch.cuda.set_device", "args.clear")
 _SUM = re.compile(r"(\w+)\[.*\]\.view\((\d+), (\d+)\)\.sum\(dim=0\)\.view\(\[[\d, ]+\]\)(?:\.to\((.+)\))?")
 _WITH_RANDOM_STATE = "torch.ops.higher_order.graphsafe_run_with_rng_state"
@@ -41,12 +43,19 @@ class Run(NamedTuple):
     """Of each tensor that it reads or writes."""
     itemsize: int
     makes: tuple[Made, ...]
+    tuned_on: tuple[int, ...] | None = None
+    """Where Inductor tunes the kernel, which is when it first runs: bytes of what it changes in place."""
 
 
 class Dropped(NamedTuple):
     """The function holds a storage no longer."""
 
     number: int
+
+
+ReadKernel = Callable[[str, str], tuple[int, ...] | None]
+"""From the name and the source of a kernel of Triton, the positions of the arguments that it changes in place; None for
+a kernel that has one configuration, which is not tuned."""
 
 
 class Function(NamedTuple):
@@ -58,7 +67,7 @@ class Function(NamedTuple):
     """The storage of each result."""
 
 
-def read_function(source: str) -> Function:
+def read_function(source: str, read_kernel: ReadKernel) -> Function:
     """Read the function ``call`` of a module that Inductor wrote.
 
     Raises:
@@ -66,12 +75,24 @@ def read_function(source: str) -> Function:
     """
     tree = ast.parse(source)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    return _Reader(functions["call"], functions["get_args"]).read()
+    kernels = {name: read_kernel(name, text) for name, text in _kernels(tree)}
+    tuned = {name: in_place for name, in_place in kernels.items() if in_place is not None}
+    return _Reader(functions["call"], functions["get_args"], tuned).read()
+
+
+def _kernels(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield name and source of each ``triton_x = async_compile.triton('triton_x', SOURCE, ...)``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == "async_compile.triton":
+            name, text = map(ast.literal_eval, node.args[:2])
+            yield name, text
 
 
 class _Reader:
-    def __init__(self, call: ast.FunctionDef, arguments: ast.FunctionDef) -> None:
+    def __init__(self, call: ast.FunctionDef, arguments: ast.FunctionDef, tuned: dict[str, tuple[int, ...]]) -> None:
         self._call = call
+        self._untuned = dict(tuned)
+        """The kernels that will be tuned when they first run."""
         self._views: dict[str, View] = {}
         self._tuples: dict[str, tuple[View, ...]] = {}
         self._steps: list[Run | Dropped] = []
@@ -165,7 +186,7 @@ class _Reader:
         made: dict[int, View] = {}
         for index, (shape, itemsize) in outputs.items():
             made[index] = self._new(shape, _contiguous(shape), itemsize)
-        self._tuples[name] = tuple(made.get(index, View(-1, (), 1)) for index in range(max(made) + 1))
+        self._tuples[name] = tuple(made.get(index, View(-1, (), 1)) for index in range(_MOST_OUTPUTS))
         kernel = Kernel(operator.replace(".", "::", 1), KERNEL_READERS[operator](inputs))
         makes = tuple(map(self._made, made.values()))
         self._steps.append(self._run(kernel, [*inputs, *made.values()], inputs[0].itemsize, makes))
@@ -201,8 +222,12 @@ class _Reader:
             self._steps.append(self._run(kernel, [*views, out], views[-1].itemsize, ()))
         elif name.startswith("triton_") and name.endswith(".run"):
             views = [self._view(each) for each in call.args if self._is_tensor(each)]
+            in_place = self._untuned.pop(name.removesuffix(".run"), None)
+            changed = None if in_place is None else [self._view(call.args[index]) for index in in_place]
+            tuned_on = None if changed is None else tuple(_numel(view.shape) * view.itemsize for view in changed)
             kernel = Kernel(_NUMBER_OF_KERNEL.sub("", name.removesuffix(".run")), ())
-            self._steps.append(self._run(kernel, views, min(view.itemsize for view in views), ()))
+            run = self._run(kernel, views, min(view.itemsize for view in views), ())
+            self._steps.append(run._replace(tuned_on=tuned_on))
         else:
             raise UnknownCode(ast.unparse(call))
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fsdp_bench.train.compiled.wrapper_code import Dropped, Made, Run, UnknownCode, read_function
+from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Made, Run, UnknownCode, read_function
 
 MODULE = """
 def call(self, args):
@@ -33,10 +33,18 @@ def get_args():
     primals_2 = rand_strided((16, 8), (8, 1), device='cuda:0', dtype=torch.bfloat16)
     return [primals_1, primals_2]
 """
+KERNELS = """
+triton_poi_fused_silu_3 = async_compile.triton('triton_poi_fused_silu_3', 'the source of silu', device_str='cuda')
+triton_poi_fused_mul_4 = async_compile.triton('triton_poi_fused_mul_4', 'the source of mul', device_str='cuda')
+"""
+
+
+def read(statement: str) -> Function:
+    return read_function(MODULE.format(statement=statement), lambda name, source: None)
 
 
 def test_a_buffer_that_is_reused_is_one_storage_until_its_last_name_is_deleted() -> None:
-    function = read_function(MODULE.format(statement="pass"[:0]))
+    function = read("")
     assert function.num_inputs == 2
     assert function.returns == [3, 1, None]
     assert [one.number for one in function.steps if isinstance(one, Dropped)] == [0, 2]
@@ -46,7 +54,7 @@ def test_a_buffer_that_is_reused_is_one_storage_until_its_last_name_is_deleted()
 
 
 def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> None:
-    function = read_function(MODULE.format(statement=""))
+    function = read("")
     product, silu, mul = [one for one in function.steps if isinstance(one, Run) and not one.makes]
     assert (product.name, product.dims) == ("aten::mm nt", (4, 16, 8))
     assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 128)
@@ -65,4 +73,13 @@ def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> Non
 )
 def test_what_is_not_known_is_refused(statement: str) -> None:
     with pytest.raises(UnknownCode):
-        read_function(MODULE.format(statement=statement))
+        read(statement)
+
+
+def test_a_kernel_with_several_configurations_is_tuned_when_it_first_runs() -> None:
+    """silu_3 changes its only argument in place, and runs twice; mul_4 has one configuration."""
+    again = "triton_poi_fused_silu_3.run(buf1, 64, stream=raw_stream0)"
+    in_place = {"the source of silu": (0,), "the source of mul": None}
+    function = read_function(KERNELS + MODULE.format(statement=again), lambda name, source: in_place[source])
+    kernels = [one for one in function.steps if isinstance(one, Run) and one.name.startswith("triton")]
+    assert [one.tuned_on for one in kernels] == [(4 * 16 * 2,), None, None]
