@@ -109,6 +109,9 @@ def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) 
     return found
 
 
+_LINEAR = ("AddmmBackward0", "MmBackward0")
+
+
 class _Binding:
     """The recording's own numbers, and what they are bound to."""
 
@@ -128,6 +131,7 @@ class _Binding:
         self._counts = counts
         self._outside = Scope(self._loops)
         self._group_of = self._groups()
+        self._products: dict[int, NodePlan] = {}
 
     def program(self) -> Program:
         """Return everything bound."""
@@ -262,7 +266,7 @@ class _Binding:
             assert type(instruction) is Save
             node = scope.refer(instruction.node, is_node=True)
             assert isinstance(node, int)
-            return Keep(node, self._tensor(instruction.tensor, scope))
+            return self._keep(node, self._tensor(instruction.tensor, scope))
         if kind is MakeNode:
             assert type(instruction) is MakeNode
             return self._begin(instruction.number, scope)
@@ -293,8 +297,20 @@ class _Binding:
         )
 
     def _begin(self, number: int, scope: Scope) -> Begin:
-        record = self._node_record(number, scope)
-        return Begin(scope.own(number, is_node=True), self._node(record, scope))
+        record, node = self._node_record(number, scope), scope.own(number, is_node=True)
+        plan = self._node(record, scope)
+        if record.name in _LINEAR:
+            self._products[node] = plan
+        return Begin(node, plan)
+
+    def _keep(self, node: int, tensor: TensorPlan) -> Keep:
+        """Return where a node saves a tensor.
+
+        F.linear multiplies by a weight's t(), which is a view, and saves that; transformers' Conv1D multiplies by the
+        weight itself, so that its gradient goes from the product to the weight at once.
+        """
+        product, weight = self._products.get(node), str(tensor.storage).removeprefix("p:")
+        return Keep(node, tensor, product is not None and (weight, 0) not in product.edges)
 
     def _node_record(self, number: int, scope: Scope) -> NodeRecord:
         loop = scope.loop

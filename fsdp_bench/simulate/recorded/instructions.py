@@ -214,6 +214,8 @@ class Keep(msgspec.Struct, frozen=True):
 
     node: int
     tensor: TensorPlan
+    as_view: bool
+    """Whether a parameter is saved as a view, and not itself."""
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Save it, through the hooks in force; a node that saves nothing does not hold them."""
@@ -232,8 +234,9 @@ class Keep(msgspec.Struct, frozen=True):
     def _tensor(self, frame: Frame, model: RecordedTransformer) -> Tensor:
         plan = self.tensor
         if isinstance(plan.storage, str) and plan.storage.startswith("p:"):
-            found: Tensor = model.by_parameter[plan.storage[2:]].seen.view(plan.numel)
-            return found
+            parameter = model.by_parameter[plan.storage[2:]].seen
+            # a parameter itself follows when a wrapper gives it other memory (.data)
+            return parameter.view(plan.numel) if self.as_view else parameter
         return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize)
 
 

@@ -70,7 +70,8 @@ class RecordedSimulation(Simulation):
         """Run forward, which computes the loss, and backward."""
         tape = self.tape
         tape.mark("forward")
-        self.wrapper.lazy_init()  # _root_pre_forward: before it casts the inputs
+        self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
+        self.wrapper.forget_gradients()
         loss, output = self.model.forward_and_loss(self._cast_inputs())
         tape.mark("loss")
         out = self.op.divide(loss)

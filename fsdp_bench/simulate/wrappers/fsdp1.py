@@ -193,13 +193,21 @@ class Fsdp1(Wrapper):
     # -- order -------------------------------------------------------------------------------------------------
 
     def root_pre_forward(self) -> None:
-        """_root_pre_forward: forget the last step's gradients (_reset_flat_param_grad_info_if_needed).
-
-        Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
-        """
+        """_root_pre_forward."""
         self.lazy_init()
         for stream in (Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN):  # _wait_for_computation_stream
             self.tape.wait_stream(stream, Stream.COMPUTE)
+        self.forget_gradients()
+        if self.setup.forward_prefetch:
+            for handle in self.handles:
+                handle.needs_pre_forward_unshard = True
+                handle.prefetched = False
+
+    def forget_gradients(self) -> None:
+        """_reset_flat_param_grad_info_if_needed: let go of the last step's gradients.
+
+        Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
+        """
         if self.zeroed or any(handle.holds_no_trained_piece for handle in self.handles):
             for handle in self._by_block():
                 if self.zeroed or (handle.holds_no_trained_piece and not handle.shows_gradients):
@@ -207,10 +215,6 @@ class Fsdp1(Wrapper):
                 if self.zeroed:
                     handle.shows_gradients = False
         self.zeroed = False
-        if self.setup.forward_prefetch:
-            for handle in self.handles:
-                handle.needs_pre_forward_unshard = True
-                handle.prefetched = False
 
     is_initialized = False
     """Whether a forward has begun before."""

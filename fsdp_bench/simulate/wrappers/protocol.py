@@ -35,6 +35,9 @@ class Wrapper(ABC):
     def lazy_init(self) -> None:  # noqa: B027
         """Do what is done once, before the first forward's first operator; later calls do nothing."""
 
+    def forget_gradients(self) -> None:  # noqa: B027
+        """Let go of what zero_grad leaves, before a forward casts its inputs."""
+
     @property
     def first_step_differs(self) -> bool:
         """Whether the first step has other events than later ones, beside lazy_init and the optimizer's states."""

@@ -101,8 +101,12 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
 def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why frozen weights that are stored in a dtype of their own cannot be computed with."""
     dtypes = {parameter.dtype for parameter in shape.code.parameters if parameter.dtype}
-    compute = setup.precision.compute
-    if not dtypes or compute in dtypes or compute == "fp32":
+    compute, lora = setup.precision.compute, shape.code.origin.lora
+    if not dtypes or compute in dtypes:
+        return None
+    if lora is not None and lora.is_quantized:
+        return f"precision: the frozen weights are 4-bit numbers in elements of bf16; compute in bf16, not in {compute}"
+    if compute == "fp32":
         return None
     return f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}"
 
