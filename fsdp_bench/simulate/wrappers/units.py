@@ -34,6 +34,16 @@ from fsdp_bench.spec.setup import (
 _APART = VariantKind("bf16", is_apart=True).name
 """The recorded variant that cannot run where code reads adapters without running them, as in routers of experts."""
 
+_EXPERTS_CAST = (
+    "precision: the frozen weights are stored in bf16, and wrappers would cast them to fp32, in which experts"
+    " (torch._grouped_mm) do not run; use bf16-mixed"
+)
+
+_ADAPTED_EXPERTS = (
+    "lora: under fsdp1 torch refuses PEFT's adapters of experts, which change views of the flat parameter in place;"
+    " use fsdp2, or targets without experts"
+)
+
 _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
 """What may make units of parts of a block."""
 
@@ -95,7 +105,7 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         )
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
-    return _base_not_cast(shape, setup) or _parameters_mixed(shape, setup)
+    return _base_not_cast(shape, setup) or _experts_adapted(shape, setup) or _parameters_mixed(shape, setup)
 
 
 def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
@@ -107,8 +117,22 @@ def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
     if lora is not None and lora.is_quantized:
         return f"precision: the frozen weights are 4-bit numbers in elements of bf16; compute in bf16, not in {compute}"
     if compute == "fp32":
-        return None
+        return _EXPERTS_CAST if _casts(setup.precision) and _has_experts(shape) else None
     return f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}"
+
+
+def _casts(precision: Precision) -> bool:
+    return len({precision.store, precision.compute, precision.reduce}) > 1
+
+
+def _has_experts(shape: RecordedModel) -> bool:
+    return any("_grouped_mm" in name for name in shape.some_variant.names)
+
+
+def _experts_adapted(shape: RecordedModel, setup: TrainSetup) -> str | None:
+    """Return why adapters of experts do not train: PEFT parametrizes experts, which are views of a flat parameter."""
+    are_adapted = any(".experts." in each.name and ".lora_" in each.name for each in shape.code.parameters)
+    return _ADAPTED_EXPERTS if setup.api is Api.FSDP1 and are_adapted else None
 
 
 def _parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
