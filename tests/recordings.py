@@ -1,16 +1,22 @@
 """``make recordings``: records what the models of the catalogue run, or those that are named, where it is missing.
 
 A model whose code a recording holds for already is left out; to record all anew, empty the folder first. A recording
-takes from half a minute to three minutes.
+takes from half a minute to three minutes. Where torchtitan is installed, its code is recorded, too.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from fsdp_bench.catalog.loader import models
+from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import FsdpBenchError
+from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.architectures import record_missing
+
+TORCHTITAN = ("llama", "qwen3")
+"""The architectures of torchtitan's that are recorded (train/models/torchtitan.py)."""
 
 
 def main() -> None:
@@ -18,11 +24,17 @@ def main() -> None:
     for entry in models():
         if sys.argv[1:] and entry.name not in sys.argv[1:]:
             continue
-        try:
-            for path in record_missing(entry):
-                print(f"{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
-        except FsdpBenchError as error:
-            print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
+        _record(entry, "huggingface")
+        if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
+            _record(entry, "torchtitan")
+
+
+def _record(entry: ModelEntry, code: ModelCode) -> None:
+    try:
+        for path in record_missing(entry, code):
+            print(f"{code} {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
+    except FsdpBenchError as error:
+        print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

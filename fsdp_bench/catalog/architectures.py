@@ -1,6 +1,7 @@
 """Recordings that come with fsdp-bench, by architecture: each holds for every config.json with the same settings.
 
-They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``; ``make recordings`` writes them.
+They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``: Hugging Face's code, and in recordings/torchtitan/
+torchtitan's. ``make recordings`` writes them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import RecordedCode
 
 FOLDER = Path(__file__).parent / "recordings"
+FOLDERS = {"huggingface": FOLDER, "torchtitan": FOLDER / "torchtitan"}
+"""By whose code they are of."""
 
 
 class NotRecorded(SpecError):
     """No recording that comes with fsdp-bench holds for a config.json. The message says why."""
 
 
-def is_recorded(model_type: str) -> bool:
+def is_recorded(model_type: str, folder: Path = FOLDER) -> bool:
     """Whether some recordings of an architecture come with fsdp-bench."""
-    return bool(_files(FOLDER, model_type))
+    return bool(_files(folder, model_type))
 
 
 def _files(folder: Path, model_type: object) -> list[Path]:
@@ -39,7 +42,7 @@ def _files(folder: Path, model_type: object) -> list[Path]:
 def recorded_architecture(
     config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER
 ) -> RecordedModel:
-    """Return the model of a config.json, by the recording of its architecture.
+    """Return the model of a config.json, by the recording of its architecture; ``folder`` is one of FOLDERS.
 
     Raises:
         NotRecorded: if there is none, with what differs from the nearest.
@@ -57,7 +60,8 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
     files = _files(folder, model_type)
     if not files:
         known = ", ".join(sorted({path.name.partition(".")[0] for path in folder.glob("*.json.xz")}))
-        raise NotRecorded(f"model_type {shown(model_type)} was not recorded; {known} were")
+        whose = "torchtitan's code of " if folder == FOLDERS["torchtitan"] else ""
+        raise NotRecorded(f"{whose}model_type {shown(model_type)} was not recorded; {known} were")
     architectures = config.get("architectures") or [ARCHITECTURES.get(str(model_type))]
     if not isinstance(architectures, list):
         raise SpecError(f"architectures: {shown(architectures)} is not allowed; a list of class names")
@@ -66,8 +70,10 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
     for code in map(read_recorded, files):
         assert code.architecture is not None
         found = code.architecture.differences(config, sequence_length)
-        if named != code.origin.architecture:
-            found.append(f"{shown(named)}, recorded was {code.origin.architecture}")
+        is_titan = code.origin.code == "torchtitan"  # whose classes have other names
+        recorded = ARCHITECTURES.get(str(model_type)) if is_titan else code.origin.architecture
+        if named != recorded:
+            found.append(f"{shown(named)}, recorded was {recorded}")
         if not found:
             try:
                 return _model(code, config, name)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.architectures import FOLDERS, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
@@ -27,7 +27,7 @@ from fsdp_bench.spec.units import parse_count
 Hardware = Cluster | Gpu | None
 """A cluster of servers; a GPU, if the servers are not known; None, if nothing is known."""
 
-CODES = ("huggingface", "benchmark")
+CODES = ("huggingface", "torchtitan", "benchmark")
 """Whose code a number is for."""
 
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
@@ -104,8 +104,8 @@ def model(
             sliding window is meant.
         family: if ``name`` is a size: ``llama`` or ``gpt2``.
         catalog: where to look; by default what comes with fsdp-bench.
-        code: whose code: ``huggingface`` or ``benchmark``. By default Hugging Face's for a config.json and for what
-            the benchmark has no code of, else the benchmark's.
+        code: whose code: ``huggingface``, ``torchtitan`` or ``benchmark``. By default Hugging Face's for a config.json
+            and for what the benchmark has no code of, else the benchmark's.
 
     Raises:
         NotRecorded: for a config.json of which no recording comes with fsdp-bench.
@@ -113,9 +113,10 @@ def model(
             for a sequence longer than the learned positions.
     """
     if code not in (None, *CODES):
-        raise SpecError(f"code: {shown(code)} is not allowed; {' or '.join(CODES)}")
+        raise SpecError(f"code: {shown(code)} is not allowed; {', '.join(CODES)}")
     if isinstance(name, RecordedModel):
         return name
+    folder = FOLDERS.get(code or "huggingface", FOLDERS["huggingface"])
     if isinstance(name, ModelShape):
         shape = name
     elif str(name).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz")):
@@ -123,16 +124,16 @@ def model(
     elif isinstance(name, Path) or _text("model", name).endswith(".json"):
         if code != "benchmark":
             config = read_config(Path(name))
-            return recorded_architecture(config, sequence_length, config_name(config, Path(name)))
+            return recorded_architecture(config, sequence_length, config_name(config, Path(name)), folder)
         shape = read_hf_config(Path(name))
     elif _SIZE.fullmatch(name):
         family = Family(family)
         shape = nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
-        return with_code(shape, sequence_length) if code == "huggingface" else shape
+        return with_code(shape, sequence_length, code) if code in FOLDERS else shape
     else:
         entry = catalog.model(name)
-        if code == "huggingface" or (code is None and not entry.supported):
-            return recorded_architecture(entry.hf_config(), sequence_length, entry.name)
+        if code in FOLDERS or (code is None and not entry.supported):
+            return recorded_architecture(entry.hf_config(), sequence_length, entry.name, folder)
         shape = entry.shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
         raise SpecError(
@@ -141,15 +142,16 @@ def model(
     return shape
 
 
-def with_code(shape: ModelShape, sequence_length: int) -> RecordedModel:
-    """Return a model of the benchmark's dimensions with Hugging Face's code.
+def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:
+    """Return a model of the benchmark's dimensions with Hugging Face's code, or with torchtitan's.
 
     Raises:
         NotRecorded: if no recording holds for them.
     """
     names = config_names(shape.family.value)
     fields = {names[field]: getattr(shape, field) for field in names if hasattr(shape, field)}
-    return recorded_architecture({"model_type": shape.family.value, **fields}, sequence_length, shape.name)
+    config = {"model_type": shape.family.value, **fields}
+    return recorded_architecture(config, sequence_length, shape.name, FOLDERS[code or "huggingface"])
 
 
 def _text(field: str, name: object) -> str:

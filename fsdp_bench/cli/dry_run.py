@@ -14,7 +14,14 @@ import click
 
 from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptions, headroom_option, setup_options
-from fsdp_bench.cli.common.setups import config_meant, read_lora, read_model, read_setups, warn_of_sliding_window
+from fsdp_bench.cli.common.setups import (
+    config_meant,
+    read_code,
+    read_lora,
+    read_model,
+    read_setups,
+    warn_of_sliding_window,
+)
 from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
@@ -95,7 +102,10 @@ def command(
         raise SpecError(reasons[0])
     if model is not None:
         warn_of_sliding_window(options, can_run[0].sequence_length)
-    subject: dict[str, Any] = {"config": config, "lora": read_lora(options)} if config is not None else {"model": model}
+    subject: dict[str, Any] = {"model": model}
+    if config is not None:
+        whose = "torchtitan" if read_code(options) == "torchtitan" else "huggingface"
+        subject = {"config": config, "lora": read_lora(options), "code": whose}
     if module:
         subject = {"module": _module(options, module, block)}
     specs = _specs(can_run, kernels, subject, block, trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -16,6 +16,7 @@ from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
 from fsdp_bench.spec.errors import SpecError, nearest, printable
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, read_profile
+from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 
 _OPTIONS = {
@@ -55,9 +56,13 @@ _OPTIONS = {
     default="benchmark",
     show_default=True,
     type=click.Choice(CODES),
-    help="Draw benchmark models, or small ones of the catalogue in Hugging Face's code, some with LoRA, for dry-run.",
+    help="For dry-run: draw benchmark models, or small ones of the catalogue in Hugging Face's or torchtitan's code.",
 )
-@click.option("--model-type", metavar="NAME", help="With --code huggingface: of one architecture, as in config.json.")
+@click.option(
+    "--model-type",
+    metavar="NAME",
+    help="With --code huggingface or torchtitan: of one architecture, as in config.json.",
+)
 @click.option("--compiled", is_flag=True, help="Draw setups whose blocks are compiled, for rehearsal.")
 @calibration_option
 @click.option(
@@ -74,7 +79,7 @@ def command(
     seed: int,
     kernels: Any,
     real_tensors: bool,
-    code: str,
+    code: Literal["huggingface", "torchtitan", "benchmark"],
     model_type: str | None,
     compiled: bool,
     calibration: Path | None,
@@ -99,13 +104,13 @@ def command(
         raise SpecError(f"--real-tensors: run on the CPU; not with --kernels {kernels}")
     if against == "published":
         return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
-    if code == "huggingface":
+    if code != "benchmark":
         if given := [name for name in ("kernels", "real_tensors") if name in given_options()]:
             name = given[0].replace("_", "-")
-            raise SpecError(f"--{name}: is for benchmark models; --code huggingface dry-runs CUDA's kernels")
-        return _against_architectures(cells, seed, model_type, as_json)
+            raise SpecError(f"--{name}: is for benchmark models; --code {code} dry-runs CUDA's kernels")
+        return _against_architectures(cells, seed, model_type, code, as_json)
     if model_type is not None:
-        raise SpecError("--model-type goes with --code huggingface")
+        raise SpecError("--model-type goes with --code huggingface or torchtitan")
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
     if against == "rehearsal":
@@ -146,7 +151,7 @@ def _against_dry_runs(cells: int, seed: int, kernels: Any, real_tensors: bool, a
     return ExitCode.CRASHED if differ else ExitCode.DONE
 
 
-def _against_architectures(cells: int, seed: int, model_type: str | None, as_json: bool) -> int:
+def _against_architectures(cells: int, seed: int, model_type: str | None, code: ModelCode, as_json: bool) -> int:
     from rich.progress import Progress
 
     from fsdp_bench.report.validation.memory import format_validation
@@ -160,6 +165,7 @@ def _against_architectures(cells: int, seed: int, model_type: str | None, as_jso
             model_type,
             lambda done, total: bar.update(task, completed=done, total=total, description="dry runs"),
             lambda what: bar.update(task, description=printable(what)),
+            code,
         )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())

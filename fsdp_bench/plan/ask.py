@@ -111,8 +111,8 @@ def estimate(
         model: a name of the catalogue, a size like ``"7B"``, the path of a Hugging Face config.json or of a recorded
             model, or the model itself.
         hf_config: the path of a Hugging Face config.json, whatever its name, instead of ``model``.
-        code: whose code: ``huggingface`` or ``benchmark``. By default Hugging Face's for a config.json and for models
-            that the benchmark has no code of.
+        code: whose code: ``huggingface``, ``torchtitan`` or ``benchmark``. By default Hugging Face's for a config.json
+            and for models that the benchmark has no code of.
         gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.

@@ -215,10 +215,12 @@ def answer(question: Question) -> Prediction:
 def _recorded_note(model: RecordedModel) -> str:
     """Return whose code was recorded, and what was assumed of its batch and of what its kernels need."""
     origin = model.code.origin
-    whose = "Hugging Face's" if origin.code == "huggingface" else "your own"
+    whose = {"huggingface": "Hugging Face's", "torchtitan": "torchtitan's"}.get(origin.code, "your own")
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
     batch = "full sequences, no attention mask, no cache of keys and values" if model.has_tokens else "images"
     if len(model.counts) > 1:
         batch += ", as many target tokens as source tokens"
     routing = "; balanced routing" if any("_grouped_mm" in name for name in model.some_variant.names) else ""
+    if origin.code == "torchtitan":
+        batch += "; attention by F.scaled_dot_product_attention, the cross-entropy of all logits at once"
     return f"code: {whose} {origin.architecture}, recorded with {versions}; {batch}{routing}"

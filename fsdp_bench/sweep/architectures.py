@@ -5,30 +5,38 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fsdp_bench.catalog.architectures import FOLDER, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
+from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.recording import record, write
 
 SHORT, LONG = 32, 1 << 30
 """Sequence lengths within and beyond any sliding window."""
 
 
-def record_missing(entry: ModelEntry, folder: Path = FOLDER) -> list[Path]:
+def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None) -> list[Path]:
     """Record what a model runs within and beyond its sliding window, where no recording holds; return the new files.
 
+    Args:
+        entry: a model of the catalogue.
+        code_of: whose code.
+        folder: where to look and write; by default what comes with fsdp-bench.
+
     Raises:
-        MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
+        MachineError: if torch, transformers or torchtitan is missing, or the code cannot be recorded; with the reason.
     """
+    folder = folder or FOLDERS[code_of]
     written = []
     for length in (SHORT, LONG):
         try:
             recorded_architecture(entry.hf_config(), length, entry.name, folder)
         except NotRecorded:
-            code = record(RecordingSpec(config=entry.hf_config(), sequence_length=length, all_sizes=True))
+            spec = RecordingSpec(config=entry.hf_config(), sequence_length=length, all_sizes=True, code=code_of)
+            code = record(spec)
             path = folder / file_name(entry, code)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             write(code, path)
             written.append(path)
     return written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, ModelCode, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_dry_run, summarize
 from fsdp_bench.validate.random_architectures import draw_architectures
@@ -18,8 +18,9 @@ def validate_architectures(
     model_type: str | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     recording: Callable[[str], None] = lambda what: None,
+    code: ModelCode = "huggingface",
 ) -> tuple[list[MemoryComparison], Summary]:
-    """Compare predictions of recorded models with dry runs of Hugging Face's code, on CUDA's kernels.
+    """Compare predictions of recorded models with dry runs of their code, on CUDA's kernels.
 
     Args:
         count: number of setups to draw.
@@ -27,19 +28,21 @@ def validate_architectures(
         model_type: of the models; None for all of the catalogue in turn.
         progress: called with the number of runs that are done, and the number of all runs.
         recording: called with each model with adapters, which is recorded before.
+        code: whose code.
 
     Raises:
         SpecError: for a model_type that the catalogue does not have.
-        MachineError: if torch, transformers or PEFT is missing.
+        MachineError: if torch, transformers, PEFT or torchtitan is missing.
     """
-    cells = draw_architectures(count, seed, model_type, recording)
-    specs = [DryRunSpec(config=cell.config, setup=cell.setup, lora=cell.lora) for cell in cells]
+    cells = draw_architectures(count, seed, model_type, recording, code)
+    specs = [DryRunSpec(config=cell.config, setup=cell.setup, lora=cell.lora, code=code) for cell in cells]
     answers: dict[int, DryRunAnswer] = {}
     for index, answer in dry_runs(specs, os.cpu_count() or 1):
         answers[index] = answer
         progress(len(answers), len(specs))
     comparisons = [compare_with_dry_run(cell, answers[place], "cuda") for place, cell in enumerate(cells)]
-    return comparisons, summarize(comparisons, f"dry run of Hugging Face's code, seed {seed}")
+    whose = "torchtitan's" if code == "torchtitan" else "Hugging Face's"
+    return comparisons, summarize(comparisons, f"dry run of {whose} code, seed {seed}")
 
 
 def validate_dry_runs(

@@ -1,4 +1,4 @@
-"""Random small models of the catalogue's architectures, in Hugging Face's code, and random setups, for ``validate``."""
+"""Random small models of the catalogue's architectures, in recorded code, and random setups, for ``validate``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdp_bench.catalog.architectures import is_recorded, recorded_architecture
+from fsdp_bench.catalog.architectures import FOLDERS, is_recorded, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.recorded import recorded_model
@@ -19,6 +19,7 @@ from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, S
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
+from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.recording import recorded_config
 from fsdp_bench.validate.random_setups import cell_label, draw_setup
 
@@ -52,24 +53,30 @@ Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
 
 
 def draw_architectures(
-    count: int, seed: int, model_type: str | None = None, progress: Callable[[str], None] = lambda what: None
+    count: int,
+    seed: int,
+    model_type: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+    code: ModelCode = "huggingface",
 ) -> tuple[ArchitectureCell, ...]:
-    """Return so many cells that can run, of one model_type or of all recorded ones in turn; every fifth has adapters.
+    """Return so many cells that can run, of one model_type or of all recorded ones in turn.
 
-    A model with adapters is recorded, which takes a minute; of a model_type all such cells have the same.
+    Of Hugging Face's code every fifth has adapters. A model with adapters is recorded, which takes a minute; of a
+    model_type all such cells have the same.
 
     Args:
         count: how many cells.
         seed: of the draw.
         model_type: of the models; None for all.
         progress: called with what is recorded.
+        code: whose code.
 
     Raises:
         SpecError: for a model_type that was not recorded.
         MachineError: if transformers or PEFT is missing.
     """
     source = random.Random(seed)
-    types = sorted({entry.family for entry in models() if is_recorded(entry.family)})
+    types = sorted({entry.family for entry in models() if is_recorded(entry.family, FOLDERS[code])})
     if model_type is not None and model_type not in types:
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else types
@@ -78,10 +85,10 @@ def draw_architectures(
     while len(cells) < count:
         kind = chosen[len(cells) % len(chosen)]
         entry = source.choice([entry for entry in models() if entry.family == kind])
-        has_adapters = len(cells) % _ADAPTED == _ADAPTED - 1
+        has_adapters = code == "huggingface" and len(cells) % _ADAPTED == _ADAPTED - 1
         if has_adapters and kind not in adapted:
             adapted[kind] = _adapted(source, entry, progress)
-        cell = _drawn(source, entry, adapted[kind] if has_adapters else None)
+        cell = _drawn(source, entry, adapted[kind] if has_adapters else None, code)
         if cell is not None:
             cells.append(cell)
     return tuple(cells)
@@ -111,13 +118,15 @@ def _is_recorded(config: dict[str, Any], name: str) -> bool:
     return True
 
 
-def _drawn(source: random.Random, entry: ModelEntry, adapted: Adapted | None) -> ArchitectureCell | None:
+def _drawn(
+    source: random.Random, entry: ModelEntry, adapted: Adapted | None, code: ModelCode
+) -> ArchitectureCell | None:
     """Return a cell, or None where two drawn values contradict each other."""
     lora: LoRA | None = None
     try:
         if adapted is None:
-            config, setup = _small(source, entry), _setup(source, (Wrap.BLOCK, Wrap.NONE))
-            model = recorded_architecture(config, setup.sequence_length, entry.name)
+            config, setup = _small(source, entry), _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE))
+            model = recorded_architecture(config, setup.sequence_length, entry.name, FOLDERS[code])
         else:
             config, lora, model = adapted
             setup = _setup(source, (Wrap.BLOCK, Wrap.NONE, Wrap.BLOCK_AND_ADAPTERS))

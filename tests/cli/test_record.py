@@ -71,5 +71,5 @@ def test_a_recorded_model_excludes_other_names(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     line = _line("predict", "--recorded", "x.json", "--params", "7B", *NEEDED, cwd=tmp_path)
     assert "--recorded and --params each name a model; keep one" in line
-    assert "huggingface or benchmark" in _line("predict", "--model", "gpt2", "--code", "mine", *NEEDED)
+    assert "huggingface, torchtitan, benchmark" in _line("predict", "--model", "gpt2", "--code", "mine", *NEEDED)
     assert "x.json: cannot be read" in _line("predict", "--recorded", "nowhere/x.json", *NEEDED, cwd=tmp_path)

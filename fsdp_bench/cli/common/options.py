@@ -152,7 +152,8 @@ _MODEL = {
     "--model NAME": "A model of the catalogue (fsdp-bench models).",
     "--hf-config FILE": "A Hugging Face config.json: that model in transformers' code.",
     "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
-    "--code huggingface|benchmark": "Whose code is meant: transformers', which is recorded, or this tool's own.",
+    "--code huggingface|torchtitan|benchmark": "Whose code is meant: transformers' or torchtitan's, which are recorded,"
+    " or this tool's own.",
     **LORA_OPTIONS,
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
@@ -143,7 +143,7 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
             raise NotRecorded(f"{named} with {lora.title} was not recorded")
         return find_model(named, sequence_length, catalog=catalog, code=read_code(options))
     except NotRecorded as why:
-        if not may_record:
+        if not may_record or read_code(options) == "torchtitan":
             raise
         from fsdp_bench.sweep.recording import recorded_config  # what starts processes; seldom needed
 
@@ -176,11 +176,12 @@ def _of_the_ladder(options: SetupOptions, sequence_length: int) -> Model:
     family = Family(options.family or Family.LLAMA)
     positions = max(sequence_length, POSITIONS[family])
     shape = nearest_size(family, parse_count(str(options.params), "params"), positions=positions)
-    return with_code(shape, sequence_length) if read_code(options) == "huggingface" else shape
+    code = read_code(options)
+    return with_code(shape, sequence_length, code) if code in FOLDERS else shape
 
 
 def config_meant(options: SetupOptions) -> dict[str, Any] | None:
-    """Return the config.json of the Hugging Face model that the options name; None where they name another model.
+    """Return the config.json of the model that the options name, to run the code that it is of; None for others.
 
     Raises:
         SpecError: as read_model.
@@ -207,7 +208,8 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     (option, *more) = given
     if more:
         raise SpecError("--lora and --qlora: keep one")
-    if options.params is not None or options.recorded is not None or read_code(options) == "benchmark":
+    other = read_code(options) not in (None, "huggingface")
+    if options.params is not None or options.recorded is not None or other:
         raise SpecError(
             f"{option}: adapters go into Hugging Face's code, --model or --hf-config; a recorded model has its own"
         )
@@ -238,7 +240,7 @@ def read_code(options: SetupOptions) -> str | None:
     """
     code = options.code.strip().lower() if options.code is not None else None
     if code not in (None, *CODES):
-        raise SpecError(f"code: {shown(options.code)} is not allowed; {' or '.join(CODES)}")
+        raise SpecError(f"code: {shown(options.code)} is not allowed; {', '.join(CODES)}")
     return code
 
 

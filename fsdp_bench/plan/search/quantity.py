@@ -16,6 +16,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
+from fsdp_bench.catalog.architectures import FOLDERS
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
 from fsdp_bench.catalog.lookup import with_code
 from fsdp_bench.plan.estimate import DEEPEST
@@ -80,16 +81,16 @@ def size_ladder(
 ) -> Quantity:
     """Return the models of the size ladder. gpt2 models have as many learned positions as the sequence needs.
 
-    ``code``: whose, ``huggingface`` or ``benchmark``; None for the benchmark's.
+    ``code``: whose, ``huggingface``, ``torchtitan`` or ``benchmark``; None for the benchmark's.
     """
     positions = max(setup.sequence_length, POSITIONS[family])
     by_size = _models_by_size(family, vocab_size, positions)
-    if code == "huggingface":  # of one head nothing was recorded
+    if code in FOLDERS:  # of one head nothing was recorded
         by_size = {size: shape for size, shape in by_size.items() if shape.num_attention_heads > 1}
 
     def candidate(size: int) -> Candidate:
         shape = by_size[size]
-        return Candidate(with_code(shape, setup.sequence_length) if code == "huggingface" else shape, setup, hardware)
+        return Candidate(with_code(shape, setup.sequence_length, code) if code in FOLDERS else shape, setup, hardware)
 
     return Quantity("num_parameters", tuple(by_size), candidate)
 

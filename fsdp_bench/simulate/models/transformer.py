@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.losses.liger import liger_fused_linear
@@ -276,6 +276,13 @@ class ModuleList(Module):
     """nn.ModuleList."""
 
 
+class Ends(NamedTuple):
+    """The modules of the unit before the blocks and of the one behind them, each in the order of forward."""
+
+    before: tuple[Module, ...]
+    after: tuple[Module, ...]
+
+
 class SimulatedModel(Module):
     """A model with some of its blocks, of which one stands for those that are left out (simulate/repeat.py)."""
 
@@ -308,6 +315,11 @@ class SimulatedModel(Module):
         """Return the modules that cannot be units because their weights are read elsewhere, too."""
         return []
 
+    @property
+    def ends(self) -> Ends | None:
+        """What units of their own are made of with block-and-ends; None if the head is the embedding, or not known."""
+        return None
+
     def forward_order(self) -> Iterator[Module]:
         """Yield the modules in the order in which they run first."""
         raise NotImplementedError
@@ -335,6 +347,12 @@ class SimulatedTransformer(SimulatedModel):
             for weight in block.all_weights:
                 weight.block = index
         self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
+
+    @property
+    def ends(self) -> Ends | None:
+        """The embeddings; the norm and the head."""
+        positions = () if self.positions is None else (self.positions,)
+        return None if self.lm_head is None else Ends((self.embedding, *positions), (self.norm, self.lm_head))
 
     def kept_in_root(self) -> list[Module]:
         """Return a tied embedding, which the head reads (train/wrapping/units.py)."""

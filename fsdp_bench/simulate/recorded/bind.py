@@ -27,6 +27,7 @@ from fsdp_bench.simulate.recorded.references import Scope, Unrolled
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
@@ -64,6 +65,7 @@ class Program(msgspec.Struct, frozen=True):
     loss: TensorPlan
     buffers: tuple[tuple[int, int], ...]
     """Bytes, and the group of blocks that it belongs to; -1 outside of blocks."""
+    ends: Ends | None
     batch: tuple[tuple[int, int, bool], ...]
     """Elements, bytes of one, and whether wrappers cast it, of each tensor of a batch."""
 
@@ -145,6 +147,7 @@ class _Binding:
             top=top,
             loss=self._tensor(variant.loss, self._outside),
             buffers=tuple(self._buffers()),
+            ends=self._code.ends,
             batch=tuple((evaluate(i.numel, self._values), i.itemsize, i.is_float) for i in self._code.batch),
         )
 

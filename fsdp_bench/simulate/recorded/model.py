@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, Weight
+from fsdp_bench.simulate.models.transformer import Ends, Module, ModuleList, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.recorded.bind import Program
-from fsdp_bench.simulate.recorded.instructions import CallModule, Frame, Outputs
+from fsdp_bench.simulate.recorded.instructions import CallModule, Forget, ForgetInEachBlock, Frame, Outputs
 from fsdp_bench.simulate.tape import Storage, Tensor
+
+_OF_FORWARD = (CallModule, Forget, ForgetInEachBlock)
+"""The model's call, and what Python and autocast drop when it ends. What follows is the loss."""
 
 
 class RecordedModule(Module):
@@ -51,6 +54,14 @@ class RecordedTransformer(SimulatedModel):
                 weight.block = group
         self._is_in_block = self._is_marked = False
 
+    @property
+    def ends(self) -> Ends | None:
+        """The modules that the code's ends are."""
+        found = self.program.ends
+        if found is None:
+            return None
+        return Ends(*(tuple(self.by_name[name] for name in names) for names in found))
+
     def _weight(self, module: Module, full: str) -> Weight:
         shape, is_trained, dtype = self.program.parameters[full]
         rest = 1
@@ -77,15 +88,21 @@ class RecordedTransformer(SimulatedModel):
         yield from visit(self.program.top)
 
     def forward_and_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
-        """Run forward, with the loss, which Hugging Face's models compute themselves.
+        """Run forward and the loss, which Hugging Face's models compute themselves, and torchtitan's trainer behind.
 
         ``inputs`` are those that a wrapper made anew, by their reference.
         Returns the loss, and the frame that holds the model's output; whoever drops that clears the frame.
         """
         frame, plan = Frame(None), self.program.loss
         frame.storages.update(inputs)
+        computes_loss = False
         for instruction in self.program.top.code:
+            if type(instruction) not in _OF_FORWARD and not computes_loss:
+                computes_loss = True
+                self.op.tape.mark("loss")
             instruction.run(frame, self)
+        if not computes_loss:
+            self.op.tape.mark("loss")
         node, output = frame.target(self, plan.edge)
         return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output), frame
 

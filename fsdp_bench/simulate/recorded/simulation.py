@@ -73,7 +73,6 @@ class RecordedSimulation(Simulation):
         self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
         self.wrapper.forget_gradients()
         loss, output = self.model.forward_and_loss(self._cast_inputs())
-        tape.mark("loss")
         out = self.op.divide(loss)
         output.clear()
         del loss, output

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.simulate.models.build import build, few_blocks
-from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, SimulatedTransformer, Weight
+from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import (
@@ -92,10 +93,8 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return PREFETCHED_ADAPTERS
     if not isinstance(shape, RecordedModel):
         return None
-    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in shape.code.missing:
-        return f"wrap = block-and-adapters: {shape.code.missing[_APART]}; use wrap = block"
-    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ADAPTERS, Wrap.NONE):
-        return f"wrap: {setup.wrap.value} of a recorded model is not predicted; use block or none"
+    if (reason := _units_not_predicted(shape, setup)) is not None:
+        return reason
     if setup.loss is not Loss.PLAIN:
         return f"loss: a recorded model computes its own, so {setup.loss.value} is not predicted; leave --loss out"
     if setup.activation_offload:
@@ -106,6 +105,22 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
     return _base_not_cast(shape, setup) or _experts_adapted(shape, setup) or _parameters_mixed(shape, setup)
+
+
+def _units_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
+    """Return why what a wrapping makes units of in a recorded model is not known, or what they compute."""
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in shape.code.missing:
+        return f"wrap = block-and-adapters: {shape.code.missing[_APART]}; use wrap = block"
+    if setup.wrap is Wrap.SIZE:
+        return "wrap: size of a recorded model is not predicted; use block, block-and-ends or none"
+    if setup.wrap is not Wrap.BLOCK_AND_ENDS:
+        return None
+    if setup.fp32_head:
+        return "fp32_head: the head of a recorded model computes in the dtype of its blocks; leave it out"
+    if shape.has_frozen_parameters:
+        return "wrap: block-and-ends of a model with frozen parameters is not predicted; use block"
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    return None if is_ddp or shape.code.ends is not None else NO_ENDS
 
 
 def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
@@ -194,16 +209,17 @@ def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Unit]:
         return [Unit((module,), setup.precision) for module in _blocks_and_adapters(model)]
     last = model.blocks[-1]
     blocks = [Unit((block,), setup.precision, block is last and not setup.reshard_last_block) for block in model.blocks]
-    if setup.wrap is Wrap.BLOCK or model.lm_head is None:
+    if setup.wrap is Wrap.BLOCK or model.ends is None:
         return blocks
-    assert isinstance(model, SimulatedTransformer)
-    if setup.api is Api.FSDP1:  # _recursive_wrap visits modules in the order of their registration: the head first
-        return [Unit((model.lm_head,), setup.head_precision), Unit((model.embedding,), setup.precision), *blocks]
-    positions = () if model.positions is None else (model.positions,)
+    before, after = model.ends
+    if setup.api is Api.FSDP1:  # _recursive_wrap visits modules in the order of their registration
+        ends = [Unit(before[:1], setup.precision), Unit(after[-1:], setup.head_precision)]
+        places = {id(module): place for place, module in enumerate(model.all_modules())}
+        return sorted([*ends, *blocks], key=lambda unit: places[id(unit.modules[0])])
     return [
-        Unit((model.embedding, *positions), setup.precision),
+        Unit(before, setup.precision),
         *blocks,
-        Unit((model.norm, model.lm_head), setup.head_precision, stays_gathered=True),
+        Unit(after, setup.head_precision, stays_gathered=True),
     ]
 
 

@@ -7,6 +7,7 @@ Read in this order:
     config.py     what a config.json says of a recorded code: its sizes, and the settings that decide which code runs
     architecture.py  which config.json files a recording holds for
     variants.py   which variant a setup runs
+    ends.py       which modules are before the blocks and behind them
     model.py      RecordedModel: a recorded code with the sizes and the number of blocks of one model
     flops.py      the FLOPs of its forward pass
     compiled.py   CompiledCode: what compiled blocks allocate and free

@@ -13,6 +13,7 @@ import msgspec
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.architecture import Architecture
+from fsdp_bench.spec.recording.ends import Ends, find_ends
 from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
 from fsdp_bench.spec.recording.variants import VariantKind
 
@@ -75,11 +76,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whose code was recorded, and by what."""
 
     code: str
-    """``huggingface`` or ``module``."""
+    """``huggingface``, ``torchtitan`` or ``module``."""
     architecture: str
     """The class of the model, or the function ``pkg.mod:function``."""
     versions: dict[str, str]
-    """Of torch, transformers, ..."""
+    """Of torch, transformers, torchtitan, ..."""
     date: str
     lora: LoRA | None = None
     """The adapters that PEFT put in."""
@@ -134,6 +135,13 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
             except msgspec.DecodeError as error:
                 raise SpecError(f"the recording of {self.origin.architecture} is damaged in {name}: {error}") from None
         return self._read[name]
+
+    @cached_property
+    def ends(self) -> Ends | None:
+        """The modules before and behind the blocks, for units of their own; None if they are not found."""
+        shapes = {parameter.name: parameter.shape for parameter in self.parameters}
+        own = ((module.name, tuple(shapes[name] for name in module.parameters)) for module in self.modules)
+        return find_ends(own, self.num_blocks)
 
     @cached_property
     def _read(self) -> dict[str, Variant]:

@@ -10,14 +10,16 @@ from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import RecordedCode
-from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.dry_run import ModelCode, UserModule
 
 
 class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The code to record: a Hugging Face model, or a user's function."""
+    """The code to record: Hugging Face's or torchtitan's of a config.json, or a user's function."""
 
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
+    code: ModelCode = "huggingface"
+    """Whose code of the config.json."""
     module: UserModule | None = None
     lora: LoRA | None = None
     """PEFT's adapters, which are put into the Hugging Face model."""
@@ -30,6 +32,8 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):
             raise SpecError("a recording needs a config.json or a user's module, and not both")
+        if self.code == "torchtitan" and not self.all_sizes:
+            raise SpecError("code: torchtitan's is recorded for all sizes only")
         if self.lora is not None and self.config is None:
             raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
 

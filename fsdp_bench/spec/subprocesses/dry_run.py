@@ -15,6 +15,9 @@ from fsdp_bench.spec.setup import TrainSetup
 KernelSet = Literal["cpu", "cuda"]
 """The kernels that are assumed: the CPU's, or CUDA's on a fake accelerator, fused kernels included."""
 
+ModelCode = Literal["huggingface", "torchtitan"]
+"""Whose code of a config.json runs: transformers' class, or torchtitan's model of the same sizes."""
+
 TensorKind = Literal["fake", "real"]
 """Tensors without data, or real tensors in CPU memory. Real ones are slower and limited by this machine's memory, but
 nothing in torch is replaced."""
@@ -50,7 +53,7 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The input of one dry run: a benchmark model, Hugging Face's or a user's own module, a setup, and the kernels.
+    """The input of one dry run: a benchmark model, a config.json or a user's own module, a setup, and the kernels.
 
     Raises:
         SpecError: if it names no model, or several, or a module to wrap by blocks without the class of its blocks.
@@ -61,6 +64,8 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     module: UserModule | None = None
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
+    code: ModelCode = "huggingface"
+    """Whose code of the config.json."""
     lora: LoRA | None = None
     """PEFT's adapters, which are put into the Hugging Face model."""
     kernels: KernelSet = "cuda"
@@ -78,12 +83,16 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.module is not None:
             return self.module.function
         config = self.config or {}
+        if self.code == "torchtitan":
+            return f"torchtitan's {config.get('model_type')}"
         architecture = str((config.get("architectures") or [config.get("model_type")])[0])
         return architecture if self.lora is None else f"{architecture} with {self.lora.title}"
 
     def _check(self) -> None:
         if [self.model, self.module, self.config].count(None) != 2:
             raise SpecError("a dry run needs a model's shape, a user's module or a config.json, and one of them")
+        if self.code == "torchtitan" and (self.config is None or self.lora is not None):
+            raise SpecError("code: torchtitan's needs a config.json, and has no adapters")
         if self.lora is not None and self.config is None:
             raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
         if not 0 <= self.rank < self.setup.world_size:

@@ -84,7 +84,8 @@ def _attention(
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out: Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if padding else out
-    if query.dim() == 4 and not grouped and width * query.element_size() % 16 == 0:
+    allowed = torch.backends.cuda.mem_efficient_sdp_enabled()  # sdpa_kernel() of the code itself may leave it out
+    if allowed and query.dim() == 4 and not grouped and width * query.element_size() % 16 == 0:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         if attn_mask is not None:

@@ -31,6 +31,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, Dry
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
+from fsdp_bench.train.models import torchtitan
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
 from fsdp_bench.train.models.lora import load
@@ -38,9 +39,15 @@ from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.models.user_module import load_user_module, logits_of, loss_of, module_step
+from fsdp_bench.train.models.user_module import (
+    allocate_parameters,
+    load_user_module,
+    logits_of,
+    loss_of,
+    module_step,
+)
 from fsdp_bench.train.processes.parent import die_with_parent
-from fsdp_bench.train.recording.blocks import block_class
+from fsdp_bench.train.recording.blocks import block_class, named_class
 from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
@@ -130,6 +137,8 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             user = load_user_module(spec.module, setup, dtype, world.build_device(setup))
             step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
             return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
+    if spec.code == "torchtitan":
+        return _torchtitan(spec, world)
     if spec.config is not None:
         with torch.device(world.build_device(setup)):
             loaded = load(spec.config, spec.lora, dtype, world.device)
@@ -142,6 +151,20 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
     loss = loss_function(setup.loss)
     fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
     return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
+
+
+def _torchtitan(spec: DryRunSpec, world: FakeWorld) -> _Subject:
+    """Return torchtitan's model of the config.json; its trainer computes the loss behind the model."""
+    assert spec.config is not None
+    setup = spec.setup
+    dtype, home = DTYPES[setup.precision.store], world.build_device(setup)
+    with torch.device(home):
+        bare, _ = torchtitan.build(spec.config, setup.sequence_length)
+    allocate_parameters(bare, dtype, home)
+    batch = torchtitan.batch_of(setup.micro_batch_size, setup.sequence_length, "cpu")
+    step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
+    kind = named_class(bare, torchtitan.BLOCKS[str(spec.config["model_type"])])
+    return _Subject(bare.train(), kind, torchtitan.loss_of, step, lambda output: output, {})
 
 
 @contextmanager

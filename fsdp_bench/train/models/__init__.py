@@ -9,6 +9,7 @@ Read in this order:
     attention_kernel.py  which kernel attention runs: FlashAttention, cuDNN, memory-efficient
     user_module.py       a user's own model: calls its function, and the model
     huggingface.py       builds a Hugging Face model and its batch from a config.json
+    torchtitan.py        builds torchtitan's model, its batch and its loss from a config.json
     lora.py              PEFT's adapters in it
     quantized.py         its linear layers in 4 bits, as bitsandbytes keeps them
     model_code.py        builds a trial's model from these two, with data

@@ -19,7 +19,7 @@ from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.processes.parent import die_with_parent
 from fsdp_bench.train.recording.record import record
-from fsdp_bench.train.recording.subjects import architecture, huggingface, of_module
+from fsdp_bench.train.recording.subjects import architecture, huggingface, of_module, torchtitan
 
 
 def answer(spec: RecordingSpec) -> RecordingAnswer:
@@ -28,7 +28,9 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
     try:
         with unpacked_sequences(), as_on_cuda():
             if spec.config is not None:
-                if spec.all_sizes:
+                if spec.code == "torchtitan":
+                    subject = torchtitan(spec.config, spec.sequence_length)
+                elif spec.all_sizes:
                     subject = architecture(spec.config, spec.sequence_length)
                 else:
                     subject = huggingface(spec.config, spec.sequence_length, spec.lora)

@@ -18,6 +18,7 @@ from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Para
 from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
+from fsdp_bench.train.models.user_module import loss_of
 from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
@@ -40,6 +41,8 @@ class Subject:
     points: Sequence[Point]
     """The first is the model as it was asked for."""
     origin: Origin
+    loss: Callable[[Any, Any], torch.Tensor] = loss_of
+    """Returns the loss, given the model's output and the batch."""
     block_path: str | None = None
     """The class of the blocks, ``pkg.mod:Class``; None to find it."""
     beyond: int = 0
@@ -151,7 +154,7 @@ class _Recording:
         gc.disable()  # a collection would free cycles at another moment than in another run
         try:
             cast_at = self._block if kind.casts_at_blocks else None
-            return record_step(model, batch, DTYPES[kind.compute], kind, self._device, cast_at)
+            return record_step(model, batch, DTYPES[kind.compute], kind, self._device, cast_at, self._subject.loss)
         finally:
             gc.enable()
 

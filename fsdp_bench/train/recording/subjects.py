@@ -1,4 +1,4 @@
-"""The code to record: a Hugging Face model from its config.json, or what a user's function returns."""
+"""The code to record: Hugging Face's or torchtitan's of a config.json, or what a user's function returns."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fsdp_bench.spec.recording.config import complete, layer_kinds, layers_to_re
 from fsdp_bench.spec.recording.recorded import Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
+from fsdp_bench.train.models import torchtitan as torchtitans
 from fsdp_bench.train.models.huggingface import (
     batch_of,
     build,
@@ -102,6 +103,36 @@ def architecture(config: Mapping[str, Any], sequence_length: int) -> Subject:
     )
 
 
+def torchtitan(config: Mapping[str, Any], sequence_length: int) -> Subject:
+    """Return torchtitan's code of a config.json, for all sizes, as ``architecture`` does Hugging Face's.
+
+    Raises:
+        MachineError: if torchtitan is not installed.
+        SpecError: for a config that torchtitan has no code of.
+    """
+    like = architecture(config, sequence_length)
+    assert like.architecture is not None
+    kind = like.architecture.config_class
+    full = complete(config, kind)
+    given = [buildable(each, kind, layers_to_record(full), None) for each in models(full)]
+    lengths = [point["S"] for point in like.points]
+
+    def make(point: Point) -> tuple[nn.Module, Any]:
+        model, _ = torchtitans.build(given[lengths.index(point["S"])], point["S"])
+        return model, torchtitans.batch_of(point["B"], point["S"])
+
+    with torch.device("meta"):
+        _, name = torchtitans.build(given[0], lengths[0])
+    return Subject(
+        make,
+        like.points,
+        _origin("torchtitan", name),
+        loss=torchtitans.loss_of,
+        block_path=torchtitans.BLOCKS[str(config["model_type"])],
+        architecture=like.architecture,
+    )
+
+
 def of_module(module: UserModule) -> Subject:
     """Return the code of a user's function, which must take the batch size and the sequence length.
 
@@ -127,8 +158,8 @@ def of_module(module: UserModule) -> Subject:
 
 def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
     versions = {"torch": str(torch.__version__)}
-    packages = ["transformers"] if code == "huggingface" else []
-    for package in [*packages, *(lora.packages if lora is not None else ())]:
+    packages = {"huggingface": ["transformers"], "torchtitan": ["torchtitan"]}
+    for package in [*packages.get(code, ()), *(lora.packages if lora is not None else ())]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

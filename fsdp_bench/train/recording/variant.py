@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,7 @@ def record_step(
     kind: VariantKind,
     device: torch.device,
     cast_at: type[nn.Module] | None = None,
+    compute_loss: Callable[[Any, Any], torch.Tensor] = loss_of,
 ) -> RawStep:
     """Run forward and backward of a bare model once.
 
@@ -56,6 +57,7 @@ def record_step(
         kind: whether parameters are cast, and whether the model runs under torch.autocast.
         device: the fake accelerator.
         cast_at: the class of modules whose floating inputs are cast to the compute dtype.
+        compute_loss: returns the loss, given the model's output and the batch.
 
     Raises:
         SpecError: if the step cannot be recorded.
@@ -77,7 +79,7 @@ def record_step(
     with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():
         with context:
             output = call_model(model, batch)
-        loss = loss_of(output)
+        loss = compute_loss(output, batch)
     if loss.grad_fn is None:
         raise SpecError(f"module: its loss needs no gradient, so there is nothing to train; {CONTRACT}")
     log, recorder.log = recorder.log, []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.recording.ends import NO_ENDS, find_ends
 from fsdp_bench.spec.setup import TIED_ENDS, Api
 
 Policy = Callable[..., bool]
@@ -63,20 +64,40 @@ def trained_leaves(model: nn.Module) -> list[nn.Module]:
     return [leaf for leaf in leaves if (weight := getattr(leaf, "weight", None)) is not None and weight.requires_grad]
 
 
-def ends(model: nn.Module, api: Api) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+def ends(
+    model: nn.Module, api: Api, blocks: Collection[nn.Module] = ()
+) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
     """Return the modules of the unit before the blocks and of the one after them.
 
     FSDP1 wraps single modules: the first and the last.
 
+    A model says which these are, or they are found as those of a decoder (spec/recording/ends.py).
+
     Raises:
-        WrapError: for a model that does not say which modules these are, or whose head is the embedding.
+        WrapError: for a model of which neither is so, or whose head is the embedding.
     """
     before, after = getattr(model, "modules_before_blocks", ()), getattr(model, "modules_after_blocks", ())
     if not before or not after:
-        raise WrapError(
-            f"wrap = block-and-ends: {type(model).__name__} needs the properties modules_before_blocks and"
-            " modules_after_blocks, two tuples of modules in the order of forward; or use wrap = block"
-        )
+        before, after = _found_ends(model, blocks)
     if getattr(model, "modules_read_by_root", ()):
         raise WrapError(TIED_ENDS)
     return (before[:1], after[-1:]) if api is Api.FSDP1 else (tuple(before), tuple(after))
+
+
+def _found_ends(model: nn.Module, blocks: Collection[nn.Module]) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+    modules, chosen = dict(model.named_modules()), set(blocks)
+    lists = {name.rpartition(".")[0] for name, module in modules.items() if module in chosen}
+    seen: set[nn.Parameter] = set()
+    own = []
+    for name, module in modules.items():
+        parameters = [p for p in module._parameters.values() if p is not None and p not in seen]
+        seen.update(parameters)
+        own.append((name, [tuple(parameter.shape) for parameter in parameters]))
+    found = find_ends(own, lists)
+    if found is None:
+        raise WrapError(
+            f"{NO_ENDS}; or give {type(model).__name__} the properties modules_before_blocks and modules_after_blocks,"
+            " two tuples of modules in the order of forward"
+        )
+    before, after = (tuple(modules[name] for name in names) for names in found)
+    return before, after

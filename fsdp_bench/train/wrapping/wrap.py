@@ -264,7 +264,7 @@ def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tup
     blocks = {module: Unit((module,), setup.precision, module is keeps_last) for module in units}
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return tuple(blocks.values())
-    first, head = ends(model, setup.api)
+    first, head = ends(model, setup.api, in_order)
     around = Unit(first, setup.precision), Unit(head, setup.head_precision, stays_gathered=True)
     return (around[0], *(blocks[module] for module in in_order), around[1])
 

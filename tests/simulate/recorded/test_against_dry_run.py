@@ -86,7 +86,7 @@ def test_one_block_stands_for_others_and_parameters_are_counted(recorded: Record
     [
         ({"loss": "chunked"}, "cuda", "computes its own, so chunked is not predicted"),
         ({"wrap": "size"}, "cuda", "wrap: size of a recorded model is not predicted"),
-        ({"wrap": "block-and-ends"}, "cuda", "wrap: block-and-ends of a recorded model is not predicted"),
+        ({"wrap": "block-and-ends"}, "cuda", "of this model it is not known which modules those are"),
         ({}, "cpu", "on a CPU measure it"),
     ],
 )
