@@ -100,7 +100,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         model["lora"] = to_builtins(spec.lora)
     gpu, predicted = run.gpu, run.prediction
     sizes = dict.fromkeys(SIZES) | result.arguments if spec.module is not None else {}
-    unused = {"loss": None} if spec.model is None else {}
+    unused = {"loss": None} if spec.module is not None else {}
     return {
         "source": "dry-run",
         "torch": result.torch,

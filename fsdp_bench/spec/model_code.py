@@ -97,9 +97,12 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f'wrap: {self.name} needs the class of the blocks; transformer_block = "pkg.mod:Class" in its table,'
                 " or wrap none without checkpointing and compile"
             )
-        if setup.loss is not Loss.PLAIN:
+        if setup.loss is Loss.PLAIN:
+            return None
+        if self.config is None:
             return f"loss: {self.name} computes its own, which {setup.loss.value} cannot replace; leave loss out"
-        return None
+        reason = why_not_replaced(setup.loss, self.architecture, self.config)
+        return None if reason is None else f"loss: {reason}"
 
     def model_flops_per_token(self, _sequence_length: int) -> None:
         """Return None: FLOPs of other code are not counted in trials."""
@@ -119,6 +122,22 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         versions = "".join(f", {name} {version}" for name, version in self.versions.items())
         inside = ", ".join(part for part in (f"{layers}{width}", f"{whose}{versions}") if part)
         return f"{self.architecture} {format_count(self.num_parameters)} ({inside})"
+
+
+_CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Fields of a config.json: with a value the model changes logits after the head."""
+
+
+def why_not_replaced(loss: Loss, architecture: str, config: Mapping[str, Any]) -> str | None:
+    """Return why the own loss of one of Hugging Face's models cannot be replaced by another kind; None if it can."""
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return f"{architecture} is no causal language model, whose loss alone {loss.value} can replace"
+    if config.get("output_router_logits"):
+        return f"{architecture} with output_router_logits adds its routers' loss, which {loss.value} leaves out"
+    changes = [name for name in _CHANGES_LOGITS if config.get(name) not in (None, 1, 1.0)]
+    if changes and loss.includes_head:
+        return f"{architecture} changes its logits by {changes[0]}, which {loss.value} leaves out; use liger"
+    return None
 
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Loss, TrainSetup
 
 
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
@@ -32,6 +32,7 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
             setup.micro_batch_size,
             setup.sequence_length,
             op.kernels,
+            _loss_to_bind(setup.loss),
         )
         return RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
     return SimulatedTransformer(op, model, num_blocks)
@@ -48,7 +49,7 @@ def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel
 
 
 @lru_cache(maxsize=16)
-def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels) -> Program:
+def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels, loss: Loss) -> Program:
     code = model.code
     if length < code.shortest or length > (code.longest or length):
         most = f"up to {code.longest}" if code.longest else f"of at least {code.shortest}"
@@ -63,6 +64,10 @@ def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, k
             f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"
             f" {model.code.multiple} tokens"
         )
-    return bind(
-        model.code, model.code.variant(kind, batch == 1), model.values(batch, length), dict(model.counts), kernels
-    )
+    variant = model.code.variant(kind, batch == 1)
+    return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss)
+
+
+def _loss_to_bind(loss: Loss) -> Loss:
+    """Return one kind for all that are computed on logits, as they have one program."""
+    return loss if loss is Loss.PLAIN or loss.includes_head else Loss.CHUNKED

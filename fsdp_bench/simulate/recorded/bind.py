@@ -24,15 +24,18 @@ from fsdp_bench.simulate.recorded.instructions import (
     kernel_event,
 )
 from fsdp_bench.simulate.recorded.references import Scope, Unrolled
+from fsdp_bench.simulate.recorded.replaced_loss import RunHeadWithLoss
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.own_loss import with_loss
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
     Call,
     Drop,
+    HeadWithLoss,
     Instruction,
     Loop,
     MakeNode,
@@ -41,6 +44,7 @@ from fsdp_bench.spec.recording.steps import (
     Save,
     TensorRef,
 )
+from fsdp_bench.spec.setup import Loss
 
 _NAMEABLE = frozenset(name.replace(".", "::", 1) for name in OPERATORS)
 """Operators whose outputs selective checkpointing may keep."""
@@ -63,6 +67,7 @@ class Program(msgspec.Struct, frozen=True):
     blocks before or behind one."""
     top: CallModule
     loss: TensorPlan
+    """The loss, or the logits that another kind of loss is computed on."""
     buffers: tuple[tuple[int, int], ...]
     """Bytes, and the group of blocks that it belongs to; -1 outside of blocks."""
     ends: Ends | None
@@ -71,7 +76,12 @@ class Program(msgspec.Struct, frozen=True):
 
 
 def bind(
-    code: RecordedCode, variant: str, sizes: Mapping[str, int], counts: Mapping[str, int], kernels: Kernels
+    code: RecordedCode,
+    variant: str,
+    sizes: Mapping[str, int],
+    counts: Mapping[str, int],
+    kernels: Kernels,
+    loss: Loss = Loss.PLAIN,
 ) -> Program:
     """Return a recorded step in plain numbers.
 
@@ -81,11 +91,12 @@ def bind(
         sizes: values of all symbols, ``B`` and ``S`` among them.
         counts: how many blocks each list of them has.
         kernels: which kernels run.
+        loss: the kind of loss; ``plain`` is the one that was recorded.
 
     Raises:
-        SpecError: for numbers of blocks that the recording does not hold for.
+        SpecError: for numbers of blocks that the recording does not hold for, and a loss that cannot be replaced.
     """
-    return _Binding(code, code.read(variant), sizes, counts, kernels).program()
+    return _Binding(code, with_loss(code, code.read(variant), loss), sizes, counts, kernels).program()
 
 
 def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) -> list[int]:
@@ -270,6 +281,10 @@ class _Binding:
             node = scope.refer(instruction.node, is_node=True)
             assert isinstance(node, int)
             return self._keep(node, self._tensor(instruction.tensor, scope))
+        if kind is HeadWithLoss:
+            assert type(instruction) is HeadWithLoss
+            hidden_states = self._tensor(instruction.hidden_states, scope)
+            return RunHeadWithLoss(hidden_states, instruction.weight, self._values["B"], self._values["S"])
         if kind is MakeNode:
             assert type(instruction) is MakeNode
             return self._begin(instruction.number, scope)
@@ -279,7 +294,8 @@ class _Binding:
     def _run(self, operator: Operator, scope: Scope | None) -> Run:
         n, (name, _, layout) = self._numbers, self._variant.names[operator.name].partition(" ")
         dims = tuple(n[dim] for dim in operator.dims)
-        space = workspace_of(name, dims, operator.itemsize, self._kernels)
+        result = n[operator.makes[0].num_bytes] if operator.makes else 0
+        space = workspace_of(name, dims, operator.itemsize, self._kernels, n[operator.num_bytes], result)
         work = work_of(name, layout, dims, n[operator.num_bytes], operator.itemsize)
         return Run(
             name=name,

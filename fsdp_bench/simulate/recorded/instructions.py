@@ -130,14 +130,18 @@ class Run(msgspec.Struct, frozen=True):
             op.make_workspace(tape.in_backward)
 
     def _take_or_make(self, frame: Frame, op: Operators) -> None:
-        tape = op.tape
+        tape, held, last = op.tape, list[Storage](), len(self.makes) - 1
         for index, made in enumerate(self.makes):
 
-            def make(made: Made = made, is_first: bool = index == 0) -> Tensor:
-                if is_first and self.event is not None:
-                    tape.events.append(self.event)
+            def make(made: Made = made, index: int = index) -> Tensor:
+                if index == 0:
+                    if self.event is not None:
+                        tape.events.append(self.event)
+                    held.extend(tape.storage(size, self.name, Category.TEMPORARY) for size in self.before)
                 storage = tape.storage(made.num_bytes, self.name, made.category)
-                if is_first and self.uses_cublas:
+                for size in (*self.after_second * (index == 1), *self.after * (index == last)):
+                    held.append(tape.storage(size, self.name, Category.TEMPORARY))
+                if index == 0 and self.uses_cublas:
                     op.make_workspace(tape.in_backward)
                 return Tensor(storage, made.num_bytes, 1)
 
@@ -333,7 +337,7 @@ class CallModule(msgspec.Struct, frozen=True):
         self._run_wrapped(frame, model, module)
 
     def _run_wrapped(self, frame: Frame, model: RecordedTransformer, module: Any) -> None:
-        inputs = tuple(_tensor(frame, model, plan) for plan in self.inputs)
+        inputs = tuple(tensor_of(frame, model, plan) for plan in self.inputs)
         times = 0
 
         def body(*given: Tensor) -> Outputs:
@@ -359,7 +363,7 @@ class CallModule(msgspec.Struct, frozen=True):
                 own.edges[plan.edge] = tensor.node, tensor.output
         for instruction in self.code:
             instruction.run(own, model)
-        out = Outputs([_tensor(own, model, plan) for plan in self.outputs])
+        out = Outputs([tensor_of(own, model, plan) for plan in self.outputs])
         if not is_recomputed:
             passed = {plan.storage for plan in (*self.inputs, *self.outputs)}
             for number, storage in own.storages.items():
@@ -370,7 +374,8 @@ class CallModule(msgspec.Struct, frozen=True):
         return out
 
 
-def _tensor(frame: Frame, model: RecordedTransformer, plan: TensorPlan) -> Tensor:
+def tensor_of(frame: Frame, model: RecordedTransformer, plan: TensorPlan) -> Tensor:
+    """Return a tensor that is passed on, with the node that its gradient goes to."""
     node, output = frame.target(model, plan.edge) if model.op.tape.grad_enabled else (None, 0)
     return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output, True)
 

@@ -87,11 +87,14 @@ class RecordedTransformer(SimulatedModel):
 
         yield from visit(self.program.top)
 
-    def forward_and_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
-        """Run forward and the loss, which Hugging Face's models compute themselves, and torchtitan's trainer behind.
+    def forward_to_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
+        """Run forward and the recorded loss, which Hugging Face's models compute themselves and torchtitan's trainer.
+
+        A program without a loss ends with the logits.
 
         ``inputs`` are those that a wrapper made anew, by their reference.
-        Returns the loss, and the frame that holds the model's output; whoever drops that clears the frame.
+        Returns the loss or the logits, and the frame that holds the model's output; whoever drops that clears the
+        frame.
         """
         frame, plan = Frame(None), self.program.loss
         frame.storages.update(inputs)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
+from fsdp_bench.simulate.recorded.replaced_loss import next_tokens
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Loss, TrainSetup
 
 
 def simulation_of(model: Model, setup: TrainSetup, kernels: Kernels, num_blocks: int, rank: int = 0) -> Simulation:
@@ -72,12 +74,19 @@ class RecordedSimulation(Simulation):
         tape.mark("forward")
         self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
         self.wrapper.forget_gradients()
-        loss, output = self.model.forward_and_loss(self._cast_inputs())
-        out = self.op.divide(loss)
+        given, output = self.model.forward_to_loss(self._cast_inputs())
+        out = self.op.divide(self._loss(given))
         output.clear()
-        del loss, output
+        del given, output
         tape.mark("backward")
         scaled = self.scaler.scale(out) if self.scaler is not None else out
         ones = tape.tensor(1, scaled.itemsize, "aten::ones_like", Category.TEMPORARY)
         self.engine.run(scaled, ones)
         return out.detach()
+
+    def _loss(self, given: Tensor) -> Tensor:
+        """Return the loss of what forward returned: the loss itself, or logits."""
+        setup = self.setup
+        if setup.loss is Loss.PLAIN or setup.loss.includes_head:
+            return given
+        return loss(self.op, setup.loss, given, next_tokens(self.op, setup.micro_batch_size, setup.sequence_length))

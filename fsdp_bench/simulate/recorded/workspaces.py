@@ -28,9 +28,26 @@ class Workspace(NamedTuple):
 NONE = Workspace()
 
 
-def workspace_of(name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels) -> Workspace:
-    """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it."""
-    if kernels.observed or not dims:
+def workspace_of(
+    name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, num_bytes: int = 0, result_bytes: int = 0
+) -> Workspace:
+    """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
+
+    Args:
+        name: of the operator.
+        dims: its sizes; () where none were recorded.
+        itemsize: bytes of an element.
+        kernels: which kernels run.
+        num_bytes: what it reads and writes.
+        result_bytes: of its first result.
+    """
+    if kernels.observed:
+        return NONE
+    if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
+        return Workspace(after=((num_bytes - result_bytes) // 2,))
+    if name == "aten::_safe_softmax":  # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf); rows of it are left out
+        return Workspace(after=(result_bytes // itemsize,))
+    if not dims:
         return NONE
     if name == f"{_ATTENTION}flash_attention":
         batch, heads, _, length, _, head_dim, _ = dims

@@ -12,6 +12,7 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.own_loss import why_not_replaced
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import (
     ADAPTERS_ARE_FSDP1,
@@ -23,7 +24,6 @@ from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
     Checkpointing,
-    Loss,
     Offload,
     Precision,
     ShardingStrategy,
@@ -95,8 +95,8 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return None
     if (reason := _units_not_predicted(shape, setup)) is not None:
         return reason
-    if setup.loss is not Loss.PLAIN:
-        return f"loss: a recorded model computes its own, so {setup.loss.value} is not predicted; leave --loss out"
+    if (reason := why_not_replaced(shape.code, setup.loss)) is not None:
+        return reason
     if setup.activation_offload:
         return (
             "activation_offload: which saved tensors are contiguous, and so what copying them takes, is not recorded;"

@@ -8,6 +8,7 @@ Read in this order:
     architecture.py  which config.json files a recording holds for
     variants.py   which variant a setup runs
     ends.py       which modules are before the blocks and behind them
+    own_loss.py   the loss that a recorded model computes itself, and the step without it
     model.py      RecordedModel: a recorded code with the sizes and the number of blocks of one model
     flops.py      the FLOPs of its forward pass
     compiled.py   CompiledCode: what compiled blocks allocate and free

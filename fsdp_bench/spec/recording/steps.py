@@ -92,7 +92,15 @@ class Loop(msgspec.Struct, array_like=True, frozen=True, tag="l"):
     number: int
 
 
-Instruction = Operator | Drop | MakeNode | Save | Call | Loop
+class HeadWithLoss(msgspec.Struct, array_like=True, frozen=True, tag="h"):
+    """A loss that includes the head runs instead of it. It is never recorded; own_loss.py puts it in."""
+
+    hidden_states: TensorRef
+    weight: str
+    """The name of the head's weight."""
+
+
+Instruction = Operator | Drop | MakeNode | Save | Call | Loop | HeadWithLoss
 
 
 class GradientRef(msgspec.Struct, array_like=True, frozen=True, gc=False):

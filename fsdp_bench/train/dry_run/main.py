@@ -26,12 +26,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Loss, Offload, ShardingStrategy, TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models import torchtitan
+from fsdp_bench.train.models.causal_loss import replace_loss
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
 from fsdp_bench.train.models.lora import load
@@ -144,13 +145,15 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             loaded = load(spec.config, spec.lora, dtype, world.device)
         batch = batch_of(loaded, setup.micro_batch_size, setup.sequence_length, "cpu")
         step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
-        return _Subject(loaded, block_class(loaded), loss_of, step, logits_of, {})
+        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(loaded, setup.loss)
+        return _Subject(loaded, block_class(loaded), loss, step, logits_of, {})
     assert spec.model is not None
     with _disable_current_modes():
         bare = build(spec.model, dtype)
-    loss = loss_function(setup.loss)
     fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
-    return _Subject(bare, BLOCKS[spec.model.family], loss, _token_step, lambda given: given, {}, fill)
+    return _Subject(
+        bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step, lambda given: given, {}, fill
+    )
 
 
 def _torchtitan(spec: DryRunSpec, world: FakeWorld) -> _Subject:

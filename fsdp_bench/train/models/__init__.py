@@ -10,6 +10,7 @@ Read in this order:
     user_module.py       a user's own model: calls its function, and the model
     huggingface.py       builds a Hugging Face model and its batch from a config.json
     torchtitan.py        builds torchtitan's model, its batch and its loss from a config.json
+    causal_loss.py       losses of loss.py in the place of a Hugging Face model's own
     lora.py              PEFT's adapters in it
     quantized.py         its linear layers in 4 bits, as bitsandbytes keeps them
     model_code.py        builds a trial's model from these two, with data

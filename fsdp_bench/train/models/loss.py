@@ -33,14 +33,17 @@ def _chunk_sum(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return F.cross_entropy(logits_TV.float(), targets_T, reduction="sum")
 
 
-def chunked(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Cross-entropy in chunks of tokens. Only one chunk's fp32 copy is alive at a time, in forward and in backward."""
+def chunked(logits_BSV: Tensor, targets_BS: Tensor, num_targets: int | None = None) -> Tensor:
+    """Cross-entropy in chunks of tokens. Only one chunk's fp32 copy is alive at a time, in forward and in backward.
+
+    ``num_targets`` is how many targets count, where some are ignored.
+    """
     logits_TV, targets_T = logits_BSV.flatten(0, 1), targets_BS.flatten()
     total = logits_TV.new_zeros((), dtype=torch.float32)
     pairs = zip(logits_TV.chunk(NUM_CHUNKS), targets_T.chunk(NUM_CHUNKS), strict=True)
     for logits, targets in pairs:
         total = total + checkpoint(_chunk_sum, logits, targets, use_reentrant=False, preserve_rng_state=False)
-    return total / targets_T.numel()
+    return total / (num_targets or targets_T.numel())
 
 
 def loss_function(kind: Loss) -> LossFunction:

@@ -21,7 +21,8 @@ import json
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -105,16 +106,39 @@ def _run_trial(command: dict[str, Any]) -> None:
 
 def _import_code(command: dict[str, Any]) -> None:
     """Import Hugging Face's code of a trial's model, for all ranks. If that fails, each rank says why."""
-    from fsdp_bench.spec.codec import from_json
+    from fsdp_bench.spec.codec import from_json, to_json
     from fsdp_bench.spec.model_code import ModelCode
     from fsdp_bench.spec.record import TrialSpec
+
+    spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
+    if not isinstance(spec.model, ModelCode) or spec.model.config is None:
+        return
+    if spec.device == "cuda" and _initializes_cuda(to_json(spec.model.config)):
+        return  # each rank imports it
+    _import_and_build(spec.model.config)
+    gc.freeze()
+
+
+def _import_and_build(config: Mapping[str, Any]) -> None:
     from fsdp_bench.train.models.huggingface import import_code
 
-    model = from_json(Path(command["trial"]).read_bytes(), TrialSpec).model
-    if isinstance(model, ModelCode) and model.config is not None:
-        with contextlib.suppress(Exception):
-            import_code(model.config)
-        gc.freeze()
+    with contextlib.suppress(Exception):
+        import_code(config)
+
+
+@lru_cache
+def _initializes_cuda(config: bytes) -> bool:
+    """Return whether importing a model's code initializes CUDA, after which a process's children cannot use it.
+
+    transformers imports torchao where it is installed, and torchao asks what the GPU can do. A child tries it.
+    """
+    pid = os.fork()
+    if pid == 0:
+        import torch
+
+        _import_and_build(json.loads(config))
+        os._exit(torch.cuda.is_initialized())
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:

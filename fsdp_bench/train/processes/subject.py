@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialSpec
+from fsdp_bench.spec.setup import Loss
+from fsdp_bench.train.models.causal_loss import replace_loss
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
@@ -41,12 +43,13 @@ class Subject:
 def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> Subject:
     """Build what a rank trains for so many steps."""
     setup = spec.setup
+    if setup.loss.is_fused and spec.run.rehearsed_on is not None:
+        _compute_integers_once()
     if isinstance(spec.model, ModelCode):
         built = build_code(spec.model, setup, rank, num_steps, without_data=spec.run.rehearsed_on is not None)
         losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
-        return Subject(built.model, built.block, built.batches, loss_of, partial(_step_of_code, losses))
-    if setup.loss.is_fused and spec.run.rehearsed_on is not None:
-        _compute_integers_once()
+        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(built.model, setup.loss)
+        return Subject(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))
     return Subject(
         model=build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
         block=BLOCKS[spec.model.family],

@@ -84,7 +84,7 @@ def test_one_block_stands_for_others_and_parameters_are_counted(recorded: Record
 @pytest.mark.parametrize(
     ("fields", "device", "expected"),
     [
-        ({"loss": "chunked"}, "cuda", "computes its own, so chunked is not predicted"),
+        ({"loss": "chunked"}, "cuda", "your own model's is not replaced by another kind"),
         ({"wrap": "size"}, "cuda", "wrap: size of a recorded model is not predicted"),
         ({"wrap": "block-and-ends"}, "cuda", "of this model it is not known which modules those are"),
         ({}, "cpu", "on a CPU measure it"),

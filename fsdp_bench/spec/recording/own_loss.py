@@ -1,0 +1,150 @@
+"""The loss that a recorded causal language model computes itself: where it is in a recorded step, and the step without.
+
+Hugging Face's ForCausalLMLoss casts the logits to fp32, pads and shifts the labels, and computes their cross-entropy.
+All of it comes last in the model's forward, so that another kind of loss can take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
+from fsdp_bench.spec.recording.steps import (
+    Call,
+    Drop,
+    HeadWithLoss,
+    Instruction,
+    MakeNode,
+    NodeRecord,
+    Operator,
+    Save,
+    TensorRef,
+)
+from fsdp_bench.spec.setup import Loss
+
+_NODES = ("NllLossBackward0", "LogSoftmaxBackward0", "ViewBackward0", "ToCopyBackward0")
+"""From the loss to the logits."""
+_SHIFT = "aten::constant_pad_nd"
+_OPERATORS = (
+    *("aten::_to_copy", _SHIFT, "aten::clone", "aten::_log_softmax", "aten::nll_loss_forward"),
+    *("prim::device", "aten::_unsafe_view"),
+)
+LOSS = 1 << 31
+"""The number of the storage and of the node of a loss that includes the head; nothing recorded has one as large."""
+
+
+class _OwnLoss(NamedTuple):
+    """Where the loss is."""
+
+    model: Call
+    """The whole model, of whose instructions the loss is the end."""
+    begin: int
+    """The first of its instructions that belongs to the loss."""
+    logits: TensorRef
+
+
+def with_loss(code: RecordedCode, variant: Variant, kind: Loss) -> Variant:
+    """Return a step that ends with the logits, or, for a kind that includes the head, with that loss.
+
+    Raises:
+        SpecError: if the recorded model computes more or less than the cross-entropy of the next token.
+    """
+    if kind is Loss.PLAIN:
+        return variant
+    found = _find(code, variant)
+    if kind.includes_head:
+        head, last = _head(found, variant, kind)
+        before, behind = found.model.code[:head], found.model.code[head + 1 :]
+        loss = TensorRef(str(LOSS), variant.loss.numel, variant.loss.itemsize, f"{LOSS}/0")
+        model = replace(found.model, code=(*before, last, *_kept(behind, found)), outputs=(loss,))
+        return replace(variant, top=_with_model(variant.top, model), loss=loss)
+    outputs = tuple(tensor for tensor in found.model.outputs if tensor.edge != variant.loss.edge)
+    before = found.model.code[: found.begin]
+    model = replace(found.model, code=(*before, *_kept(found.model.code[found.begin :], found)), outputs=outputs)
+    return replace(variant, top=_with_model(variant.top, model), loss=found.logits)
+
+
+@lru_cache(maxsize=256)
+def why_not_replaced(code: RecordedCode, kind: Loss) -> str | None:
+    """Return why a recorded model's own loss cannot be replaced by another kind; None if it can."""
+    if kind is Loss.PLAIN:
+        return None  # without reading what was recorded
+    try:
+        with_loss(code, code.read(next(iter(code.variants))), kind)
+    except SpecError as error:
+        return str(error)
+    return None
+
+
+def _find(code: RecordedCode, variant: Variant) -> _OwnLoss:
+    if code.origin.code != "huggingface" or code.origin.lora is not None:
+        whose = "your own model's" if code.origin.code == "module" else "torchtitan's"
+        what = "that of a model with adapters" if code.origin.lora is not None else whose
+        raise SpecError(f"loss: {what} is not replaced by another kind; leave --loss out")
+    model = next(each for each in variant.top.code if isinstance(each, Call) and each.module == "")
+    logits = _logits(code, variant, model)
+    begin = 1 + next(number for number, each in enumerate(model.code) if _makes(each, logits.storage))
+    names = {variant.names[each.name] for each in model.code[begin:] if isinstance(each, Operator)}
+    if others := sorted(names - set(_OPERATORS)):
+        raise SpecError(f"loss: {code.origin.architecture} runs {others[0]} beside its cross-entropy; leave --loss out")
+    if _SHIFT not in names:
+        raise SpecError(f"loss: {code.origin.architecture} does not predict the next token; leave --loss out")
+    return _OwnLoss(model, begin, logits)
+
+
+def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
+    """Follow the gradient of the loss to a tensor that the model returns, too."""
+    returned = {tensor.edge: tensor for tensor in model.outputs if tensor.edge not in ("", variant.loss.edge)}
+    edge = variant.loss.edge
+    while edge not in returned:
+        node = _node(variant, edge)
+        if node is None or node.name not in _NODES:
+            what = "no node" if node is None else node.name
+            raise SpecError(
+                f"loss: that of {code.origin.architecture} is not the cross-entropy of its logits alone ({what});"
+                " leave --loss out"
+            )
+        (edge,) = (each for each in node.edges if each)
+    return returned[edge]
+
+
+def _node(variant: Variant, edge: str) -> NodeRecord | None:
+    number = edge.partition("/")[0]
+    return variant.nodes.get(int(number)) if number.isdecimal() else None
+
+
+def _makes(instruction: Instruction, storage: str) -> bool:
+    if isinstance(instruction, Call):
+        return any(tensor.storage == storage for tensor in instruction.outputs)
+    return isinstance(instruction, Operator) and any(str(made.number) == storage for made in instruction.makes)
+
+
+def _kept(behind: tuple[Instruction, ...], found: _OwnLoss) -> Iterator[Instruction]:
+    """Yield what Python drops at the end of forward, without what the loss has made."""
+    loss = found.model.code[found.begin :]
+    made = {str(each.number) for one in loss if isinstance(one, Operator) for each in one.makes}
+    yield from (each for each in behind if isinstance(each, Drop) and each.storage not in made)
+
+
+def _head(found: _OwnLoss, variant: Variant, kind: Loss) -> tuple[int, HeadWithLoss]:
+    """Return the place of the head's call, and what runs instead."""
+    number = found.begin - 1
+    head = found.model.code[number]
+    if not isinstance(head, Call) or len(head.inputs) != 1:
+        raise SpecError(f"loss: the model changes its logits after the head, which {kind.value} leaves out; use liger")
+    nodes = [variant.nodes[each.number] for each in head.code if isinstance(each, MakeNode)]
+    weights = {edge[2:] for node in nodes for edge in node.edges if edge.startswith("p:")}
+    has_more = any(not isinstance(each, Operator | Drop | MakeNode | Save) for each in head.code)
+    if len(weights) != 1 or has_more:
+        raise SpecError(f"loss: {kind.value} needs a linear head without bias, which is trained")
+    return number, HeadWithLoss(head.inputs[0], *weights)
+
+
+def _with_model(top: Call, model: Call) -> Call:
+    code = tuple(model if isinstance(each, Call) and each.module == "" else each for each in top.code)
+    return replace(top, code=code)

@@ -1,0 +1,91 @@
+"""Trials of Hugging Face's causal models with another loss than their own: on gloo ranks, and rehearsed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.validate.memory import compare_with_record
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.simulate.losses.test_fused_losses import STUBS
+from tests.sweep.test_huggingface_trials import QWEN, needs_transformers, sweep
+
+GLOO = """
+[run]
+device = "cpu"
+steps = 2
+communication_steps = 0
+steps_without_communication = 0
+threads_per_rank = 1
+[models.qwen]
+hf_config = "qwen.json"
+[grid]
+world_size = 2
+sequence_length = 32
+micro_batch_size = 2
+precision = "fp32"
+model = "qwen"
+api = "fsdp2"
+loss = ["plain", "chunked"]
+"""
+REHEARSED = """
+[run]
+device = "rehearsed"
+gpu = "H100-SXM"
+steps = 1
+[models.qwen]
+hf_config = "qwen.json"
+[grid]
+model = "qwen"
+world_size = 8
+sequence_length = 512
+micro_batch_size = 2
+precision = ["bf16-mixed", "fp32"]
+api = ["fsdp1", "fsdp2"]
+loss = ["plain", LOSSES]
+"""
+
+
+@pytest.mark.rehearsal
+class TestOnGlooRanks:
+    pytestmark = needs_transformers
+
+    def test_the_chunked_loss_is_the_models_own(self, tmp_path: Path) -> None:
+        plain, chunked = sweep(tmp_path, GLOO)
+        assert {plain.outcome, chunked.outcome} == {Outcome.OK}
+        for own, other in zip(plain.ranks, chunked.ranks, strict=True):
+            assert own.losses == pytest.approx(other.losses, rel=1e-5)
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    @pytest.mark.parametrize(
+        ("losses", "needs"),
+        [
+            ('"chunked", "compiled"', "torch"),
+            ('"liger", "liger-fused-linear"', "liger_kernel"),
+            ('"flash-attn"', "flash_attn"),
+        ],
+    )
+    def test_peaks_are_as_predicted(
+        self, losses: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Attention in fp32 is unfused: its softmax needs room in backward, which a smaller loss makes the peak."""
+        if find_spec(needs) is None:
+            pytest.skip(f"needs {needs}")
+        monkeypatch.setitem(QWEN, "vocab_size", 32000)  # so that the logits are the peak
+        monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
+        records = sweep(tmp_path, REHEARSED.replace("LOSSES", losses))
+        peaks = {}
+        for record in records:
+            found = compare_with_record(record)
+            assert found.error is None
+            assert abs(found.peak.relative) <= 0.005, found
+            setup = record.setup
+            peaks[setup.api, setup.precision, setup.loss.value] = found.peak.reference_bytes
+        for (api, precision, loss), peak in peaks.items():
+            assert loss == "plain" or peak < peaks[api, precision, "plain"]
