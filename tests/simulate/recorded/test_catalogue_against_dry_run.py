@@ -30,7 +30,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("flan-t5-small", T5 | {"vocab_size": 600}, {"api": "fsdp1", "precision": "bf16-mixed", "micro_batch_size": 4}),
     # ShardedGradScaler.scale returns the dtype of the loss
     ("t5-small", T5 | {"vocab_size": 600}, {"api": "fsdp1", "precision": "fp16-mixed", "checkpointing": "full"}),
-    # the expert's biases (e_score_correction_bias) are buffers in every layer
+    # the experts' biases (e_score_correction_bias) are buffers in every layer
     ("DeepSeek-V3", {"num_hidden_layers": 12, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
                      "vocab_size": 400, "intermediate_size": 80, "moe_intermediate_size": 40, "n_routed_experts": 32},
      {"api": "fsdp1", "precision": "bf16-mixed", "strategy": "SHARD_GRAD_OP"}),
@@ -45,12 +45,25 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # fully_shard in one dtype has no MixedPrecisionPolicy, and casts nothing at blocks
     ("OLMo-2-7B", NARROW | {"num_key_value_heads": 4, "intermediate_size": 200, "num_hidden_layers": 8},
      {"api": "fsdp2", "precision": "bf16-true", "micro_batch_size": 4}),
+    # another loss than the model's own; Gemma 2 changes its logits, a mixture's head is as others'
+    ("Llama-3.1-8B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
+     {"api": "fsdp1", "loss": "chunked", "micro_batch_size": 2, "checkpointing": "full"}),
+    ("Qwen3-0.6B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
+     {"api": "fsdp2", "loss": "chunked", "precision": "fp32", "gradient_accumulation_steps": 2}),
+    ("Gemma-2-2B", NARROW | {"head_dim": 24, "intermediate_size": 136, "num_hidden_layers": 8},
+     {"api": "fsdp2", "loss": "chunked", "micro_batch_size": 2, "strategy": "SHARD_GRAD_OP"}),
+    ("gpt2", {"n_embd": 96, "n_head": 4, "n_layer": 8, "vocab_size": 500},
+     {"api": "fsdp2", "loss": "chunked", "micro_batch_size": 2, "strategy": "NO_SHARD"}),
+    ("Mixtral-8x7B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
+     {"api": "fsdp1", "loss": "chunked", "offload": "params"}),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "fields"), CASES, ids=[f"{name}-{fields['api']}" for name, _, fields in CASES]
+    ("name", "sizes", "fields"),
+    CASES,
+    ids=[f"{name}-{fields['api']}-{fields.get('loss', 'own')}" for name, _, fields in CASES],
 )
 def test_every_phase_equals_the_dry_run(name: str, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
     entry = next(entry for entry in models() if entry.name == name)
