@@ -30,7 +30,7 @@ from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
 """The part of the log outside of the phases: what earlier steps leave."""
@@ -110,9 +110,9 @@ class Simulation:
     def warm_up(self) -> None:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states.
 
-        Where blocks are compiled that step is simulated, because Inductor tunes kernels in it.
+        Where blocks or the optimizer are compiled that step is simulated, because Inductor tunes kernels in it.
         """
-        if self.is_compiled:
+        if self.is_compiled or (self.setup.optimizer is OptimizerKind.ADAMW_8BIT and self.op.kernels.tunes):
             self.step()
             self.steps.clear()
             return
@@ -223,14 +223,16 @@ class Simulation:
             self._clip()
         if self.scaler is not None:
             self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
-        if self.states is None:
+        if self.states is None and not optimizer.makes_states_one_by_one(self.setup.optimizer):
             self.states = self._optimizer_states()
         if self.setup.offload is Offload.OPTIMIZER:
             offloaded_step(self.op, self.setup.optimizer, self.shards)
             self.wrapper.zero_grad()
             return
         optimizer.issue(self.tape, self.setup.optimizer, self.shards, self.steps_on_host)
-        if not self.steps_on_host:
+        if self.states is None:
+            self.states = optimizer.first_step(self.op, self.setup.optimizer, self.shards)
+        elif not self.steps_on_host:
             optimizer.step(self.op, self.setup.optimizer, self.shards)
         if self.scaler is not None:
             self.scaler.update()

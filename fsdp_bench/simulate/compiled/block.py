@@ -147,7 +147,7 @@ class CompiledBlock:
                 continue
             if isinstance(step, Tune):
                 if not step.is_done:
-                    tune(self._op, step.copies, is_backward=self._op.tape.in_backward)
+                    tune(self._op, step.copies, saves_memory=self._op.tape.in_backward)
                     step.is_done = True
                 continue
             if step.event is not None:

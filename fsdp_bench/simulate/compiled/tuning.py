@@ -12,22 +12,22 @@ _CONFIGURATIONS = 2
 """Of a kernel without reductions; further ones would take the same memory again."""
 
 
-def tune(op: Operators, copies: Sequence[int], is_backward: bool) -> None:
+def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
     """Run a kernel on copies, with a buffer that flushes the L2 cache between two runs, for each configuration.
 
-    InductorBenchmarker.benchmark_gpu: the kernel runs once before it makes the buffer. In backward copies are on the
-    device only if they do not raise the peak, which the first configuration's buffer may have raised
-    (CachingAutotuner.copy_args_to_cpu_if_needed).
+    InductorBenchmarker.benchmark_gpu: the kernel runs once before it makes the buffer. In backward and in optimizers
+    copies are on the device only if they do not raise the peak, which the first configuration's buffer may have raised
+    (CachingAutotuner.copy_args_to_cpu_if_needed; ``optimize_mem`` is set where no graph is made).
 
     Args:
         op: of the simulation.
         copies: bytes of what the kernel changes in place.
-        is_backward: whether it is backward's.
+        saves_memory: whether it runs where no graph is made.
     """
     tape = op.tape
     tape.synchronize_device()
     for _ in range(_CONFIGURATIONS):
-        held = _within(_room(tape), copies) if is_backward else copies
+        held = _within(_room(tape), copies) if saves_memory else copies
         _copy(op, held)
         buffer = tape.storage(op.kernels.l2_bytes, "Inductor's tuning", Category.TEMPORARY)
         _copy(op, held)

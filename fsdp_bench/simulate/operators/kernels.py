@@ -60,6 +60,11 @@ class Kernels:
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
 
     @property
+    def tunes(self) -> bool:
+        """Whether Inductor tunes kernels; a dry run does not run what it compiles."""
+        return self.is_cuda and not self.observed
+
+    @property
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/models/transformer.py, attention)."""
         return self.name == "cuda"

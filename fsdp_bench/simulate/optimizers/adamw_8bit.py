@@ -1,14 +1,15 @@
 """torchao.optim.AdamW8bit (torchao/optim/adam.py, subclass_8bit.py), whose step torch.compile compiles.
 
 Of the step this is what the compiled code allocates, as the memory history of torchao 0.18 with torch 2.13 shows on the
-stand-in for NVIDIA's libraries. In the first step torch.compile also tunes its kernels, parameter shape by parameter
-shape: for a moment it allocates as many bytes as the GPU's L2 cache has, and copies of what the kernel changes. How
-many kernels it tunes depends on its own cache, so that this is not predicted.
+stand-in for NVIDIA's libraries. In the first step it is compiled for each shape of a parameter, and Inductor tunes the
+kernels that are elementwise and not tiny (compiled/tuning.py).
 """
 
 from __future__ import annotations
 
+from fsdp_bench.simulate.compiled.tuning import tune
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
@@ -19,6 +20,8 @@ _FEWEST_VALUES = 4096
 """Of what is quantized (_AdamBase._new_buffer)."""
 _CODES = 256
 """Values that a byte stands for: the length of ``qmap``."""
+_TUNED_FROM = 129
+"""Elements from which the two configurations of triton_heuristics.pointwise differ, so that there is a choice."""
 _ALIGNED_BYTES = 16
 """torch/_inductor/utils.py, ALIGNMENT: compiled code copies an input that is not, where its first one was."""
 
@@ -57,20 +60,44 @@ def adamw_8bit_states(tape: Tape, shards: list[Shard], has_step: bool) -> list[S
     return held
 
 
-def adamw_8bit_step(tape: Tape, shards: list[Shard]) -> None:
+def adamw_8bit_step(op: Operators, shards: list[Shard]) -> None:
     """single_param_adam, compiled: both moments in fp32 over their scales, before they are quantized."""
-    assumes_aligned: dict[tuple[object, ...], bool] = {}
+    tape = op.tape
     for shard in marked(tape, "optimizer", [shard for shard in shards if counts(shard)]):
+        graph = ("single_param_adam", shard.shape, shard.numel, shard.itemsize)
+        kernels = [] if graph in op.compiled or not op.kernels.tunes else _tuned(shard)
         is_aligned = shard.offset * shard.itemsize % _ALIGNED_BYTES == 0
-        copies = assumes_aligned.setdefault((shard.shape, shard.numel), is_aligned) and not is_aligned
+        copies = op.compiled.setdefault(graph, is_aligned) and not is_aligned
         gradient = _temporary(tape, shard.numel * shard.itemsize, "copy_if_misaligned") if copies else None
         if is_quantized(shard.numel) and not is_one_kernel(shard):
             _scales = [_temporary(tape, shard.numel // _BLOCK_SIZE * FP32, "amax") for _ in range(2)]
             scaled = [_temporary(tape, shard.numel * FP32, "scale_tensor") for _ in range(2)]
             gradient = None
+            if kernels:
+                tune(op, kernels.pop(0), saves_memory=True)
             scaled.clear()
+            for changed in kernels:
+                tune(op, changed, saves_memory=True)
             _scales.clear()
+        elif kernels:
+            tune(op, kernels[0], saves_memory=True)
         del gradient
+
+
+def _tuned(shard: Shard) -> list[list[int]]:
+    """Return the kernels that are tuned when they first run: bytes of the arguments that each of them changes.
+
+    An argument that is read and written counts twice. Kernels that look for a maximum have one configuration.
+    """
+    if not is_quantized(shard.numel):
+        return [6 * [shard.numel * shard.itemsize]] if shard.numel >= _TUNED_FROM else []
+    if is_one_kernel(shard):
+        return []
+    codes, parameter, scales = shard.numel, shard.numel * shard.itemsize, shard.numel // _BLOCK_SIZE
+    scale = [[scales * FP32]] if scales >= _TUNED_FROM else []
+    if _BLOCK_SIZE % shard.shape[-1] == 0:  # whole rows share a scale
+        return [*scale, [codes]]
+    return [[codes, codes, parameter, parameter, codes, codes], *scale]
 
 
 def _temporary(tape: Tape, num_bytes: int, name: str) -> Storage:

@@ -34,11 +34,25 @@ def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
     if kind is OptimizerKind.ADAFACTOR:
         adafactor_step(op, shards)
     elif kind is OptimizerKind.ADAMW_8BIT:
-        adamw_8bit_step(op.tape, shards)
+        adamw_8bit_step(op, shards)
     elif kind is OptimizerKind.MUON:
         muon_step(op, shards)
     else:
         adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
+
+
+def makes_states_one_by_one(kind: OptimizerKind) -> bool:
+    """Whether the first step makes a parameter's states when it gets to it, and not all before."""
+    return kind is OptimizerKind.ADAMW_8BIT
+
+
+def first_step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
+    """Step for the first time, one parameter after another; return the states."""
+    held: list[Storage] = []
+    for shard in shards:
+        held += states(op, kind, [shard])
+        step(op, kind, [shard])
+    return held
 
 
 def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:

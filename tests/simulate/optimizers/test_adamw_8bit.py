@@ -22,7 +22,7 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup, impossible
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.rehearse.on_stand_in import on_stand_in
-from tests.simulate.optimizers.comparing import against_rehearsals, cells_with
+from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
 
 has_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 
@@ -97,13 +97,7 @@ class TestOnTheStandIn:
             sizes = [event.num_bytes for event in op.tape.events[begin:] if event.kind is Kind.ALLOCATE]
             assert sizes == _rounded(allocated), shape
 
-    def test_every_phase_but_the_one_in_which_kernels_are_tuned_is_as_predicted(self) -> None:
+    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
         """In its first step torch.compile tunes the kernels, with a buffer as large as the GPU's L2 cache."""
-        cells = cells_with(6, 55, "cuda", optimizer="adamw-8bit", optimizer_in_backward=False, offload="none")
-        comparisons, equal = against_rehearsals(cells), 0
-        for one in comparisons:
-            assert one.error is None, one.error
-            pairs = [pair for name, pair in one.phases.items() if name != "optimizer"]
-            assert all(abs(pair.relative) <= 0.01 for pair in pairs), (one.label, pairs)
-            equal += all(pair.relative == 0 for pair in pairs)
-        assert equal >= 0.8 * len(comparisons)
+        cells = cells_with(8, 55, "cuda", optimizer="adamw-8bit", optimizer_in_backward=False, offload="none")
+        assert_near(against_rehearsals(cells))
