@@ -22,6 +22,17 @@ QUANTIZED = "nf4"
 LARGEST_FUSED_PRODUCT = 1536
 """Rows from which on bitsandbytes always unpacks a weight (backends/cuda/ops.py, _gemm_4bit_custom_max_m)."""
 
+DTYPES_MIXED = (
+    "wrap: fsdp1 refuses units with parameters of several dtypes, here frozen and trained ones ("
+    '"Must flatten tensors with uniform dtype"); use block-and-adapters, api fsdp2, or precision bf16-true'
+)
+GRADIENTS_MIXED = (
+    "use_orig_params: false is refused by fsdp1 for units with both frozen and trained parameters"
+    ' ("Must flatten tensors with uniform `requires_grad`"); use true, or api fsdp2'
+)
+PACKED_IN_BF16 = "precision: the frozen weights are 4-bit numbers in elements of bf16; compute in bf16"
+"""Reasons against setups with frozen parameters."""
+
 _LISTS = ("targets", "modules_to_save")
 _NUMBERS = {"rank": int, "alpha": float, "dropout": float}
 _FORM = "a rank, or fields like rank=16,targets=q_proj+v_proj"

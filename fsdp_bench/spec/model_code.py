@@ -10,8 +10,9 @@ import msgspec
 
 from fsdp_bench.spec.checked import Checked, Count, build
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16, LoRA
 from fsdp_bench.spec.model import LONGEST_NAME, ModelShape
-from fsdp_bench.spec.setup import Checkpointing, Loss, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, TrainSetup, Wrap, impossible
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.spec.units import format_count
 
@@ -40,6 +41,8 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a batch is made of sequences of tokens."""
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
+    lora: LoRA | None = None
+    """PEFT's adapters, which are put into the Hugging Face model."""
     function: str | None = None
     """``pkg.mod:function`` of the user."""
     transformer_block: str | None = None
@@ -58,6 +61,8 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise SpecError(f"name: {shown(self.name)} is not allowed; up to {LONGEST_NAME} printable characters")
         if (self.config is not None, self.function is not None) != (self.code == "huggingface", self.code == "module"):
             raise SpecError(f"code: {self.code!r} needs a config for huggingface, a function for module, and not both")
+        if self.lora is not None and self.config is None:
+            raise SpecError("lora: goes with a config; a user's function puts in its adapters itself")
 
     def __hash__(self) -> int:
         """Dictionaries have no hash: equal models have equal names and sizes."""
@@ -76,7 +81,8 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def decisive(self) -> dict[str, Any]:
         """Return what decides the outcome of a trial: not names and folders, nor what follows from the code."""
         found = {"code": self.code, "config": self.config, "function": self.function, "versions": self.versions}
-        return found | {"transformer_block": self.transformer_block, "source": self.source}
+        adapters = {} if self.lora is None else {"lora": self.lora}
+        return found | {"transformer_block": self.transformer_block, "source": self.source, **adapters}
 
     def user_module(self, setup: TrainSetup) -> UserModule:
         """Return the user's function with the sizes of a setup that it takes."""
@@ -89,17 +95,21 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return why the model cannot be trained under a setup on ``cuda`` or ``cpu``; None if it can."""
         if (reason := impossible(setup, device)) is not None:
             return reason
-        if setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
-            return f"wrap: {setup.wrap.value} is for the benchmark's own models; use block or none for {self.name}"
+        wraps = [Wrap.BLOCK, Wrap.NONE, *([Wrap.BLOCK_AND_ADAPTERS] if self.lora is not None else [])]
+        if setup.wrap not in wraps:
+            allowed = " or ".join(wrap.value for wrap in wraps)
+            return f"wrap: {setup.wrap.value} is not for {self.name}; use {allowed}"
         by_block = setup.wrap is Wrap.BLOCK or setup.compile or setup.checkpointing is not Checkpointing.NONE
         if by_block and self.num_hidden_layers is None and self.transformer_block is None:
             return (
                 f'wrap: {self.name} needs the class of the blocks; transformer_block = "pkg.mod:Class" in its table,'
                 " or wrap none without checkpointing and compile"
             )
+        if self.lora is not None and (reason := _refused_adapters(self.lora, setup)) is not None:
+            return reason
         if setup.loss is Loss.PLAIN:
             return None
-        if self.config is None:
+        if self.config is None or self.lora is not None:
             return f"loss: {self.name} computes its own, which {setup.loss.value} cannot replace; leave loss out"
         reason = why_not_replaced(setup.loss, self.architecture, self.config)
         return None if reason is None else f"loss: {reason}"
@@ -120,8 +130,20 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         layers = "" if self.num_hidden_layers is None else f"{self.num_hidden_layers} layers"
         width = "" if self.hidden_size is None else f" x {self.hidden_size}"
         versions = "".join(f", {name} {version}" for name, version in self.versions.items())
-        inside = ", ".join(part for part in (f"{layers}{width}", f"{whose}{versions}") if part)
+        adapters = "" if self.lora is None else self.lora.title
+        inside = ", ".join(part for part in (f"{layers}{width}", adapters, f"{whose}{versions}") if part)
         return f"{self.architecture} {format_count(self.num_parameters)} ({inside})"
+
+
+def _refused_adapters(lora: LoRA, setup: TrainSetup) -> str | None:
+    compute = setup.precision.compute
+    if lora.is_quantized and compute != "bf16":
+        return f"{PACKED_IN_BF16}, not in {compute}"
+    if setup.api is not Api.FSDP1 or setup.wrap is Wrap.BLOCK_AND_ADAPTERS:
+        return None
+    if lora.base is not None and setup.precision.store != "bf16":
+        return DTYPES_MIXED
+    return None if setup.use_orig_params else GRADIENTS_MIXED
 
 
 _CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")

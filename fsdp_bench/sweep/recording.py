@@ -22,6 +22,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
+from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
 from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.run.launchers import worker_environment
 
@@ -118,7 +119,7 @@ def cache_folder() -> Path:
 
 
 def _digest(spec: RecordingSpec) -> str:
-    """Return a name for what decides a recording: the config, and the versions of what runs it."""
+    """Return a name for what decides a recording: the config, the variants, and the versions of what runs it."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = []
@@ -127,5 +128,6 @@ def _digest(spec: RecordingSpec) -> str:
             versions.append(version(package))
         except PackageNotFoundError:
             versions.append("")
-    data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION], order="sorted")
+    kinds = [kind.name for kind in KINDS_WITH_FROZEN]
+    data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION, kinds], order="sorted")
     return hashlib.sha256(data).hexdigest()[:24]

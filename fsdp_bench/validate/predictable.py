@@ -45,7 +45,8 @@ def predictable_model(trial: TrialRecord) -> Model:
 def _recorded(model: ModelCode, sequence_length: int) -> RecordedModel:
     try:
         if model.config is not None:
-            return recorded_model(recorded_config(model.config, sequence_length, lambda what: None), model.name)
+            code = recorded_config(model.config, sequence_length, lambda what: None, model.lora)
+            return recorded_model(code, model.name)
         module = UserModule(function=str(model.function), block=model.transformer_block, folder=model.folder)
         if hashlib.sha256(source_of(module).encode()).hexdigest()[:16] != model.source:
             raise MachineError(f"{model.name}: the file of {model.function} has changed since it was trained")

@@ -9,6 +9,7 @@ from fsdp_bench.simulate.models.transformer import Module, ModuleList, Simulated
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
+from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
@@ -34,11 +35,6 @@ from fsdp_bench.spec.setup import (
 
 _APART = VariantKind("bf16", is_apart=True).name
 """The recorded variant that cannot run where code reads adapters without running them, as in routers of experts."""
-
-_EXPERTS_CAST = (
-    "precision: the frozen weights are stored in bf16, and wrappers would cast them to fp32, in which experts"
-    " (torch._grouped_mm) do not run; use bf16-mixed"
-)
 
 _ADAPTED_EXPERTS = (
     "lora: under fsdp1 torch refuses PEFT's adapters of experts, which change views of the flat parameter in place;"
@@ -130,18 +126,17 @@ def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
     if not dtypes or compute in dtypes:
         return None
     if lora is not None and lora.is_quantized:
-        return f"precision: the frozen weights are 4-bit numbers in elements of bf16; compute in bf16, not in {compute}"
-    if compute == "fp32":
-        return _EXPERTS_CAST if _casts(setup.precision) and _has_experts(shape) else None
-    return f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}"
+        return f"{PACKED_IN_BF16}, not in {compute}"
+    if compute == "fp32" and not _casts(setup.precision):
+        return None
+    return (
+        f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}, which"
+        " was not recorded; use bf16-mixed"
+    )
 
 
 def _casts(precision: Precision) -> bool:
     return len({precision.store, precision.compute, precision.reduce}) > 1
-
-
-def _has_experts(shape: RecordedModel) -> bool:
-    return any("_grouped_mm" in name for name in shape.some_variant.names)
 
 
 def _experts_adapted(shape: RecordedModel, setup: TrainSetup) -> str | None:
@@ -160,18 +155,12 @@ def _parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if len({weight.dtype or setup.precision.store for weight in weights}) > 1:
-            return (
-                "wrap: fsdp1 refuses units with parameters of several dtypes, here frozen and trained ones ("
-                '"Must flatten tensors with uniform dtype"); use block-and-adapters, api fsdp2, or precision bf16-true'
-            )
+            return DTYPES_MIXED
         is_mixed = len({weight.is_trained for weight in weights}) > 1
         if is_mixed and setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.use_orig_params:
             return "wrap: block-and-adapters with trained biases in the blocks' units is not predicted; use block"
         if is_mixed and not setup.use_orig_params:
-            return (
-                "use_orig_params: false is refused by fsdp1 for units with both frozen and trained parameters"
-                ' ("Must flatten tensors with uniform `requires_grad`"); use true, or api fsdp2'
-            )
+            return GRADIENTS_MIXED
     return None
 
 

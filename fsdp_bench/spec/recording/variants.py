@@ -26,6 +26,10 @@ class VariantKind(NamedTuple):
     """Adapters are units of their own, which show them in the stored dtype until they run, and the model runs under
     torch.autocast besides: PEFT's fsdp_auto_wrap_policy under accelerate."""
 
+    shows_gathered: bool = False
+    """Adapters that are apart show what was gathered for them last, in the compute dtype: without use_orig_params FSDP1
+    leaves these views in the modules (FlatParamHandle.reshard), from the second step on."""
+
     @property
     def name(self) -> str:
         """The name in a recording."""
@@ -33,12 +37,14 @@ class VariantKind(NamedTuple):
         parts += ["autocast"] * self.autocast + ["cast at blocks"] * self.casts_at_blocks
         if self.compute == "fp32":
             parts = ["fp32"]
-        parts += ["adapters apart"] * self.is_apart
+        parts += ["adapters apart"] * self.is_apart + ["as gathered"] * self.shows_gathered
         return " ".join([*parts, f"flat {self.trains}"] if self.trains else parts)
 
     @property
     def fallback(self) -> VariantKind | None:
         """The variant that this one equals in most models; it is then not recorded for itself."""
+        if self.shows_gathered:
+            return self._replace(is_apart=False, shows_gathered=False)
         if self.casts_at_blocks:
             return self._replace(casts_at_blocks=False)
         if self.store == "bf16":
@@ -72,6 +78,8 @@ KINDS_WITH_FROZEN = (
     ),
     VariantKind("bf16", is_apart=True),
     VariantKind("fp16", is_apart=True),
+    VariantKind("bf16", is_apart=True, shows_gathered=True),
+    VariantKind("fp16", is_apart=True, shows_gathered=True),
 )
 """Those of a model with frozen parameters."""
 
@@ -80,7 +88,8 @@ def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
     """Return the variant that a setup runs, of a model that has frozen parameters or none."""
     kind = _kind_of(setup)
     if has_frozen and setup.wrap is Wrap.BLOCK_AND_ADAPTERS:  # what is trained is not flattened with what is frozen
-        return kind._replace(is_apart=setup.precision.compute != setup.precision.store)
+        is_apart = setup.precision.compute != setup.precision.store
+        return kind._replace(is_apart=is_apart, shows_gathered=is_apart and not setup.use_orig_params)
     if has_frozen and setup.api is Api.FSDP1 and setup.use_orig_params:
         return kind._replace(trains="all" if setup.wrap is Wrap.NONE else "units")
     return kind

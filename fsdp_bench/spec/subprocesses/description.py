@@ -8,6 +8,7 @@ import msgspec
 
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
 
@@ -16,6 +17,8 @@ class DescriptionSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=
 
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
+    lora: LoRA | None = None
+    """PEFT's adapters in it."""
     module: UserModule | None = None
 
     def _check(self) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.spec.codec import read_document
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.subprocesses.description import DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
@@ -21,7 +22,14 @@ from fsdp_bench.sweep.module_names import check_names, source_of
 CODE_KEYS = ("hf_config", "model", "module")
 """Keys that name a model's code. A table has one of them, or the dimensions of a benchmark model."""
 
-MORE_KEYS = {"hf_config": ("code",), "model": ("code",), "module": ("transformer_block", "folder")}
+ADAPTERS = {"lora": None, "qlora": QUANTIZED}
+"""Keys that put PEFT's adapters into Hugging Face's code, and how these store the frozen weights."""
+
+MORE_KEYS = {
+    "hf_config": ("code", *ADAPTERS),
+    "model": ("code", *ADAPTERS),
+    "module": ("transformer_block", "folder"),
+}
 """Further keys that go with each."""
 
 
@@ -51,17 +59,17 @@ def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, 
         raise SpecError(f"{place} {' and '.join(given)} each name the code; keep one")
     (key,) = given
     check_keys(f"{place} ", table, (key, *MORE_KEYS[key]))
-    for text in table:
-        if not isinstance(table[text], str):
-            raise SpecError(f"{place} {text}: {shown(table[text])} is not allowed; a text")
+    for name, value in table.items():
+        if not isinstance(value, str) and name not in ADAPTERS:
+            raise SpecError(f"{place} {name}: {shown(value)} is not allowed; a text")
     if table.get("code", "huggingface") != "huggingface":
         raise SpecError(f"{place} code: {shown(table['code'])} is not allowed; huggingface")
     try:
         if key == "module":
             module = _users_module(table, folder)
             return _of_function(module), DescriptionSpec(module=module)
-        config = _config(key, table[key], folder)
-        return {"code": "huggingface", "config": config}, DescriptionSpec(config=config)
+        config, lora = _config(key, table[key], folder), _adapters(table)
+        return {"code": "huggingface", "config": config, "lora": lora}, DescriptionSpec(config=config, lora=lora)
     except SpecError as error:
         raise SpecError(f"{place} {error}") from None
 
@@ -73,6 +81,13 @@ def _config(key: str, value: str, folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SpecError(f"hf_config: {folder / value}: is not a Hugging Face config.json: it has no model_type")
     return config
+
+
+def _adapters(table: dict[str, Any]) -> LoRA | None:
+    given = [name for name in ADAPTERS if name in table]
+    if len(given) > 1:
+        raise SpecError("lora and qlora: keep one")
+    return parse_lora(table[given[0]], given[0], ADAPTERS[given[0]]) if given else None
 
 
 def _users_module(table: dict[str, Any], folder: Path) -> UserModule:

@@ -22,6 +22,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
+from fsdp_bench.train.models.lora import adapted, stored_apart
 from fsdp_bench.train.models.model_code import block_of
 from fsdp_bench.train.models.user_module import UserModel, call_users_function, sizes_of
 from fsdp_bench.train.processes.parent import die_with_parent
@@ -40,19 +41,26 @@ def describe(spec: DescriptionSpec) -> Description:
     """
     if spec.config is not None:
         with torch.device("meta"):
-            model, _ = build(spec.config)
+            model, name = build(spec.config) if spec.lora is None else adapted(spec.config, spec.lora)
             has_tokens = "input_ids" in batch_of(model, 1, 1)
+        packages = ("transformers", *(spec.lora.packages if spec.lora is not None else ()))
+        versions = {package: version(package) for package in packages}
         config: Any = model.config
-        versions = {"transformers": version("transformers")}
         text = config.get_text_config()
         sizes = {size: _number(getattr(text, size, None)) for size in ("hidden_size", "vocab_size")}
-        return _description(model, block_of(model), has_tokens, sizes, (), versions)
+        return _description(name, model, block_of(model), has_tokens, sizes, (), versions)
     assert spec.module is not None
     arguments = sizes_of(spec.module)
     user = _users_model(spec.module)
     sizes = {"hidden_size": None, "vocab_size": None}
     return _description(
-        user.model, user.block or block_of(user.model), "sequence_length" in arguments, sizes, arguments, {}
+        type(user.model).__name__,
+        user.model,
+        user.block or block_of(user.model),
+        "sequence_length" in arguments,
+        sizes,
+        arguments,
+        {},
     )
 
 
@@ -67,6 +75,7 @@ def _users_model(module: UserModule) -> UserModel:
 
 
 def _description(
+    architecture: str,
     model: nn.Module,
     block: type[nn.Module] | None,
     has_tokens: bool,
@@ -75,8 +84,8 @@ def _description(
     versions: dict[str, str],
 ) -> Description:
     return Description(
-        architecture=type(model).__name__,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        architecture=architecture,
+        num_parameters=sum(parameter.numel() * stored_apart(parameter)[1] for parameter in model.parameters()),
         num_hidden_layers=None if block is None else max(block_lists(model, block).values(), default=None),
         max_position_embeddings=learned_positions(model) if has_tokens else None,
         has_tokens=has_tokens,

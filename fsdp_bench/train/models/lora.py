@@ -33,20 +33,33 @@ def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | Non
     """
     home, trained = torch.empty(0).device, torch.get_default_dtype()
     with _disable_current_modes(), torch.device("meta"):
-        torch.set_default_dtype(torch.bfloat16 if lora.base else trained)
-        try:
-            model, name = build(config)
-            if lora.is_quantized:
-                quantize(model)
-        finally:
-            torch.set_default_dtype(trained)
-        model = with_lora(model, lora)
-    for parameter in model.parameters():
-        if lora.base and not parameter.requires_grad:
-            setattr(parameter, _KEPT, True)
+        model, name = with_frozen_base(config, lora)
     allocate(model, trained, home, keeps_its_dtype)
     if lora.is_quantized:
         materialize_states(model, states_on or home)
+    return model, name
+
+
+def with_frozen_base(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, str]:
+    """Return a model with adapters, whose parameters have to be on the meta device, and the name of its class.
+
+    Frozen parameters that LoRA.base stores in a dtype of their own are marked (``keeps_its_dtype``).
+
+    Raises:
+        MachineError, SpecError: as ``adapted``.
+    """
+    trained = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if lora.base else trained)
+    try:
+        model, name = build(config)
+        if lora.is_quantized:
+            quantize(model)
+    finally:
+        torch.set_default_dtype(trained)
+    model = with_lora(model, lora)
+    for parameter in model.parameters():
+        if lora.base and not parameter.requires_grad:
+            setattr(parameter, _KEPT, True)
     return model, name
 
 

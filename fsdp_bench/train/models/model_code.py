@@ -16,6 +16,8 @@ from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, build, largest_integers
+from fsdp_bench.train.models.lora import keeps_its_dtype, with_frozen_base
+from fsdp_bench.train.models.quantized import materialize_states
 from fsdp_bench.train.models.transformer import initialize
 from fsdp_bench.train.models.user_module import allocate_parameters, call_users_function, default_dtype
 from fsdp_bench.train.recording.blocks import block_class
@@ -31,7 +33,14 @@ class BuiltCode:
     """For each step this rank's micro-batches, in host memory."""
 
 
-def build_code(code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, without_data: bool = False) -> BuiltCode:
+def build_code(
+    code: ModelCode,
+    setup: TrainSetup,
+    rank: int,
+    num_steps: int,
+    device: torch.device,
+    without_data: bool = False,
+) -> BuiltCode:
     """Build a model with the same values on every rank.
 
     Args:
@@ -39,6 +48,7 @@ def build_code(code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, wi
         setup: its stored dtype, its seed, and the sizes of batches.
         rank: the rank that trains on the batches.
         num_steps: the number of steps that batches are made for.
+        device: where it is trained, for what no wrapper moves there.
         without_data: leave the parameters of Hugging Face's models as the memory was: kernels do nothing.
 
     Raises:
@@ -48,10 +58,12 @@ def build_code(code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, wi
     dtype = DTYPES[setup.precision.store]
     torch.manual_seed(setup.seed)
     if code.config is not None:
-        with default_dtype(dtype), _parameters_on_meta():
-            model, _ = build(code.config)
         fill = None if without_data else partial(initialize, seed=setup.seed)
-        allocate_parameters(model, dtype, torch.device("cpu"), fill)
+        with _parameters_on_meta(), default_dtype(dtype):
+            model, _ = build(code.config) if code.lora is None else with_frozen_base(code.config, code.lora)
+        allocate_parameters(model, dtype, torch.device("cpu"), fill, keeps_its_dtype)
+        if code.lora is not None and code.lora.is_quantized:
+            materialize_states(model, device, with_values=not without_data)
         return BuiltCode(model, block_class(model), _batches(model, setup, rank, num_steps))
     user = call_users_function(code.user_module(setup), setup, dtype)
     for parameter in user.model.parameters():

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from fsdp_bench.spec.errors import MachineError
 
+_LARGEST = 0.05
+"""The largest weight of a model that is made for a trial."""
 PACKED = 4
 """Numbers of 4 bits in an element of a bf16 parameter."""
 
@@ -81,8 +83,11 @@ def quantization_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield "code2", state.state2.code
 
 
-def materialize_states(model: nn.Module, home: torch.device) -> None:
-    """Put what is needed to read the weights on a device; the code of the second quantization is one for all layers."""
+def materialize_states(model: nn.Module, home: torch.device, with_values: bool = False) -> None:
+    """Put what is needed to read the weights on a device; the code of the second quantization is one for all layers.
+
+    With values, any four bits are a number of at most _LARGEST.
+    """
     code = None
     for module in quantized_layers(model):
         state = module.quant_state
@@ -90,6 +95,13 @@ def materialize_states(model: nn.Module, home: torch.device) -> None:
             setattr(owner, name, _empty_like(getattr(owner, name), home))
         code = _empty_like(state.state2.code, home) if code is None else code
         state.state2.code = code
+        if with_values:
+            from bitsandbytes.functional import get_4bit_type
+
+            state.code.copy_(get_4bit_type("nf4", device=home))
+            for zeros in (state.absmax, state.state2.absmax, code):
+                zeros.zero_()
+            state.offset.fill_(_LARGEST)  # what is added to absmax, once that is read
 
 
 def _empty_like(tensor: Tensor, home: torch.device) -> Tensor:

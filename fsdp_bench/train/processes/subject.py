@@ -46,7 +46,8 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
     if setup.loss.is_fused and spec.run.rehearsed_on is not None:
         _compute_integers_once()
     if isinstance(spec.model, ModelCode):
-        built = build_code(spec.model, setup, rank, num_steps, without_data=spec.run.rehearsed_on is not None)
+        without_data = spec.run.rehearsed_on is not None
+        built = build_code(spec.model, setup, rank, num_steps, device, without_data)
         losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
         loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(built.model, setup.loss)
         return Subject(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))

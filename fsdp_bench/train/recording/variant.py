@@ -73,7 +73,7 @@ def record_step(
     for index, leaf in enumerate(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
         recorder.name(leaf, ["i", index])
     context: Any = torch.autocast(device.type, dtype) if kind.autocast or kind.is_apart else nullcontext()
-    if kind.is_apart:
+    if kind.is_apart and not kind.shows_gathered:
         _show_as_stored(trained_leaves(model))
     _cast_inputs(model, cast_at, dtype)
     with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():

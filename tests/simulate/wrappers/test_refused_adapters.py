@@ -39,9 +39,12 @@ def test_packed_weights_are_computed_with_in_bf16_alone(precision: str) -> None:
     assert "compute in bf16" in reason(shape, Api.FSDP2, precision)
 
 
-def test_experts_are_not_cast_to_fp32() -> None:
-    shape = recorded("Mixtral-8x7B", LoRA(base="bf16"), ADAPTER)
-    assert "_grouped_mm" in reason(shape, Api.FSDP2, "fp32/fp32/bf16")
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mixtral-8x7B"])
+def test_frozen_weights_that_wrappers_would_cast_to_fp32_are_refused(name: str) -> None:
+    """Without a policy that casts they are computed with as they are stored."""
+    shape = recorded(name, LoRA(base="bf16"), ADAPTER)
+    assert "would cast them to fp32" in reason(shape, Api.FSDP2, "fp32/fp32/bf16")
+    assert reason(shape, Api.FSDP2, "fp32") == ""
 
 
 def test_adapters_of_experts_need_fsdp2() -> None:

@@ -1,0 +1,178 @@
+"""Trials of Hugging Face's models with PEFT's adapters: on gloo ranks, and rehearsed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
+
+from fsdp_bench.catalog.recorded import recorded_model
+from fsdp_bench.spec.errors import SweepFileError
+from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.config.sweep_file import read_file
+from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.recording import record as recording
+from fsdp_bench.train.recording.subjects import huggingface
+from fsdp_bench.validate import memory, predictable
+from tests.rehearse.on_stand_in import on_stand_in
+from tests.sweep.config.test_grid import machine
+from tests.sweep.test_huggingface_trials import QWEN, needs_transformers, sweep
+
+GLOO = """
+[run]
+device = "cpu"
+steps = 2
+communication_steps = 0
+steps_without_communication = 0
+threads_per_rank = 1
+[models.lora]
+hf_config = "qwen.json"
+lora = "rank=4,targets=q_proj+v_proj"
+[models.qlora]
+hf_config = "qwen.json"
+qlora = 4
+[grid]
+model = ["lora", "qlora"]
+world_size = 2
+sequence_length = 16
+precision = "bf16-mixed"
+api = "fsdp2"
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP"]
+[[include]]
+model = ["lora", "qlora"]
+api = "fsdp1"
+strategy = "FULL_SHARD"
+wrap = "block-and-adapters"
+use_orig_params = false
+[[include]]
+model = "qlora"
+api = "fsdp1"
+strategy = "FULL_SHARD"
+"""
+REHEARSED = """
+[run]
+device = "rehearsed"
+gpu = "H100-SXM"
+steps = 1
+[models.lora]
+hf_config = "qwen.json"
+lora = "rank=4,targets=q_proj+v_proj"
+[grid]
+model = "lora"
+world_size = 8
+sequence_length = 256
+precision = "bf16-mixed"
+api = "fsdp2"
+checkpointing = ["none", "full"]
+[[include]]
+model = "lora"
+api = "fsdp1"
+checkpointing = "none"
+wrap = "block-and-adapters"
+use_orig_params = [true, false]
+"""
+KINDS = ("bf16", "bf16 cast at blocks", "bf16 adapters apart", "bf16 adapters apart as gathered")
+"""What these setups run; a whole recording takes a minute more."""
+
+
+@cache
+def _recorded(model: ModelCode, sequence_length: int) -> RecordedModel:
+    assert model.config is not None
+    with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kinds = tuple(one for one in recording.KINDS_WITH_FROZEN if one.name in KINDS)
+        patch.setattr(recording, "KINDS_WITH_FROZEN", kinds)
+        return recorded_model(recording.record(huggingface(model.config, sequence_length, model.lora)), model.name)
+
+
+class TestOnGlooRanks:
+    pytestmark = needs_transformers
+
+    def test_every_wrapper_trains_the_same_adapters(self, tmp_path: Path) -> None:
+        losses = defaultdict(list)
+        for record in sweep(tmp_path, GLOO):
+            if record.model.name == "qlora" and record.setup.wrap == "block" and record.setup.api == "fsdp1":
+                assert record.outcome is Outcome.SKIPPED
+                assert "Must flatten tensors with uniform dtype" in str(record.reason)
+                continue
+            assert record.outcome is Outcome.OK, record.model.name
+            losses[record.model.name].append([rank.losses for rank in record.ranks])
+        assert [len(found) for found in losses.values()] == [3, 3]
+        for first, *others in losses.values():
+            assert first[0] != first[1]  # every rank has tokens of its own
+            assert all(other[rank] == pytest.approx(first[rank], rel=1e-3) for other in others for rank in (0, 1))
+
+
+class TestOnTheStandIn:
+    pytestmark = on_stand_in
+
+    def test_peaks_are_as_predicted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without use_orig_params adapters show what was gathered last, so that PEFT casts nothing."""
+        monkeypatch.setattr(predictable, "_recorded", _recorded)
+        records = sweep(tmp_path, REHEARSED)
+        assert len(records) == 4
+        for record in records:
+            found = memory.compare_with_record(record)
+            assert found.error is None
+            assert abs(found.peak.relative) <= 0.01, found
+
+
+class TestWithoutTrials:
+    pytestmark = needs_transformers
+
+    def test_the_adapters_are_part_of_what_a_trial_is(self) -> None:
+        given = {"name": "m", "code": "huggingface", "architecture": "A", "num_parameters": 1, "config": {}}
+        plain, adapted = ModelCode(**given), ModelCode(**given, lora=LoRA(rank=4))
+        assert "lora" not in plain.decisive()
+        assert adapted.decisive()["lora"] == LoRA(rank=4)
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"precision": "fp32"}, "4-bit numbers"),
+            ({"loss": "chunked"}, "computes its own"),
+            ({"wrap": "size"}, "use block or none or block-and-adapters"),
+            ({"api": "fsdp1"}, "uniform dtype"),
+        ],
+    )
+    def test_what_cannot_be_trained_is_said_before(self, fields: dict[str, str], said: str) -> None:
+        model = ModelCode(
+            name="m",
+            code="huggingface",
+            architecture="LlamaForCausalLM",
+            num_parameters=1,
+            num_hidden_layers=1,
+            config={},
+            lora=LoRA(base="nf4"),
+        )
+        setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "api": "fsdp2", **fields})
+        assert said in str(model.why_impossible(setup, "cuda"))
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ('lora = "rang=4"', "lora: has no field 'rang'"),
+            ("lora = 4\nqlora = 4", "lora and qlora: keep one"),
+            ("lora = true", "lora: True is not allowed"),
+            ('lora = "targets=nothing"', "PEFT refuses it"),
+        ],
+    )
+    def test_bad_adapters_are_one_line(self, line: str, said: str, tmp_path: Path) -> None:
+        (tmp_path / "qwen.json").write_text(json.dumps(QWEN))
+        (tmp_path / "sweep.toml").write_text(f'[models.m]\nhf_config = "qwen.json"\n{line}\n[grid]\nmodel = "m"\n')
+        with pytest.raises(SweepFileError) as raised:
+            read_file(tmp_path / "sweep.toml", machine())
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
