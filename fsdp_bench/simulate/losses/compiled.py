@@ -3,8 +3,7 @@
 Read from the allocator's history of torch 2.13 on the stand-in for NVIDIA's libraries (tests/simulate/losses). One
 kernel reads the logits for each row's maximum and sum (online softmax), and one writes their gradient in their own
 dtype. Not modelled: the partial results, a few numbers a row, with which several blocks share a row where there are
-fewer than two rows a multiprocessor (torch/_inductor/ir.py, Reduction.num_splits), and the buffers with which kernels
-are tuned when they first run.
+fewer than two rows a multiprocessor (torch/_inductor/ir.py, Reduction.num_splits).
 """
 
 from __future__ import annotations
