@@ -22,6 +22,12 @@ CALIBRATION = RESULTS / "calibration.toml"
         (("dry-run", "--calibration", CALIBRATION), "--calibration means nothing with --against dry-run"),
         (("dry-run", "--page", "p.md"), "--page means nothing with --against dry-run; it goes with --against RESULTS"),
         (("rehearsal", "--real-tensors"), "--real-tensors means nothing with --against rehearsal; it goes with"),
+        (
+            ("dry-run", "--code", "torchtitan", "--kernels", "cpu"),
+            "--kernels: is for benchmark models; --code torchtitan",
+        ),
+        (("dry-run", "--code", "huggingface", "--real-tensors"), "--real-tensors: is for benchmark models"),
+        (("dry-run", "--model-type", "llama"), "--model-type goes with --code huggingface or torchtitan"),
         (("rehersal",), "--against: 'rehersal' is no folder of results (did you mean 'rehearsal'?)"),
         ((RESULTS, "--cells", 3), "--cells means nothing"),
         ((RESULTS, "--seed", 1), "--seed means nothing"),
