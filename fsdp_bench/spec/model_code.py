@@ -12,7 +12,7 @@ from fsdp_bench.spec.checked import Checked, Count, build
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16, LoRA
 from fsdp_bench.spec.model import LONGEST_NAME, ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import TIED_ENDS, Api, Checkpointing, Loss, TrainSetup, Wrap, impossible
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.spec.units import format_count
 
@@ -95,10 +95,8 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return why the model cannot be trained under a setup on ``cuda`` or ``cpu``; None if it can."""
         if (reason := impossible(setup, device)) is not None:
             return reason
-        wraps = [Wrap.BLOCK, Wrap.NONE, *([Wrap.BLOCK_AND_ADAPTERS] if self.lora is not None else [])]
-        if setup.wrap not in wraps:
-            allowed = " or ".join(wrap.value for wrap in wraps)
-            return f"wrap: {setup.wrap.value} is not for {self.name}; use {allowed}"
+        if (reason := self._refused_wrap(setup.wrap)) is not None:
+            return reason
         by_block = setup.wrap is Wrap.BLOCK or setup.compile or setup.checkpointing is not Checkpointing.NONE
         if by_block and self.num_hidden_layers is None and self.transformer_block is None:
             return (
@@ -113,6 +111,18 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return f"loss: {self.name} computes its own, which {setup.loss.value} cannot replace; leave loss out"
         reason = why_not_replaced(setup.loss, self.architecture, self.config)
         return None if reason is None else f"loss: {reason}"
+
+    def _refused_wrap(self, wrap: Wrap) -> str | None:
+        wraps = [Wrap.BLOCK, Wrap.NONE]
+        if self.lora is not None:
+            wraps.append(Wrap.BLOCK_AND_ADAPTERS)
+        elif self.config is not None:
+            wraps.append(Wrap.BLOCK_AND_ENDS)
+        if wrap not in wraps:
+            return f"wrap: {wrap.value} is not for {self.name}; use {' or '.join(one.value for one in wraps)}"
+        if wrap is Wrap.BLOCK_AND_ENDS and (self.config or {}).get("tie_word_embeddings"):
+            return TIED_ENDS
+        return None
 
     def model_flops_per_token(self, _sequence_length: int) -> None:
         """Return None: FLOPs of other code are not counted in trials."""

@@ -16,11 +16,9 @@ pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.spec.errors import SweepFileError
-from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.recording import record as recording
@@ -129,36 +127,8 @@ class TestOnTheStandIn:
             assert abs(found.peak.relative) <= 0.01, found
 
 
-class TestWithoutTrials:
+class TestBadInput:
     pytestmark = needs_transformers
-
-    def test_the_adapters_are_part_of_what_a_trial_is(self) -> None:
-        given = {"name": "m", "code": "huggingface", "architecture": "A", "num_parameters": 1, "config": {}}
-        plain, adapted = ModelCode(**given), ModelCode(**given, lora=LoRA(rank=4))
-        assert "lora" not in plain.decisive()
-        assert adapted.decisive()["lora"] == LoRA(rank=4)
-
-    @pytest.mark.parametrize(
-        ("fields", "said"),
-        [
-            ({"precision": "fp32"}, "4-bit numbers"),
-            ({"loss": "chunked"}, "computes its own"),
-            ({"wrap": "size"}, "use block or none or block-and-adapters"),
-            ({"api": "fsdp1"}, "uniform dtype"),
-        ],
-    )
-    def test_what_cannot_be_trained_is_said_before(self, fields: dict[str, str], said: str) -> None:
-        model = ModelCode(
-            name="m",
-            code="huggingface",
-            architecture="LlamaForCausalLM",
-            num_parameters=1,
-            num_hidden_layers=1,
-            config={},
-            lora=LoRA(base="nf4"),
-        )
-        setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "api": "fsdp2", **fields})
-        assert said in str(model.why_impossible(setup, "cuda"))
 
     @pytest.mark.parametrize(
         ("line", "said"),
