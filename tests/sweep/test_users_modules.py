@@ -221,8 +221,8 @@ def test_what_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
     assert reasons == {
         None,
         "loss: m computes its own, which chunked cannot replace; leave loss out",
-        "wrap: size is for the benchmark's own models; use block or none for m",
-        "wrap: block-and-ends is for the benchmark's own models; use block or none for m",
+        "wrap: size is not for m; use block or none",
+        "wrap: block-and-ends is not for m; use block or none",
     }
 
 

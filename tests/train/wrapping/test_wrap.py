@@ -405,5 +405,5 @@ def ends_that_cannot_be_units() -> tuple[str, str]:
 
 def test_a_model_that_does_not_name_its_ends_or_ties_them_is_refused(tmp_path: Path) -> None:
     unnamed, tied = run_ranks(1, tmp_path, ends_that_cannot_be_units)[0]
-    assert "needs the properties modules_before_blocks and modules_after_blocks" in unnamed
+    assert "give Sequential the properties modules_before_blocks and modules_after_blocks" in unnamed
     assert "tie_word_embeddings" in tied
