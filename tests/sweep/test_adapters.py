@@ -26,19 +26,15 @@ from fsdp_bench.train.recording.subjects import huggingface
 from fsdp_bench.validate import memory, predictable
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.sweep.config.test_grid import machine
-from tests.sweep.test_huggingface_trials import QWEN, needs_transformers, sweep
+from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
 
-GLOO = """
-[run]
-device = "cpu"
-steps = 2
-communication_steps = 0
-steps_without_communication = 0
-threads_per_rank = 1
+LORA = """
 [models.lora]
 hf_config = "qwen.json"
 lora = "rank=4,targets=q_proj+v_proj"
-[models.qlora]
+"""
+GLOO = f"""{ON_GLOO}
+{LORA}[models.qlora]
 hf_config = "qwen.json"
 qlora = 4
 [grid]
@@ -59,15 +55,8 @@ model = "qlora"
 api = "fsdp1"
 strategy = "FULL_SHARD"
 """
-REHEARSED = """
-[run]
-device = "rehearsed"
-gpu = "H100-SXM"
-steps = 1
-[models.lora]
-hf_config = "qwen.json"
-lora = "rank=4,targets=q_proj+v_proj"
-[grid]
+REHEARSED = f"""{ON_THE_STAND_IN}
+{LORA}[grid]
 model = "lora"
 world_size = 8
 sequence_length = 256

@@ -11,15 +11,9 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.validate.memory import compare_with_record
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.simulate.losses.test_fused_losses import STUBS
-from tests.sweep.test_huggingface_trials import QWEN, needs_transformers, sweep
+from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
 
-GLOO = """
-[run]
-device = "cpu"
-steps = 2
-communication_steps = 0
-steps_without_communication = 0
-threads_per_rank = 1
+GLOO = f"""{ON_GLOO}
 [models.qwen]
 hf_config = "qwen.json"
 [grid]
@@ -31,13 +25,7 @@ model = "qwen"
 api = "fsdp2"
 loss = ["plain", "chunked"]
 """
-REHEARSED = """
-[run]
-device = "rehearsed"
-gpu = "H100-SXM"
-steps = 1
-[models.qwen]
-hf_config = "qwen.json"
+REHEARSED = f"""{ON_THE_STAND_IN}
 [grid]
 model = "qwen"
 world_size = 8

@@ -51,13 +51,23 @@ QWEN = {
     "tie_word_embeddings": True,
 }
 
-GLOO = """
+ON_GLOO = """
 [run]
 device = "cpu"
-steps = 1
+steps = 2
 communication_steps = 0
 steps_without_communication = 0
 threads_per_rank = 1
+"""
+ON_THE_STAND_IN = """
+[run]
+device = "rehearsed"
+gpu = "H100-SXM"
+steps = 1
+[models.qwen]
+hf_config = "qwen.json"
+"""
+GLOO = f"""{ON_GLOO}
 [models.t5]
 hf_config = "t5.json"
 [models.qwen]
@@ -83,13 +93,7 @@ offload = "params"
 api = "fsdp2"
 strategy = "FULL_SHARD"
 """
-REHEARSED = """
-[run]
-device = "rehearsed"
-gpu = "H100-SXM"
-steps = 1
-[models.qwen]
-hf_config = "qwen.json"
+REHEARSED = f"""{ON_THE_STAND_IN}
 [grid]
 model = "qwen"
 world_size = 8

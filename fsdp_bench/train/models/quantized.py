@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fsdp_bench.spec.errors import MachineError
 
-_LARGEST = 0.05
-"""The largest weight of a model that is made for a trial."""
 PACKED = 4
 """Numbers of 4 bits in an element of a bf16 parameter."""
+_LARGEST = 0.05
+"""The largest weight of a model that is made for a trial."""
 
 
 def quantize(model: Any) -> None:
