@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.cli.common.facts import Fact, print_facts
@@ -45,6 +46,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="For a model with a sliding window: record for sequences on this side of it.",
 )
+@click.option("--activation-offload", is_flag=True, help="Record it for activation offload, too: twice the time.")
 @click.option("--output", "-o", type=_FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -54,6 +56,7 @@ def command(
     qlora: str | None,
     block: str | None,
     seq: int,
+    activation_offload: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -74,6 +77,7 @@ def command(
     if not path.absolute().parent.is_dir():
         raise SpecError(f"output: {str(path.parent)!r} is no folder")
     begin = time.monotonic()
+    spec = msgspec.structs.replace(spec, activation_offload=activation_offload)
     code = record(spec, lambda what: print_line(f"recording: {what} ...", error=True))
     size = write(code, path)
     model = recorded_model(code, name)

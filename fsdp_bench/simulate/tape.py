@@ -196,6 +196,8 @@ class Tensor(msgspec.Struct, eq=False):
     is_view: bool = False
     is_strided: bool = False
     """Whether its elements do not follow each other in memory. Known of what blocks save, not of everything."""
+    is_on_host: bool = False
+    """Whether it is in host memory anyway: attention's seeds. Known of what blocks of recorded models save."""
 
     def detach(self) -> Tensor:
         """Return the same storage without its history."""

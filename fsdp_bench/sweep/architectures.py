@@ -33,7 +33,13 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
         try:
             recorded_architecture(entry.hf_config(), length, entry.name, folder)
         except NotRecorded:
-            spec = RecordingSpec(config=entry.hf_config(), sequence_length=length, all_sizes=True, code=code_of)
+            spec = RecordingSpec(
+                config=entry.hf_config(),
+                sequence_length=length,
+                all_sizes=True,
+                code=code_of,
+                activation_offload=True,
+            )
             code = record(spec)
             path = folder / file_name(entry, code)
             folder.mkdir(parents=True, exist_ok=True)

@@ -95,14 +95,20 @@ def write(recorded: RecordedCode, path: Path) -> int:
 
 
 def recorded_config(
-    config: dict[str, Any], sequence_length: int, progress: Callable[[str], None], lora: LoRA | None = None
+    config: dict[str, Any],
+    sequence_length: int,
+    progress: Callable[[str], None],
+    lora: LoRA | None = None,
+    activation_offload: bool = False,
 ) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
     Raises:
         MachineError: as ``record``.
     """
-    spec = RecordingSpec(config=config, sequence_length=sequence_length, lora=lora)
+    spec = RecordingSpec(
+        config=config, sequence_length=sequence_length, lora=lora, activation_offload=activation_offload
+    )
     path = cache_folder() / f"{_digest(spec)}.json.gz"
     if path.exists():
         return read_recorded(path)

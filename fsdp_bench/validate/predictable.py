@@ -35,21 +35,22 @@ def predictable_model(trial: TrialRecord) -> Model:
     for package, version in model.versions.items():
         if (here := package_version(package)) != version:
             raise MachineError(f"{model.name}: trained with {package} {version}; here is {here or 'none'}")
-    recorded = _recorded(model, trial.setup.sequence_length)
+    recorded = _recorded(model, trial.setup.sequence_length, trial.setup.activation_offload)
     if (reason := why_impossible(recorded, trial.setup, "cuda")) is not None:
         raise SpecError(reason)
     return recorded
 
 
 @cache
-def _recorded(model: ModelCode, sequence_length: int) -> RecordedModel:
+def _recorded(model: ModelCode, sequence_length: int, activation_offload: bool) -> RecordedModel:
     try:
         if model.config is not None:
-            code = recorded_config(model.config, sequence_length, lambda what: None, model.lora)
+            code = recorded_config(model.config, sequence_length, lambda what: None, model.lora, activation_offload)
             return recorded_model(code, model.name)
         module = UserModule(function=str(model.function), block=model.transformer_block, folder=model.folder)
         if hashlib.sha256(source_of(module).encode()).hexdigest()[:16] != model.source:
             raise MachineError(f"{model.name}: the file of {model.function} has changed since it was trained")
-        return recorded_model(record(RecordingSpec(module=module, sequence_length=sequence_length)), model.name)
+        spec = RecordingSpec(module=module, sequence_length=sequence_length, activation_offload=activation_offload)
+        return recorded_model(record(spec), model.name)
     except RecordingError as error:
         raise MachineError(str(error)) from None

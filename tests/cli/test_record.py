@@ -58,7 +58,7 @@ def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
         ),
         (b'{"format_version": 2}', "is not a recorded model: "),
         (b'{"format_ver', "is not a recorded model"),
-        (gzip.compress(b"{}")[:12], "cannot be read"),
+        (gzip.compress(b"{}", mtime=0)[:12], "cannot be read"),
         (json.dumps({"name": "x"}).encode(), "`fsdp-bench record` writes one"),
     ],
 )

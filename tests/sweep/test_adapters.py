@@ -75,7 +75,7 @@ KINDS = ("bf16", "bf16 cast at blocks", "bf16 adapters apart", "bf16 adapters ap
 
 
 @cache
-def _recorded(model: ModelCode, sequence_length: int) -> RecordedModel:
+def _recorded(model: ModelCode, sequence_length: int, _offload: bool) -> RecordedModel:
     assert model.config is not None
     with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -103,6 +103,20 @@ checkpointing = ["none", "full"]
 api = ["fsdp1", "fsdp2"]
 strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
 """
+OFFLOADED = f"""{ON_THE_STAND_IN}
+[models.t5]
+hf_config = "t5.json"
+[grid]
+model = ["qwen", "t5"]
+world_size = 8
+sequence_length = 128
+micro_batch_size = 2
+checkpointing = ["none", "full"]
+precision = ["bf16-mixed", "fp32"]
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "NO_SHARD"]
+activation_offload = true
+"""
 
 
 def sweep(folder: Path, text: str) -> list[TrialRecord]:
@@ -169,6 +183,13 @@ class TestOnTheStandIn:
             assert found.peak.predicted_bytes == found.peak.reference_bytes
             assert found.reserved is not None
             assert found.reserved.predicted_bytes == found.reserved.reference_bytes
+
+    def test_offloaded_blocks_allocate_what_is_predicted(self, tmp_path: Path) -> None:
+        """What comes back from the host is contiguous, which changes what backward allocates."""
+        for record in sweep(tmp_path, OFFLOADED):
+            found = compare_with_record(record)
+            assert found.error is None
+            assert found.is_equal, (record.setup, found)
 
 
 class TestBadInput:

@@ -149,7 +149,9 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
 
         config, name = config_of(options, catalog)
         try:
-            return recorded_model(recorded_config(config, sequence_length, _tell_recording, lora), name)
+            is_offloaded = bool(options.activation_offload)
+            code = recorded_config(config, sequence_length, _tell_recording, lora, is_offloaded)
+            return recorded_model(code, name)
         except MachineError as error:
             raise MachineError(f"{why}; {error}") from None
 

@@ -82,13 +82,22 @@ class _Kept:
 class _CheckpointFrame:
     """_CheckpointFrame and _checkpoint_hook: one call of one checkpointed block."""
 
-    def __init__(self, op: Operators, forward: Callable[..., Any], inputs: tuple[Any, ...], kept: _Kept | None) -> None:
+    def __init__(
+        self,
+        op: Operators,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        kept: _Kept | None,
+        num_positional: int | None,
+    ) -> None:
         self.op = op
         self.autocast = op.autocast
         self.forward = forward
         self.outer = op.tape.hooks[-1] if op.tape.hooks else None
         """Saved-tensor hooks around the block, which pack its inputs."""
-        self.inputs = self._through_outer_hooks("pack", inputs)
+        self.inputs = self._through_outer_hooks("pack", inputs[:num_positional])
+        self.named_inputs = inputs[num_positional:] if num_positional is not None else ()
+        """Keyword arguments, which no hook packs."""
         self.kept = kept
         self.holders: list[weakref.ref[_Holder]] = []
         self.is_recomputed = False
@@ -125,7 +134,7 @@ class _CheckpointFrame:
             self.kept.hand_out()
         tape.hooks.append(_Recomputation(self))
         try:
-            self.forward(*inputs)
+            self.forward(*inputs, *self.named_inputs)
         except _StopRecomputation:
             pass
         finally:
@@ -166,16 +175,22 @@ def checkpoint_blocks(op: Operators, model: SimulatedModel, setup: TrainSetup) -
         blocks = set(map(id, model.blocks))
         in_order = [module for module in model.all_modules() if id(module) in blocks]
         for block in in_order[:: setup.policy.every_blocks]:
-            block.around = checkpointed(op, setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None)
+            policy = setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None
+            block.around = checkpointed(op, policy, block.num_positional)
     if setup.activation_offload:
         for block in model.blocks:
             block.put_around(offloaded(op))
 
 
-def checkpointed(op: Operators, policy: CheckpointingPolicy | None = None) -> Callable[..., Any]:
+def checkpointed(
+    op: Operators, policy: CheckpointingPolicy | None = None, num_positional: int | None = None
+) -> Callable[..., Any]:
     """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT.
 
-    ``policy`` says what selective checkpointing saves; without one it is full.
+    Args:
+        op: the operators.
+        policy: what selective checkpointing saves; without one it is full.
+        num_positional: how many of the inputs are positional arguments; None for all.
     """
 
     def around(forward: Callable[..., Any], *inputs: Any) -> Any:
@@ -183,7 +198,7 @@ def checkpointed(op: Operators, policy: CheckpointingPolicy | None = None) -> Ca
         if not tape.grad_enabled:
             return forward(*inputs)
         kept = None if policy is None else _Kept(policy)
-        frame = _CheckpointFrame(op, forward, inputs, kept)
+        frame = _CheckpointFrame(op, forward, inputs, kept, num_positional)
         outer, tape.kept = tape.kept, frame.kept
         tape.hooks.append(frame)
         try:

@@ -35,11 +35,14 @@ class _SaveOnCpu:
     def __init__(self, op: Operators) -> None:
         self._op = op
 
-    def pack(self, saved: list[Tensor]) -> list[_OnHost]:
+    def pack(self, saved: list[Tensor]) -> list[_OnHost | Tensor]:
         """Copy to the host. What is not contiguous is first copied on the GPU (aten/native/cuda/Copy.cu)."""
         op = self._op
-        packed = []
+        packed: list[_OnHost | Tensor] = []
         for tensor in saved:
+            if tensor.is_on_host:
+                packed.append(tensor)
+                continue
             num_bytes = tensor.numel * tensor.itemsize
             if tensor.is_strided and not op.kernels.observed:
                 contiguous = op.temporary(tensor.numel, tensor.itemsize, "aten::contiguous")
@@ -49,11 +52,14 @@ class _SaveOnCpu:
             packed.append(_OnHost(tensor.numel, tensor.itemsize, tensor.node, tensor.output))
         return packed
 
-    def unpack(self, packed: list[_OnHost]) -> list[Tensor]:
+    def unpack(self, packed: list[_OnHost | Tensor]) -> list[Tensor]:
         """Copy back to the GPU."""
         op = self._op
         tensors = []
         for one in packed:
+            if isinstance(one, Tensor):
+                tensors.append(one)
+                continue
             tensor = op.temporary(one.numel, one.itemsize, "aten::_to_copy")
             op.tape.copy("to_device", one.numel * one.itemsize, Stream.COMPUTE, ACTIVATIONS)
             tensor.node, tensor.output = one.node, one.output

@@ -68,6 +68,8 @@ class Module:
         self.children: list[Module] = []
         self.around: Callable[..., Tensor] | None = None
         """Called with the module's forward and its inputs instead of forward (hooks, checkpointing)."""
+        self.num_positional: int | None = None
+        """How many of its inputs, the first ones, are positional arguments; None: all."""
         self._all_weights: list[Weight] | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:

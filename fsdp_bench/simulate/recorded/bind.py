@@ -261,7 +261,7 @@ class _Binding:
             else:
                 code.append(self._instruction(instruction, scope))
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
-        return CallModule(scope.name(call.module), inputs, tuple(code), outputs)
+        return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
 
     def _drop(self, storage: str, scope: Scope) -> Forget | ForgetInEachBlock:
         if ".*." not in storage:
@@ -280,7 +280,7 @@ class _Binding:
             assert type(instruction) is Save
             node = scope.refer(instruction.node, is_node=True)
             assert isinstance(node, int)
-            return self._keep(node, self._tensor(instruction.tensor, scope))
+            return self._keep(node, self._tensor(instruction.tensor, scope), instruction.is_strided)
         if kind is HeadWithLoss:
             assert type(instruction) is HeadWithLoss
             hidden_states = self._tensor(instruction.hidden_states, scope)
@@ -322,14 +322,14 @@ class _Binding:
             self._products[node] = plan
         return Begin(node, plan)
 
-    def _keep(self, node: int, tensor: TensorPlan) -> Keep:
+    def _keep(self, node: int, tensor: TensorPlan, is_strided: bool) -> Keep:
         """Return where a node saves a tensor.
 
         F.linear multiplies by a weight's t(), which is a view, and saves that; transformers' Conv1D multiplies by the
         weight itself, so that its gradient goes from the product to the weight at once.
         """
         product, weight = self._products.get(node), str(tensor.storage).removeprefix("p:")
-        return Keep(node, tensor, product is not None and (weight, 0) not in product.edges)
+        return Keep(node, tensor, product is not None and (weight, 0) not in product.edges, is_strided)
 
     def _node_record(self, number: int, scope: Scope) -> NodeRecord:
         loop = scope.loop

@@ -220,6 +220,7 @@ class Keep(msgspec.Struct, frozen=True):
     tensor: TensorPlan
     as_view: bool
     """Whether a parameter is saved as a view, and not itself."""
+    is_strided: bool
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Save it, through the hooks in force; a node that saves nothing does not hold them."""
@@ -228,6 +229,7 @@ class Keep(msgspec.Struct, frozen=True):
         if node is None:
             return
         saved = self._tensor(frame, model)
+        saved.is_strided = self.is_strided
         if not tape.hooks:
             node.saved.append(saved)
             return
@@ -240,8 +242,8 @@ class Keep(msgspec.Struct, frozen=True):
         if isinstance(plan.storage, str) and plan.storage.startswith("p:"):
             parameter = model.by_parameter[plan.storage[2:]].seen
             # a parameter itself follows when a wrapper gives it other memory (.data)
-            return parameter.view(plan.numel) if self.as_view else parameter
-        return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize)
+            return parameter.view(plan.numel) if self.as_view or self.is_strided else parameter
+        return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, is_on_host=plan.storage == "?")
 
 
 def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]], Gradients]:
@@ -325,6 +327,8 @@ class CallModule(msgspec.Struct, frozen=True):
     inputs: tuple[TensorPlan, ...]
     code: tuple[Any, ...]
     outputs: tuple[TensorPlan, ...]
+    num_positional: int = -1
+    """How many of the inputs are positional arguments; -1 where it is not known."""
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Run it inside of what is around it; a module with nothing around it is part of its caller."""

@@ -52,6 +52,9 @@ class RecordedTransformer(SimulatedModel):
             block.block = group
             for weight in block.all_weights:
                 weight.block = group
+        for call in _calls(program.top):
+            if call.num_positional >= 0:
+                self.by_name[call.module].num_positional = call.num_positional
         self._is_in_block = self._is_marked = False
 
     @property
@@ -75,17 +78,7 @@ class RecordedTransformer(SimulatedModel):
 
     def forward_order(self) -> Iterator[Module]:
         """Yield modules in the order in which they are called first."""
-        seen: set[str] = set()
-
-        def visit(call: CallModule) -> Iterator[Module]:
-            if call.module not in seen:
-                seen.add(call.module)
-                yield self.by_name[call.module]
-            for instruction in call.code:
-                if type(instruction) is CallModule:
-                    yield from visit(instruction)
-
-        yield from visit(self.program.top)
+        yield from (self.by_name[name] for name in dict.fromkeys(call.module for call in _calls(self.program.top)))
 
     def forward_to_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
         """Run forward and the recorded loss, which Hugging Face's models compute themselves and torchtitan's trainer.
@@ -128,3 +121,11 @@ class RecordedTransformer(SimulatedModel):
         self._is_in_block = False
         tape, block = self.op.tape, module.block
         out.first(lambda: tape.mark("backward", block))
+
+
+def _calls(call: CallModule) -> Iterator[CallModule]:
+    """Yield a call and all inside of it, in order."""
+    yield call
+    for instruction in call.code:
+        if type(instruction) is CallModule:
+            yield from _calls(instruction)

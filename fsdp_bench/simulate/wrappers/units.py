@@ -14,6 +14,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.own_loss import why_not_replaced
+from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import (
     ADAPTERS_ARE_FSDP1,
@@ -93,14 +94,23 @@ def _not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return reason
     if (reason := why_not_replaced(shape.code, setup.loss)) is not None:
         return reason
-    if setup.activation_offload:
-        return (
-            "activation_offload: which saved tensors are contiguous, and so what copying them takes, is not recorded;"
-            " leave it out, or rehearse the script"
-        )
+    if setup.activation_offload and (reason := _offload_not_recorded(shape.code, setup)) is not None:
+        return reason
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
     return _base_not_cast(shape, setup) or _experts_adapted(shape, setup) or _parameters_mixed(shape, setup)
+
+
+def _offload_not_recorded(code: RecordedCode, setup: TrainSetup) -> str | None:
+    """Return why it is not known what activation offload of a recorded model takes."""
+    if setup.checkpointing is not Checkpointing.NONE and setup.policy.every_blocks > 1:
+        return "activation_offload: of a recorded model with some blocks checkpointed is not predicted; checkpoint all"
+    if not code.has_offloaded:
+        return (
+            "activation_offload: what it copies was not recorded for this model; record it: fsdp-bench record"
+            " --activation-offload"
+        )
+    return None
 
 
 def _units_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:

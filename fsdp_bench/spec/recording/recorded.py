@@ -15,7 +15,7 @@ from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.ends import Ends, find_ends
 from fsdp_bench.spec.recording.steps import Call, LoopRecord, NodeRecord, Size, TensorRef
-from fsdp_bench.spec.recording.variants import VariantKind
+from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded
 
 FORMAT_VERSION = 2
 
@@ -135,6 +135,11 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
             except msgspec.DecodeError as error:
                 raise SpecError(f"the recording of {self.origin.architecture} is damaged in {name}: {error}") from None
         return self._read[name]
+
+    @property
+    def has_offloaded(self) -> bool:
+        """Whether what runs under activation offload was recorded, too."""
+        return any(kind.name in self.variants or kind.name in self.same for kind in offloaded(KINDS))
 
     @cached_property
     def ends(self) -> Ends | None:

@@ -75,6 +75,8 @@ class Save(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="s"):
 
     node: str
     tensor: TensorRef
+    is_strided: bool = False
+    """Whether its elements do not follow each other in memory. Known inside of blocks."""
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, tag="c"):
@@ -84,6 +86,8 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag="c"):
     inputs: tuple[TensorRef, ...]
     code: tuple[Instruction, ...]
     outputs: tuple[TensorRef, ...]
+    num_positional: int = -1
+    """Of a block: how many of the inputs, the first ones, are positional arguments; -1 where it is not known."""
 
 
 class Loop(msgspec.Struct, array_like=True, frozen=True, tag="l"):

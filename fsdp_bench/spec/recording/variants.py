@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
 
 
 class VariantKind(NamedTuple):
@@ -30,6 +31,9 @@ class VariantKind(NamedTuple):
     """Adapters that are apart show what was gathered for them last, in the compute dtype: without use_orig_params FSDP1
     leaves these views in the modules (FlatParamHandle.reshard), from the second step on."""
 
+    is_offloaded: bool = False
+    """What blocks save for backward was in host memory meanwhile, from which everything comes back contiguous."""
+
     @property
     def name(self) -> str:
         """The name in a recording."""
@@ -38,6 +42,7 @@ class VariantKind(NamedTuple):
         if self.compute == "fp32":
             parts = ["fp32"]
         parts += ["adapters apart"] * self.is_apart + ["as gathered"] * self.shows_gathered
+        parts += ["offloaded"] * self.is_offloaded
         return " ".join([*parts, f"flat {self.trains}"] if self.trains else parts)
 
     @property
@@ -84,9 +89,18 @@ KINDS_WITH_FROZEN = (
 """Those of a model with frozen parameters."""
 
 
+def offloaded(kinds: Iterable[VariantKind]) -> tuple[VariantKind, ...]:
+    """Return the same variants under activation offload."""
+    return tuple(kind._replace(is_offloaded=True) for kind in kinds)
+
+
 def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
-    """Return the variant that a setup runs, of a model that has frozen parameters or none."""
-    kind = _kind_of(setup)
+    """Return the variant that a setup runs, of a model that has frozen parameters or none.
+
+    Of checkpointed blocks the inputs alone are offloaded (torch/utils/checkpoint.py, save_inputs): they run as ever.
+    """
+    is_offloaded = setup.activation_offload and setup.checkpointing is Checkpointing.NONE
+    kind = _kind_of(setup)._replace(is_offloaded=is_offloaded)
     if has_frozen and setup.wrap is Wrap.BLOCK_AND_ADAPTERS:  # what is trained is not flattened with what is frozen
         is_apart = setup.precision.compute != setup.precision.store
         return kind._replace(is_apart=is_apart, shows_gathered=is_apart and not setup.use_orig_params)

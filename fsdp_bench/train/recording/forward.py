@@ -27,10 +27,14 @@ Code = list[Any]
 class Recorder(TorchDispatchMode):
     """Logs what operators do to storages on one device."""
 
-    def __init__(self, device: torch.device, logits_width: int | None) -> None:
+    def __init__(self, device: torch.device, logits_width: int | None, is_offloaded: bool = False) -> None:
         super().__init__()
         self.device = device.type
         self.logits_width = logits_width
+        self.is_offloaded = is_offloaded
+        """Whether what blocks save comes back from host memory, and so contiguous (save_on_cpu)."""
+        self.blocks_around = 0
+        """How many blocks' forward is running: one inside of a block, else none."""
         self.on = False
         self.log: Code = []
         self.known: dict[int, Any] = {}
@@ -125,9 +129,12 @@ class Recorder(TorchDispatchMode):
         if self.on:
             self.nodes_until_now()
             saved = [self.reference(tensor), Size.product(*tensor.shape), tensor.element_size(), None]
-            self.log.append(["s", self._next_node - 1, saved, self._num_packed])
+            is_strided = bool(self.blocks_around) and not tensor.is_contiguous()
+            self.log.append(["s", self._next_node - 1, saved, is_strided, self._num_packed])
         self._num_packed += 1
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, self._num_packed - 1
+        comes_back = self.is_offloaded and self.blocks_around
+        stride = torch.empty(tensor.shape, device="meta").stride() if comes_back else tensor.stride()
+        return tensor.shape, stride, tensor.dtype, tensor.device, self._num_packed - 1
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         shape, stride, dtype, device, number = packed
@@ -169,17 +176,21 @@ def described_tensors(recorder: Recorder, value: Any, names: Names) -> list[Any]
 
 
 @contextmanager
-def calls_logged(recorder: Recorder, model: nn.Module, names: Names) -> Iterator[None]:
-    """Log every call of every module, with its inputs and outputs."""
+def calls_logged(recorder: Recorder, model: nn.Module, names: Names, block: type[nn.Module]) -> Iterator[None]:
+    """Log every call of every module, with its inputs and outputs; of a block also how many are positional."""
     handles = []
     for name, module in model.named_modules():
 
-        def enter(_module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+        def enter(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
             recorder.nodes_until_now()
-            recorder.log.append(["enter", name, described_tensors(recorder, (args, kwargs), names)])
+            is_block = isinstance(module, block)
+            recorder.blocks_around += is_block
+            positional = sum(isinstance(arg, torch.Tensor) for arg in args) if is_block else -1
+            recorder.log.append(["enter", name, described_tensors(recorder, (args, kwargs), names), positional])
 
-        def leave(_module: Any, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
+        def leave(module: Any, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
             recorder.nodes_until_now()
+            recorder.blocks_around -= isinstance(module, block)
             recorder.log.append(["leave", name, described_tensors(recorder, output, names)])
 
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
@@ -193,20 +204,20 @@ def calls_logged(recorder: Recorder, model: nn.Module, names: Names) -> Iterator
 
 def nested(log: Code, nodes: dict[int, Any], opened_by: dict[int, int]) -> Code:
     """Return the log with each module's part as a call, without nodes to which no gradient will come."""
-    top: Code = ["c", "", [], [], []]
+    top: Code = ["c", "", [], [], [], -1]
     stack = [top]
     for event in log:
         kind = event[0]
         if kind == "enter":
-            call: Code = ["c", event[1], event[2], [], []]
+            call: Code = ["c", event[1], event[2], [], [], event[3]]
             stack[-1][3].append(call)
             stack.append(call)
         elif kind == "leave":
             stack.pop()[4] = event[2]
         elif kind == "s":
-            node = opened_by.get(event[3], event[1])
+            node = opened_by.get(event[4], event[1])
             if node in nodes:
-                stack[-1][3].append(["s", node, event[2]])
+                stack[-1][3].append(["s", node, event[2], event[3]])
         elif kind != "n" or event[1] in nodes:
             stack[-1][3].append(event)
     return top

@@ -227,10 +227,10 @@ class _Writing:
             case "n":
                 return MakeNode(self._own_node(event[1]))
             case "s":
-                return Save(self._node(event[1]), self.tensor(event[2]))
-        _, module, inputs, code, outputs = event
+                return Save(self._node(event[1]), self.tensor(event[2]), event[3])
+        _, module, inputs, code, outputs, num_positional = event
         tensors = (tuple(map(self.tensor, inputs)), tuple(map(self.tensor, outputs)))
-        return Call(self._name(module), tensors[0], tuple(self._code(event, code)), tensors[1])
+        return Call(self._name(module), tensors[0], tuple(self._code(event, code)), tensors[1], num_positional)
 
     def _code(self, call: Code, code: Code) -> Iterator[Instruction]:
         loop = self._writer._loop_at.get(id(call))
@@ -379,15 +379,16 @@ def renumbered(top: Code, nodes: dict[int, Code], loss: Code, first: int) -> tup
             case "n":
                 return ["n", event[1] - first]
             case "s":
-                return ["s", event[1] - first, tensor(event[2])]
+                return ["s", event[1] - first, tensor(event[2]), event[3]]
             case "c":
-                _, module, inputs, code, outputs = event
+                _, module, inputs, code, outputs, num_positional = event
                 return [
                     "c",
                     module,
                     list(map(tensor, inputs)),
                     list(map(instruction, code)),
                     list(map(tensor, outputs)),
+                    num_positional,
                 ]
         return event
 

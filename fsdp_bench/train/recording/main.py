@@ -37,7 +37,8 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
             else:
                 assert spec.module is not None
                 subject = of_module(spec.module)
-            recorded = record(subject, lambda what: print(f"recording: {what}", file=sys.stderr))
+            tell = lambda what: print(f"recording: {what}", file=sys.stderr)  # noqa: E731
+            recorded = record(subject, tell, spec.activation_offload)
     except FsdpBenchError as error:
         return RecordingAnswer(error=str(error))
     except Exception as error:

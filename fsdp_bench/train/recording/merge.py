@@ -21,7 +21,7 @@ def merged(recordings: list[Any], formulas: Formulas, where: str = "") -> Any:
     if isinstance(first, list | tuple):
         if any(len(other) != len(first) for other in recordings):
             raise SpecError(_differs(where, recordings))
-        inner = f"{where} {first[1]}" if len(first) == 5 and first[0] == "c" else where
+        inner = f"{where} {first[1]}" if len(first) == 6 and first[0] == "c" else where
         return [merged([other[index] for other in recordings], formulas, inner) for index in range(len(first))]
     if isinstance(first, dict):
         if any(other.keys() != first.keys() for other in recordings):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
-from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind
+from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind, offloaded
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.models.user_module import loss_of
@@ -57,8 +57,15 @@ class Subject:
     """Where the recording is for all sizes: which config.json files it holds for."""
 
 
-def record(subject: Subject, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
+def record(
+    subject: Subject, progress: Callable[[str], None] = lambda what: None, activation_offload: bool = False
+) -> RecordedCode:
     """Record every variant of a model's code.
+
+    Args:
+        subject: the code.
+        progress: called with each variant that is begun.
+        activation_offload: whether to record, too, what runs when blocks' saved tensors are offloaded.
 
     Raises:
         SpecError: for code that cannot be recorded, with the reason.
@@ -68,7 +75,8 @@ def record(subject: Subject, progress: Callable[[str], None] = lambda what: None
         facts = _Facts(subject, device)
         recording = _Recording(subject, device, facts.lists, facts.kind)
         is_trained = all(parameter.is_trained for parameter in facts.parameters)
-        for kind in KINDS if is_trained else KINDS_WITH_FROZEN:
+        kinds = KINDS if is_trained else KINDS_WITH_FROZEN
+        for kind in (*kinds, *offloaded(kinds)) if activation_offload else kinds:
             progress(kind.name)
             recording.add(kind)
     refuse_unknown(recording.notes)
@@ -153,8 +161,8 @@ class _Recording:
         gc.collect()
         gc.disable()  # a collection would free cycles at another moment than in another run
         try:
-            cast_at = self._block if kind.casts_at_blocks else None
-            return record_step(model, batch, DTYPES[kind.compute], kind, self._device, cast_at, self._subject.loss)
+            dtype, loss = DTYPES[kind.compute], self._subject.loss
+            return record_step(model, batch, dtype, kind, self._device, self._block, loss)
         finally:
             gc.enable()
 

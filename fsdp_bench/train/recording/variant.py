@@ -45,7 +45,7 @@ def record_step(
     dtype: torch.dtype,
     kind: VariantKind,
     device: torch.device,
-    cast_at: type[nn.Module] | None = None,
+    block: type[nn.Module],
     compute_loss: Callable[[Any, Any], torch.Tensor] = loss_of,
 ) -> RawStep:
     """Run forward and backward of a bare model once.
@@ -54,9 +54,9 @@ def record_step(
         model: on ``device``, without data, with parameters in fp32.
         batch: on ``device``.
         dtype: the compute dtype.
-        kind: whether parameters are cast, and whether the model runs under torch.autocast.
+        kind: what wrappers let the model do.
         device: the fake accelerator.
-        cast_at: the class of modules whose floating inputs are cast to the compute dtype.
+        block: the class of the blocks.
         compute_loss: returns the loss, given the model's output and the batch.
 
     Raises:
@@ -66,7 +66,7 @@ def record_step(
         compute_in(model, dtype, device)
         batch = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    recorder = Recorder(device, _vocabulary(model))
+    recorder = Recorder(device, _vocabulary(model), kind.is_offloaded)
     for parameter, name in names.items():
         recorder.name(parameter, ["p", name])
     buffers = _name_buffers(recorder, model)
@@ -75,8 +75,9 @@ def record_step(
     context: Any = torch.autocast(device.type, dtype) if kind.autocast or kind.is_apart else nullcontext()
     if kind.is_apart and not kind.shows_gathered:
         _show_as_stored(trained_leaves(model))
-    _cast_inputs(model, cast_at, dtype)
-    with calls_logged(recorder, model, names), recorder.forward(), _data_dependence_explained():
+    if kind.casts_at_blocks:
+        _cast_inputs(model, block, dtype)
+    with calls_logged(recorder, model, names, block), recorder.forward(), _data_dependence_explained():
         with context:
             output = call_model(model, batch)
         loss = compute_loss(output, batch)
@@ -108,14 +109,14 @@ def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> No
             module._parameters[name] = made[id(parameter)]
 
 
-def _cast_inputs(model: nn.Module, kind: type[nn.Module] | None, dtype: torch.dtype) -> None:
+def _cast_inputs(model: nn.Module, block: type[nn.Module], dtype: torch.dtype) -> None:
     """FSDPState._pre_forward, cast_forward_inputs: before a unit is gathered, and so in its caller."""
 
     def cast(_module: nn.Module, args: Any, kwargs: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
 
     for module in model.modules():
-        if kind is not None and isinstance(module, kind):
+        if isinstance(module, block):
             module.register_forward_pre_hook(cast, with_kwargs=True)
 
 
