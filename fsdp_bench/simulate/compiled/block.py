@@ -78,8 +78,8 @@ def _run(
     name, _, layout = code.names[operator.name].partition(" ")
     dims = tuple(numbers[dim] for dim in operator.dims)
     work = work_of(name, layout, dims, numbers[operator.num_bytes], operator.itemsize)
-    result = numbers[operator.makes[0].num_bytes] if operator.makes else 0
-    space = workspace_of(name, dims, operator.itemsize, kernels, numbers[operator.num_bytes], result)
+    results = tuple(numbers[made.num_bytes] for made in operator.makes)
+    space = workspace_of(name, dims, operator.itemsize, kernels, numbers[operator.num_bytes], results)
     return Run(
         name=name,
         event=None if work is None else kernel_event(work),

@@ -103,7 +103,8 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
         if op.kernels.observed:
             return _kernel(op, _EFFICIENT, (q, k, v), heads, rows)
-        inside = [efficient_backward_workspace(op.batch, heads.count, heads.length, heads.dim)]
+        size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), FP32
+        inside = [efficient_backward_workspace(*size, op.kernels.compute_capability)]
         return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, in_backward=inside)
     return _flash(op, q, k, v, heads)
 
@@ -137,7 +138,8 @@ def _kernel(
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
 
     What it allocates beside them, in bytes, lives until it has allocated everything; so do ``num_copies`` copies of
-    tensors like the output, with which its backward begins.
+    tensors like the output, with which its backward begins. An output that was in host memory has come back head by
+    head, and flash attention makes it contiguous token by token.
     """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
@@ -164,15 +166,18 @@ def _kernel(
 
     def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
         itemsize = gradients[0].itemsize
-        _opened = saved.copy()
+        opened = saved.copy()
         issue(_NAME + "_backward", 2)
-        _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies)]
+        comes_from_host = is_split and not opened[3].is_strided and itemsize != FP32
+        copies = num_copies or int(comes_from_host)
+        _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(copies)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         if in_backward and itemsize == FP32:
             _sums = _sums_with_output(op, numels[0], heads)
         _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
         return results
 
+    is_split = heads.count > 1 and heads.length > 1
     saved = [one.detach() for one in (q, k, v, out)]
     for tensor, count in zip(saved, _heads_of(heads, itemsize), strict=True):
         tensor.is_strided = count > 1 and heads.length > 1

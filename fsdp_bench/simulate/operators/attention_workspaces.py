@@ -7,19 +7,67 @@ NVIDIA's libraries (fsdp_bench/rehearse).
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from fsdp_bench.simulate.operators.kernels import FP32
 
 
-def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
-    """Return what memory-efficient attention's backward in fp32 adds up the queries' gradient in, in bytes.
+class _Tiles(NamedTuple):
+    """How a kernel of memory-efficient attention's backward cuts its work: kBlockSizeI, kBlockSizeJ, kOutputInRF."""
 
-    kernel_backward.h (AttentionBackwardKernel::Params::workspace_elements_gq): for each block of 64 queries tiles of 64
-    or 128 columns with a lock and a counter. Read from torch's memory history on the stand-in for an H200.
+    rows: int
+    columns: int
+    keeps_outputs: bool
+    """Whether the gradients of keys and values stay in registers until they are whole."""
+
+
+def efficient_backward_workspace(
+    batch: int, heads: int, length: int, keys: int, dims: tuple[int, int], itemsize: int, compute_capability: float
+) -> int:
+    """Return what memory-efficient attention's backward adds up gradients in, in bytes.
+
+    AttentionBackwardKernel::Params::workspace_size (mem_eff_attention/kernel_backward.h): the queries' gradient in
+    tiles of fp32 with a lock and a counter each; and, where the kernel does not keep them, those of keys and values.
+
+    Args:
+        batch: sequences.
+        heads: of the queries.
+        length: of the queries.
+        keys: how many.
+        dims: the sizes of a head of queries and keys, and of values.
+        itemsize: bytes of an element of the inputs.
+        compute_capability: of the GPU, 8.0 or newer.
     """
-    columns = 64 if head_dim <= 64 else 128
-    tile_bytes = 64 * columns * FP32 + 16
-    return batch * heads * -(-length // 64) * -(-head_dim // columns) * tile_bytes
+    tiles = _efficient_tiles(max(dims), itemsize == FP32, compute_capability)
+    tile_bytes = tiles.rows * tiles.columns * FP32 + 16
+    num_bytes = -(-length // tiles.rows) * -(-dims[0] // tiles.columns) * tile_bytes
+    if not tiles.keeps_outputs and itemsize != FP32:
+        splits = _splits_of_keys(batch * heads, keys, tiles.columns)
+        num_bytes += sum(splits * tiles.columns * -(-dim // tiles.rows) * tiles.rows * FP32 for dim in dims)
+    return batch * heads * num_bytes
+
+
+def _efficient_tiles(head_dim: int, is_fp32: bool, compute_capability: float) -> _Tiles:
+    """dispatch_cutlassB (kernels/cutlassB.h): the first kernel that fits into a multiprocessor's shared memory.
+
+    That of compute capability 8.6, 8.9 and 12.0 is 99 KiB a block, that of others from 8.0 on 163 KiB and more.
+    """
+    is_small = compute_capability in (8.6, 8.9, 12.0)
+    if head_dim <= 64:
+        return _Tiles(64, 64, True)
+    if is_fp32:
+        return _Tiles(64 if is_small else 128, 64, False)
+    if head_dim <= 96 and compute_capability in (8.6, 8.9):
+        return _Tiles(128, 64, True)
+    if head_dim <= 128:
+        return _Tiles(64, 64, False) if is_small else _Tiles(128, 128, True)
+    return _Tiles(128, 64, False)
+
+
+def _splits_of_keys(rows: int, keys: int, columns: int) -> int:
+    """_efficient_attention_backward (attention_backward.cu), "Keys splitting heuristic", for a kernel with staging."""
+    splits = 1 if rows >= 256 and keys <= 1024 else -(-keys // columns)
+    return max(1, min(splits, 200 // rows))
 
 
 def flash_backward_workspace(batch: int, heads: int, length: int, head_dim: int, groups: int) -> list[int]:

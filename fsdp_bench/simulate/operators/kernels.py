@@ -51,6 +51,8 @@ class Kernels:
 
     threads_per_multiprocessor: int = 2048
 
+    compute_capability: float = 8.0
+
     l2_bytes: int = 40 * 2**20
     """The L2 cache, of which Inductor allocates the size when it tunes kernels."""
 
@@ -111,6 +113,7 @@ def kernels_on(kernels: Kernels, gpu: Gpu | None) -> Kernels:
         cublas_workspace_bytes=cublas_workspace(gpu.name),
         num_multiprocessors=gpu.num_multiprocessors or kernels.num_multiprocessors,
         threads_per_multiprocessor=_THREADS.get(gpu.compute_capability or 0.0, kernels.threads_per_multiprocessor),
+        compute_capability=gpu.compute_capability or kernels.compute_capability,
         l2_bytes=kernels.l2_bytes if gpu.l2_cache_mib is None else gpu.l2_cache_mib * 2**20,
     )
 

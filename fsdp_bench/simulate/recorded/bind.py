@@ -294,8 +294,8 @@ class _Binding:
     def _run(self, operator: Operator, scope: Scope | None) -> Run:
         n, (name, _, layout) = self._numbers, self._variant.names[operator.name].partition(" ")
         dims = tuple(n[dim] for dim in operator.dims)
-        result = n[operator.makes[0].num_bytes] if operator.makes else 0
-        space = workspace_of(name, dims, operator.itemsize, self._kernels, n[operator.num_bytes], result)
+        results = tuple(n[each.num_bytes] for each in operator.makes)
+        space = workspace_of(name, dims, operator.itemsize, self._kernels, n[operator.num_bytes], results)
         work = work_of(name, layout, dims, n[operator.num_bytes], operator.itemsize)
         return Run(
             name=name,
@@ -381,7 +381,7 @@ def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, items
     if layout:
         return Work(f"aten::mm {layout}", num_bytes, dims, itemsize)
     if name.startswith(_ATTENTION):
-        batch, heads, groups, length, keys, head_dim, is_causal = dims
+        batch, heads, groups, length, keys, head_dim, is_causal = dims[:7]
         ending = "_backward" if name.endswith("_backward") else ""
         attention = batch, heads, heads // groups, length, head_dim, keys, is_causal
         return Work(f"aten::scaled_dot_product_attention{ending}", num_bytes, attention, itemsize)

@@ -29,7 +29,12 @@ NONE = Workspace()
 
 
 def workspace_of(
-    name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, num_bytes: int = 0, result_bytes: int = 0
+    name: str,
+    dims: tuple[int, ...],
+    itemsize: int,
+    kernels: Kernels,
+    num_bytes: int = 0,
+    results: tuple[int, ...] = (),
 ) -> Workspace:
     """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
 
@@ -39,10 +44,11 @@ def workspace_of(
         itemsize: bytes of an element.
         kernels: which kernels run.
         num_bytes: what it reads and writes.
-        result_bytes: of its first result.
+        results: bytes of what it returns.
     """
     if kernels.observed:
         return NONE
+    result_bytes = results[0] if results else 0
     if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
         return Workspace(after=((num_bytes - result_bytes) // 2,))
     if name == "aten::_safe_softmax":  # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf); rows of it are left out
@@ -54,10 +60,12 @@ def workspace_of(
         inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
         return Workspace(after_second=tuple(inside))
     if name == f"{_ATTENTION}flash_attention_backward":
-        batch, heads, groups, length, _, head_dim, _ = dims
-        return Workspace(after=tuple(flash_backward_workspace(batch, heads, length, head_dim, heads // groups)))
+        batch, heads, groups, length, _, head_dim, _, *copies = dims
+        copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
+        inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
+        return Workspace(before=copied, after=tuple(inside))
     if name == f"{_ATTENTION}efficient_attention_backward":
-        return Workspace(after=_efficient_backward(dims, itemsize))
+        return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
     if name == "aten::embedding_dense_backward":
         return Workspace(before=tuple(embedding_backward_workspace(*dims)))
     if name == "aten::sum":
@@ -65,10 +73,11 @@ def workspace_of(
     return NONE
 
 
-def _efficient_backward(dims: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """_efficient_attention_backward: each row's sum of grad_out * out, and in fp32 the queries' gradient in tiles."""
-    batch, heads, _, length, _, head_dim, _ = dims
-    sums = batch * heads * length * FP32
-    if itemsize != FP32:
-        return (sums,)
-    return (sums, efficient_backward_workspace(batch, heads, length, head_dim))
+def _efficient_backward(
+    dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
+) -> tuple[int, ...]:
+    """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
+    batch, heads, _, length, keys, head_dim, _ = dims
+    values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
+    size = batch, heads, length, keys, (head_dim, values_dim), itemsize
+    return batch * heads * length * FP32, efficient_backward_workspace(*size, kernels.compute_capability)

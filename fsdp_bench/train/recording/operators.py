@@ -3,7 +3,7 @@
 matrix products                  m, n, k, and in the name which of the matrices are transposed; several of them as
 one with so many more rows
 attention and its backward       batch, heads, key-value heads, length of the queries, of the keys, head size, and
-1 if it is causal, else 0
+1 if it is causal, else 0; where flash attention's backward copies tensors like the output, how many
 aten::embedding_dense_backward   indices, rows, columns
 aten::sum over rows              rows, columns
 any other                        nothing: the bytes that it reads and writes decide
@@ -108,7 +108,13 @@ def _attention(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     position = _CAUSAL_AT[name]
     is_causal = len(args) > position and args[position]
     dims = (*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], int(is_causal))
-    return name, [Size.product(dim) for dim in dims]
+    copied = is_backward and "flash" in name and _num_copied(args[0], args[4])
+    return name, [Size.product(dim) for dim in (*dims, *([copied] if copied else []))]
+
+
+def _num_copied(*tensors: Tensor) -> int:
+    """_flash_attention_backward (attention_backward.cu): output and gradient are made contiguous token by token."""
+    return sum(not tensor.transpose(1, 2).is_contiguous() for tensor in tensors)
 
 
 _CAUSAL_AT = {
