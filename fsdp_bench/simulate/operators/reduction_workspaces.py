@@ -13,15 +13,17 @@ from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels
 def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
     """Return what aten::embedding_dense_backward allocates beside its result.
 
-    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu then sums runs of ten indices
-    in fp32 (NROWS_PER_THREAD, max_partial_segment).
+    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu finds where each row's begin
+    (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten indices in fp32
+    (NROWS_PER_THREAD, max_partial_segment). The keys are freed before the sums are made; the larger of both is returned.
     """
     if num_indices <= 3072:
         return []
     segments = min(num_indices, rows)
     partial = num_indices // 10 + segments
-    indices = [num_indices * INT64] * 3 + [segments * INT64] * 2 + [partial * INT64]
-    return [*indices, partial * width * FP32]
+    keys = [num_indices * INT64]
+    sums = [segments * INT64, segments * INT64, partial * INT64, partial * width * FP32]
+    return [*keys * 3, *max(keys, sums, key=sum)]
 
 
 def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:

@@ -67,7 +67,9 @@ def workspace_of(
     if name == f"{_ATTENTION}efficient_attention_backward":
         return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
     if name == "aten::embedding_dense_backward":
-        return Workspace(before=tuple(embedding_backward_workspace(*dims)))
+        indices, rows, columns, *is_copied = dims
+        copied = (indices * columns * itemsize,) * len(is_copied)
+        return Workspace(before=(*copied, *embedding_backward_workspace(indices, rows, columns)))
     if name == "aten::sum":
         return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE

@@ -4,7 +4,7 @@ matrix products                  m, n, k, and in the name which of the matrices 
 one with so many more rows
 attention and its backward       batch, heads, key-value heads, length of the queries, of the keys, head size, and
 1 if it is causal, else 0; where flash attention's backward copies tensors like the output, how many
-aten::embedding_dense_backward   indices, rows, columns
+aten::embedding_dense_backward   indices, rows, columns; 1 where the gradient is copied because it is not contiguous
 aten::sum over rows              rows, columns
 any other                        nothing: the bytes that it reads and writes decide
 """
@@ -128,7 +128,8 @@ _CAUSAL_AT = {
 
 def _embedding(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     gradient, indices, rows = args[:3]
-    return name, [Size.product(*indices.shape), Size.product(rows), Size.product(gradient.shape[-1])]
+    is_copied = [] if gradient.is_contiguous() else [Size.product(1)]
+    return name, [Size.product(*indices.shape), Size.product(rows), Size.product(gradient.shape[-1]), *is_copied]
 
 
 def _sum(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
