@@ -29,6 +29,8 @@ _BASES: tuple[Literal["bf16", "nf4"] | None, ...] = (None, "bf16", "nf4")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ADAPTED = 5
 """One cell in so many has adapters, of LoRA or QLoRA."""
+_OFFLOADED = 0.15
+"""The share of cells without adapters whose activations are offloaded."""
 
 
 class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +129,8 @@ def _drawn(
         if adapted is None:
             config, setup = _small(source, entry), _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE))
             model = recorded_architecture(config, setup.sequence_length, entry.name, FOLDERS[code])
+            offloads = model.code.has_offloaded and source.random() < _OFFLOADED
+            setup = msgspec.structs.replace(setup, activation_offload=offloads)
         else:
             config, lora, model = adapted
             setup = _setup(source, (Wrap.BLOCK, Wrap.NONE, Wrap.BLOCK_AND_ADAPTERS))

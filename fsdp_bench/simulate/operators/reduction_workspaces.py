@@ -15,7 +15,7 @@ def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> lis
 
     aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu finds where each row's begin
     (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten indices in fp32
-    (NROWS_PER_THREAD, max_partial_segment). The keys are freed before the sums are made; the larger of both is returned.
+    (NROWS_PER_THREAD, max_partial_segment). The keys are freed before the sums are made; returns the larger.
     """
     if num_indices <= 3072:
         return []

@@ -2,6 +2,8 @@
 
 AutocastCPU's kernels cast only tensors on a CPU (aten/src/ATen/autocast_mode.h, is_eligible), so they would
 cast nothing; these kernels replace them. The lists are those of AutocastCUDA. Not covered: its promote list.
+What AutocastCPU alone has a kernel for falls through: there autocast would end for all that the operator calls, as for
+the nll_loss inside of cross_entropy_loss, which CUDA casts to fp32.
 """
 
 from __future__ import annotations
@@ -44,6 +46,15 @@ def register(library: torch.library.Library) -> None:
     for names, make in ((_LOWER_PRECISION, _lower), (_FP32, _fp32), (_FP32_RESULT, _fp32_result)):
         for name in names:
             library.impl(name, make(operator_of(name)), KEY)
+    for name in _of_cpu_alone():
+        library.impl(name, torch.library.fallthrough_kernel, KEY)
+
+
+def _of_cpu_alone() -> list[str]:
+    """Return the aten operators that AutocastCPU has kernels for, and AutocastCUDA has not."""
+    has, prefix = torch._C._dispatch_has_kernel_for_dispatch_key, "aten::"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
+    return [name.removeprefix(prefix) for name in names if has(name, KEY) and not has(name, "AutocastCUDA")]
 
 
 def operator_of(name: str) -> Any:

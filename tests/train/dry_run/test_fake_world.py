@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.meters import CpuMeter
 from fsdp_bench.train.measuring.replaced_collectives import futures_of_all_reduces
@@ -251,6 +253,16 @@ def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input(tmp_pat
     assert on_cpu.result is not None, on_cpu.error
     assert on_cuda.result.phases["forward"] == expected
     assert on_cpu.result.phases["forward"] == expected
+
+
+def test_autocast_on_the_fake_accelerator_computes_the_loss_of_16_bit_logits_in_fp32() -> None:
+    """CUDA casts the nll_loss inside of cross_entropy; AutocastCPU would end autocast for what cross_entropy calls."""
+    with warnings.catch_warnings(action="ignore"), fake_device("cuda") as device, torch.autocast(device.type):
+        logits = torch.empty(4, 8, dtype=torch.bfloat16, device=device)
+        targets = torch.zeros(4, dtype=torch.long, device=device)
+        assert torch.nn.functional.cross_entropy(logits, targets).dtype == torch.float32
+        assert torch.nn.functional.log_softmax(logits, -1).dtype == torch.float32
+        assert torch.cat([logits, logits]).dtype == torch.bfloat16
 
 
 def test_a_torch_whose_symbol_has_changed_is_refused_before_anything_is_touched(

@@ -1,0 +1,61 @@
+"""What the backward of memory-efficient attention asks PyTorch's allocator for, on the stand-in for several GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.rehearse.environment import environment_of
+from fsdp_bench.simulate.operators.attention_workspaces import efficient_backward_workspace
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.rehearse.on_stand_in import on_stand_in
+
+pytestmark = on_stand_in
+
+BACKWARD = """
+import json, sys
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+torch.cuda.memory._record_memory_history(max_entries=10_000)
+for dtype, batch, heads, length, head, value in json.load(sys.stdin):
+    given = {"dtype": getattr(torch, dtype), "device": "cuda", "requires_grad": True}
+    q, k, v = (torch.empty(batch, length, heads, size, **given) for size in (head, head, value))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    gradient = torch.empty_like(out)
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    torch.autograd.grad(out, (q, k, v), gradient)
+    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
+    print([entry["size"] for entry in trace if entry["action"] == "alloc"][-1])
+"""
+SHAPES = [
+    *((dtype, 1, 2, length, head, head) for dtype in ("bfloat16", "float32") for length in (64, 200, 320)
+      for head in (16, 64, 80, 96, 104, 128, 192, 256)),
+    *(("bfloat16", *shape) for shape in ((2, 4, 256, 192, 128), (4, 16, 512, 192, 192), (8, 32, 512, 192, 192))),
+    *(("bfloat16", *shape) for shape in ((8, 32, 1088, 192, 192), (1, 8, 4096, 192, 192), (16, 16, 1024, 128, 128))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["H200", "A100-SXM-80GB", "A10G", "L4"])
+def test_gradients_are_added_up_in_what_is_predicted(name: str) -> None:
+    gpu = rehearsed_gpu(name)
+    capability = kernels_on(CUDA, gpu_by_product_name(gpu.product_name)).compute_capability
+    done = subprocess.run(
+        [sys.executable, "-c", BACKWARD],
+        input=json.dumps(SHAPES),
+        env={**os.environ, **environment_of(gpu)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for (dtype, batch, heads, length, head, value), line in zip(SHAPES, done.stdout.splitlines(), strict=True):
+        size = batch, heads, length, length, (head, value), 4 if dtype == "float32" else 2
+        assert int(line) == efficient_backward_workspace(*size, capability), (dtype, size)
