@@ -31,7 +31,7 @@ NARROW = {
 }
 
 
-def _model(name: str, **sizes: Any) -> RecordedModel:
+def recorded(name: str, **sizes: Any) -> RecordedModel:
     config = next(entry for entry in models() if entry.name == name).hf_config()
     return recorded_architecture(config | sizes, LENGTH, name)
 
@@ -43,7 +43,7 @@ def _setup(**fields: Any) -> TrainSetup:
 
 @pytest.fixture(scope="module")
 def llama() -> RecordedModel:
-    return _model("Llama-3.2-1B", **NARROW)
+    return recorded("Llama-3.2-1B", **NARROW)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_with_the_head_in_the_loss_no_tensor_is_as_large_as_the_logits(llama: Re
 @pytest.mark.parametrize("name", ["gpt2", "Qwen3-0.6B", "Mixtral-8x7B", "gpt-oss-20b", "DeepSeek-V3", "Gemma-3-1B"])
 @pytest.mark.parametrize("loss", OTHERS)
 def test_causal_language_models_take_every_loss(name: str, loss: Loss) -> None:
-    assert why_impossible(_model(name), _setup(loss=loss), "cuda") is None
+    assert why_impossible(recorded(name), _setup(loss=loss), "cuda") is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_other_models_keep_their_loss(name: str, said: str) -> None:
 
 def test_soft_capped_logits_are_part_of_the_model() -> None:
     """Gemma 2 computes tanh of its logits, which a loss on logits gets and a loss that includes the head leaves out."""
-    gemma = _model("Gemma-2-2B")
+    gemma = recorded("Gemma-2-2B")
     assert why_impossible(gemma, _setup(loss="liger"), "cuda") is None
     assert "changes its logits after the head" in str(why_impossible(gemma, _setup(loss="liger-fused-linear"), "cuda"))
 
