@@ -138,8 +138,8 @@ def _kernel(
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
 
     What it allocates beside them, in bytes, lives until it has allocated everything; so do ``num_copies`` copies of
-    tensors like the output, with which its backward begins. An output that was in host memory has come back head by
-    head, and flash attention makes it contiguous token by token.
+    tensors like the output, with which its backward begins. An output that was token by token and has been in host
+    memory is back head by head, and flash attention makes it contiguous token by token.
     """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
@@ -168,19 +168,18 @@ def _kernel(
         itemsize = gradients[0].itemsize
         opened = saved.copy()
         issue(_NAME + "_backward", 2)
-        comes_from_host = is_split and not opened[3].is_strided and itemsize != FP32
-        copies = num_copies or int(comes_from_host)
-        _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(copies)]
+        came_from_host = is_flash and saved_strided and not opened[3].is_strided
+        _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies + came_from_host)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         if in_backward and itemsize == FP32:
             _sums = _sums_with_output(op, numels[0], heads)
         _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
         return results
 
-    is_split = heads.count > 1 and heads.length > 1
     saved = [one.detach() for one in (q, k, v, out)]
     for tensor, count in zip(saved, _heads_of(heads, itemsize), strict=True):
         tensor.is_strided = count > 1 and heads.length > 1
+    saved_strided, is_flash = saved[3].is_strided, bool(in_backward) and itemsize != FP32
     for tensor in saved[:3]:
         tensor.is_strided |= heads.are_slices and op.batch * heads.length > 1 and not _is_padded(heads, itemsize)
     return op.record(out, [q, k, v], [*saved, *extra], backward)
