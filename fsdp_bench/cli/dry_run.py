@@ -27,7 +27,7 @@ from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.dry_run import report, side_by_side
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode

@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialRecord

@@ -12,7 +12,7 @@ from fsdp_bench.catalog.architectures import FOLDERS, is_recorded, recorded_arch
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, SIZES, WINDOWS
@@ -127,7 +127,8 @@ def _drawn(
     lora: LoRA | None = None
     try:
         if adapted is None:
-            config, setup = _small(source, entry), _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE))
+            config = _small(source, entry)
+            setup = _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.SIZE, Wrap.NONE))
             model = recorded_architecture(config, setup.sequence_length, entry.name, FOLDERS[code])
             offloads = model.code.has_offloaded and source.random() < _OFFLOADED
             setup = msgspec.structs.replace(setup, activation_offload=offloads)

@@ -19,7 +19,7 @@ from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora

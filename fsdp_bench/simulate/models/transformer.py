@@ -309,13 +309,13 @@ class SimulatedModel(Module):
         """The parameters of the whole model."""
         return sum(weight.numel * self.times(weight.block) for weight in self.all_weights)
 
-    def numel_of(self, module: Module) -> int:
-        """Return the parameters of a subtree, with all the blocks that the model has."""
-        return sum(weight.numel * self.times(weight.block) for weight in module.all_weights)
-
     def kept_in_root(self) -> list[Module]:
         """Return the modules that cannot be units because their weights are read elsewhere, too."""
         return []
+
+    def reads(self) -> dict[int, list[Weight]]:
+        """Return the weights that modules have beside their own, by the id of the module: tied ones."""
+        return {}
 
     @property
     def ends(self) -> Ends | None:

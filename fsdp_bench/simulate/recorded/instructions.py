@@ -6,7 +6,7 @@ when neither a frame nor the graph holds it, as in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -329,6 +329,13 @@ class CallModule(msgspec.Struct, frozen=True):
     outputs: tuple[TensorPlan, ...]
     num_positional: int = -1
     """How many of the inputs are positional arguments; -1 where it is not known."""
+
+    def parameters(self) -> Iterator[str]:
+        """Yield the names of the trained parameters that the module reads itself, not in a call of another one."""
+        plans = (instruction.plan for instruction in self.code if type(instruction) is Begin)
+        for node, _ in (edge for plan in plans for edge in plan.edges if edge is not None):
+            if isinstance(node, str):
+                yield node
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Run it inside of what is around it; a module with nothing around it is part of its caller."""

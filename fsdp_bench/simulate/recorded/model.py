@@ -52,7 +52,7 @@ class RecordedTransformer(SimulatedModel):
             block.block = group
             for weight in block.all_weights:
                 weight.block = group
-        for call in _calls(program.top):
+        for call in self.calls():
             if call.num_positional >= 0:
                 self.by_name[call.module].num_positional = call.num_positional
         self._is_in_block = self._is_marked = False
@@ -76,9 +76,20 @@ class RecordedTransformer(SimulatedModel):
         weight.dtype = dtype
         return weight
 
+    def reads(self) -> dict[int, list[Weight]]:
+        """Return the weights that each module reads, by its id."""
+        return {
+            id(self.by_name[call.module]): [self.by_parameter[name] for name in call.parameters()]
+            for call in self.calls()
+        }
+
     def forward_order(self) -> Iterator[Module]:
         """Yield modules in the order in which they are called first."""
-        yield from (self.by_name[name] for name in dict.fromkeys(call.module for call in _calls(self.program.top)))
+        yield from (self.by_name[name] for name in dict.fromkeys(call.module for call in self.calls()))
+
+    def calls(self) -> Iterator[CallModule]:
+        """Yield the calls of all modules, in order; the first is the step's, around the model's."""
+        return _calls(self.program.top)
 
     def forward_to_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
         """Run forward and the recorded loss, which Hugging Face's models compute themselves and torchtitan's trainer.

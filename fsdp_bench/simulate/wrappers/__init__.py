@@ -4,6 +4,8 @@ Functions have the names of the PyTorch functions that they follow.
 
     protocol.py            what a step asks of every wrapper
     units.py               which modules become FSDP units
+    impossible.py          why a model cannot be trained under a setup
+    not_recorded.py        why a setup of a recorded model is not predicted
     fsdp1.py               FullyShardedDataParallel: hooks, prefetching, the rate limiter of all-gathers
     flat_param_handle.py   one unit of it: its flat parameter, gathered and reduced
     flat_layout.py         where weights lie in a flat parameter, and its padding

@@ -115,6 +115,12 @@ def _kind_of(setup: TrainSetup) -> VariantKind:
         return VariantKind("fp32")
     if is_ddp and precision.compute != precision.store:
         return VariantKind(precision.compute, autocast=True)
-    names_dtypes = not precision.store == precision.compute == precision.reduce  # else there is no policy to cast by
-    casts = setup.api is Api.FSDP2 and not is_ddp and setup.wrap is not Wrap.NONE and names_dtypes
-    return VariantKind(precision.compute, store=precision.store, casts_at_blocks=casts)
+    are_units = setup.wrap not in (Wrap.NONE, Wrap.SIZE)
+    return VariantKind(precision.compute, store=precision.store, casts_at_blocks=are_units and casts_inputs(setup))
+
+
+def casts_inputs(setup: TrainSetup) -> bool:
+    """Return whether fully_shard casts the floating inputs of each unit: there is a policy to cast by."""
+    precision, is_ddp = setup.precision, setup.strategy is ShardingStrategy.NO_SHARD
+    is_mixed = not precision.store == precision.compute == precision.reduce
+    return setup.api is Api.FSDP2 and not is_ddp and is_mixed and precision.compute != "fp32"

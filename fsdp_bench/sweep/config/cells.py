@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel

@@ -9,7 +9,7 @@ import pytest
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
@@ -41,6 +41,8 @@ SETUPS = [
     {"api": "fsdp1", "world_size": 8, "checkpointing": "selective", "checkpointing_policy": "every-second-product"},
     {"api": "fsdp2", "world_size": 8, "checkpointing": "selective", "checkpointing_policy": "aten.mm,aten.silu"},
     {"api": "fsdp2", "world_size": 8, "strategy": "NO_SHARD", "optimizer": "adafactor", "micro_batch_size": 3},
+    {"api": "fsdp1", "world_size": 8, "wrap": "size", "min_num_params": 20000, "checkpointing": "full"},
+    {"api": "fsdp2", "world_size": 64, "wrap": "size", "min_num_params": 100},
 ]
 
 
@@ -85,7 +87,6 @@ def test_one_block_stands_for_others_and_parameters_are_counted(recorded: Record
     ("fields", "device", "expected"),
     [
         ({"loss": "chunked"}, "cuda", "your own model's is not replaced by another kind"),
-        ({"wrap": "size"}, "cuda", "wrap: size of a recorded model is not predicted"),
         ({"wrap": "block-and-ends"}, "cuda", "of this model it is not known which modules those are"),
         ({}, "cpu", "on a CPU measure it"),
     ],

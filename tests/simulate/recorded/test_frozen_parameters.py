@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="a dry run needs torch")
 pytest.importorskip("transformers", reason="the models are transformers'")
 
 from fsdp_bench.plan.estimate import KERNELS, predict_memory
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule

@@ -12,7 +12,7 @@ pytest.importorskip("peft", reason="LoRA is peft's")
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.estimate import KERNELS, predict_memory
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel

@@ -12,7 +12,7 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.simulate.wrappers.units import why_impossible
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup

@@ -1,0 +1,68 @@
+"""Why a model cannot be trained under a setup, or why what it would take is not predicted."""
+
+from __future__ import annotations
+
+from fsdp_bench.simulate.models.build import few_blocks
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.simulate.tape import Tape
+from fsdp_bench.simulate.wrappers.not_recorded import why_not_recorded
+from fsdp_bench.simulate.wrappers.units import choose_units
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.setup import (
+    POLICY_AROUND_UNITS,
+    SELECTIVE_AROUND_UNITS,
+    TIED_ENDS,
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Offload,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+    impossible,
+)
+
+_INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
+"""What may make units of parts of a block."""
+
+
+def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
+    """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
+    has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
+    reason = impossible(setup, device) or why_not_recorded(shape, setup, device)
+    if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
+        return SELECTIVE_AROUND_UNITS
+    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    has_own_policy = setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None
+    may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not is_ddp
+    if reason is None and may_save_units and _has_units_inside_blocks(shape, setup):
+        return POLICY_AROUND_UNITS
+    if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
+        return TIED_ENDS
+    return reason
+
+
+def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
+    """Whether a recomputed block can run more operators or annotations than forward did: see SELECTIVE_AROUND_UNITS.
+
+    Of FSDP1's: the rate limiter's annotation (_runtime_utils.py, _unshard); the views of a unit that was gathered ahead
+    of its block in forward, and not in backward (_use_unsharded_flat_param); where offloaded gradients are written back
+    to original parameters, a tensor for them (_writeback_orig_params).
+    """
+    gathers_ahead = setup.forward_prefetch and setup.backward_prefetch is not BackwardPrefetch.BACKWARD_PRE
+    writes_back = setup.use_orig_params and setup.offload is Offload.PARAMS
+    recomputes_more = setup.api is Api.FSDP2 or setup.limit_all_gathers or gathers_ahead or writes_back
+    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD or (
+        setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+    )
+    is_selective = setup.checkpointing is Checkpointing.SELECTIVE
+    return setup.wrap in _INSIDE_BLOCKS and is_selective and is_sharded and recomputes_more
+
+
+def _has_units_inside_blocks(shape: Model, setup: TrainSetup) -> bool:
+    """Whether wrapping by size makes units of parts of a block."""
+    model = few_blocks(Operators(Tape(), CPU), shape, setup)
+    inside = {id(module) for block in model.blocks for module in block.all_modules()} - set(map(id, model.blocks))
+    return any(id(module) in inside for unit in choose_units(model, setup) for module in unit.modules)
