@@ -26,6 +26,8 @@ from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
 from fsdp_bench.sweep.machine import torch_version
 from fsdp_bench.sweep.run.launchers import worker_environment
 
+_RECORDER = ("recording", "dry_run", "models")
+"""The folders of train/ whose code decides what is recorded."""
 _PREFIX = "recording: "
 """Begins the lines of progress."""
 
@@ -125,7 +127,7 @@ def cache_folder() -> Path:
 
 
 def _digest(spec: RecordingSpec) -> str:
-    """Return a name for what decides a recording: the config, the variants, and the versions of what runs it."""
+    """Return a name for what decides a recording: the config, the variants, the recorder, the versions of what runs."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = []
@@ -136,4 +138,7 @@ def _digest(spec: RecordingSpec) -> str:
             versions.append("")
     kinds = [kind.name for kind in KINDS_WITH_FROZEN]
     data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION, kinds], order="sorted")
-    return hashlib.sha256(data).hexdigest()[:24]
+    digest, train = hashlib.sha256(data), Path(__file__).parent.parent / "train"
+    for source in sorted(source for folder in _RECORDER for source in (train / folder).glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:24]
