@@ -152,21 +152,24 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     def _read(self) -> dict[str, Variant]:
         return {}
 
-    def variant(self, kind: VariantKind | None, is_single: bool) -> str:
+    def variant(self, kind: VariantKind, is_single: bool) -> str:
         """Return the name of the variant to replay.
 
         Raises:
-            SpecError: for one that cannot run, with torch's reason.
+            SpecError: for one that cannot run, with torch's reason, and for one that was not recorded.
         """
-        asked = kind
-        while kind is not None:
-            name = f"{kind.name}, one sequence" if is_single else kind.name
-            if name in self.variants or name in self.same:
-                return name
-            if kind.name in self.missing:
-                option = "wrap" if kind.is_apart else "precision"
+        name = f"{kind.name}, one sequence" if is_single else kind.name
+        if name in self.variants or name in self.same:
+            return name
+        tried: VariantKind | None = kind
+        while tried is not None:  # a variant is not recorded when the one that it falls back to cannot run
+            if tried.name in self.missing:
+                option = "wrap" if tried.is_apart else "precision"
                 raise SpecError(
-                    f"{option}: {self.origin.architecture} does not run in {kind.name}: {self.missing[kind.name]}"
+                    f"{option}: {self.origin.architecture} does not run in {tried.name}: {self.missing[tried.name]}"
                 )
-            kind = kind.fallback
-        raise SpecError(f"precision: {asked.name if asked else ''} was not recorded")
+            tried = tried.fallback
+        raise SpecError(
+            f"precision: {kind.name} of {self.origin.architecture} was not recorded; record it again, or use another"
+            " precision"
+        )

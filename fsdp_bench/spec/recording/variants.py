@@ -47,7 +47,7 @@ class VariantKind(NamedTuple):
 
     @property
     def fallback(self) -> VariantKind | None:
-        """The variant that this one equals in most models; it is then not recorded for itself."""
+        """The variant that this one equals in most models, and without which it cannot run."""
         if self.shows_gathered:
             return self._replace(is_apart=False, shows_gathered=False)
         if self.casts_at_blocks:
