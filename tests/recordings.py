@@ -1,7 +1,8 @@
 """``make recordings``: records what the models of the catalogue run, or those that are named, where it is missing.
 
 A model whose code a recording holds for already is left out; to record all anew, empty the folder first. A recording
-takes from half a minute to three minutes. Where torchtitan is installed, its code is recorded, too.
+takes from half a minute to three minutes. Where torchtitan is installed, its code is recorded, too. Then the blocks of
+models whose blocks are all alike are compiled, which takes five minutes an architecture.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.sweep.architectures import record_missing
+from fsdp_bench.sweep.architectures import record_compiled, record_missing
 
 TORCHTITAN = ("llama", "qwen3")
 """The architectures of torchtitan's that are recorded (train/models/torchtitan.py)."""
@@ -27,6 +28,10 @@ def main() -> None:
         _record(entry, "huggingface")
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
             _record(entry, "torchtitan")
+    _compile(None)
+    for entry in models():
+        if not sys.argv[1:] or entry.name in sys.argv[1:]:
+            _compile(entry)
 
 
 def _record(entry: ModelEntry, code: ModelCode) -> None:
@@ -35,6 +40,14 @@ def _record(entry: ModelEntry, code: ModelCode) -> None:
             print(f"{code} {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
     except FsdpBenchError as error:
         print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
+
+
+def _compile(entry: ModelEntry | None) -> None:
+    try:
+        if (path := record_compiled(entry)) is not None:
+            print(f"compiled {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
+    except FsdpBenchError as error:
+        print(f"{entry.name if entry else 'benchmark models'}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

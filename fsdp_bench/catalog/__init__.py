@@ -13,7 +13,7 @@ Read in this order:
     recorded.py      reads a recorded model
     architectures.py finds the recording that holds for a config.json
     recordings/      recordings of what the models of models.toml run, for all sizes
-    compiled.py      reads compiled.json: blocks of the benchmark models as torch.compile compiled them
+    compiled.py      reads recordings/compiled/: blocks as torch.compile compiled them
     ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
     user_file.py     reads and checks TOML files of this format, the built-in ones and a user's
 """

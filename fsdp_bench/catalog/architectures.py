@@ -88,13 +88,16 @@ def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> Recorded
     assert code.architecture is not None
     full = complete(config, code.architecture.config_class)
     first = masked_from(full)
+    is_fixed = code.shortest == code.longest
     is_beyond = code.architecture.side == "beyond"
     positions = next((full[field] for field in POSITIONS if full.get(field)), None) if code.positions else None
     layers = next(full[field] for field in LAYERS if full.get(field))
     counts = {path: full["num_decoder_layers"] if "decoder" in path else layers for path in code.num_blocks}
     return RecordedModel(
         name=name,
-        code=_on_one_side(
+        code=code
+        if is_fixed
+        else _on_one_side(
             code, first if is_beyond and first else 1, None if is_beyond or not first else first - 1, positions
         ),
         sizes=tuple(sorted(symbols(full).items())),

@@ -1,17 +1,27 @@
-"""Reads compiled.json: the benchmark models' blocks as torch.compile compiled them."""
+"""Reads what torch.compile made of blocks: of the benchmark models' and, in a file a model_type, of transformers'.
+
+``python -m fsdp_bench.train.compiled.main`` and ``make recordings`` write them.
+"""
 
 from __future__ import annotations
 
+import lzma
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog
 
+FOLDER = Path(__file__).parent / "recordings" / "compiled"
+BENCHMARK = "benchmark"
+"""The name of the file with the benchmark models' blocks."""
+
 
 @cache
-def compiled_catalog() -> CompiledCatalog:
-    """Return all recordings. ``python -m fsdp_bench.train.compiled.main`` writes them."""
-    data = files("fsdp_bench.catalog").joinpath("compiled.json").read_bytes()
-    return msgspec.json.decode(data, type=CompiledCatalog)
+def compiled_catalog(name: str = BENCHMARK) -> CompiledCatalog:
+    """Return the recordings of the benchmark models, or of a model_type; without codes if there are none."""
+    path = FOLDER / f"{name}.json.xz"
+    if not path.exists():
+        return CompiledCatalog(torch="", date="", codes={})
+    return msgspec.json.decode(lzma.decompress(path.read_bytes()), type=CompiledCatalog)

@@ -46,6 +46,11 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="For a model with a sliding window: record for sequences on this side of it.",
 )
+@click.option(
+    "--fixed-length",
+    is_flag=True,
+    help="Record for sequences of --seq tokens alone: for code that loops over the sequence.",
+)
 @click.option("--activation-offload", is_flag=True, help="Record it for activation offload, too: twice the time.")
 @click.option("--output", "-o", type=_FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -56,6 +61,7 @@ def command(
     qlora: str | None,
     block: str | None,
     seq: int,
+    fixed_length: bool,
     activation_offload: bool,
     output: Path | None,
     as_json: bool,
@@ -77,7 +83,7 @@ def command(
     if not path.absolute().parent.is_dir():
         raise SpecError(f"output: {str(path.parent)!r} is no folder")
     begin = time.monotonic()
-    spec = msgspec.structs.replace(spec, activation_offload=activation_offload)
+    spec = msgspec.structs.replace(spec, activation_offload=activation_offload, fixed_length=fixed_length)
     code = record(spec, lambda what: print_line(f"recording: {what} ...", error=True))
     size = write(code, path)
     model = recorded_model(code, name)
@@ -122,7 +128,9 @@ def _facts(model: RecordedModel, path: Path, size: int, seconds: float) -> list[
         ("variants", ", ".join(name for name in code.variants if "one sequence" not in name)),
     ]
     facts += [("not possible", f"{name}: {reason}") for name, reason in code.missing.items()]
-    if code.longest is not None:
+    if code.longest is not None and code.shortest == code.longest:
+        facts.append(("sequences", f"of {code.longest} tokens alone"))
+    elif code.longest is not None:
         facts.append(("sequences", f"up to {code.longest} tokens, the sliding window; --seq records longer ones"))
     elif code.shortest > 1:
         facts.append(("sequences", f"longer than the sliding window of {code.shortest - 1} tokens"))

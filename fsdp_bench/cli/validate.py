@@ -19,9 +19,11 @@ from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 
+Code = Literal["huggingface", "torchtitan", "benchmark"]
+
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
-    "rehearsal": ("cells", "seed", "compiled"),
+    "rehearsal": ("cells", "seed", "compiled", "code", "model-type"),
     "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
 }
@@ -56,7 +58,7 @@ _OPTIONS = {
     default="benchmark",
     show_default=True,
     type=click.Choice(CODES),
-    help="For dry-run: draw benchmark models, or small ones of the catalogue in Hugging Face's or torchtitan's code.",
+    help="Draw benchmark models, or small ones of the catalogue in Hugging Face's code, or, for dry-run, torchtitan's.",
 )
 @click.option(
     "--model-type",
@@ -79,7 +81,7 @@ def command(
     seed: int,
     kernels: Any,
     real_tensors: bool,
-    code: Literal["huggingface", "torchtitan", "benchmark"],
+    code: Code,
     model_type: str | None,
     compiled: bool,
     calibration: Path | None,
@@ -104,6 +106,8 @@ def command(
         raise SpecError(f"--real-tensors: run on the CPU; not with --kernels {kernels}")
     if against == "published":
         return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
+    if against == "rehearsal":
+        return _against_rehearsals(cells, seed, compiled, code, model_type, as_json)
     if code != "benchmark":
         if given := [name for name in ("kernels", "real_tensors") if name in given_options()]:
             name = given[0].replace("_", "-")
@@ -113,8 +117,6 @@ def command(
         raise SpecError("--model-type goes with --code huggingface or torchtitan")
     if against == "dry-run":
         return _against_dry_runs(cells, seed, kernels, real_tensors, as_json)
-    if against == "rehearsal":
-        return _against_rehearsals(cells, seed, compiled, as_json)
     return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
 
 
@@ -174,7 +176,13 @@ def _against_architectures(cells: int, seed: int, model_type: str | None, code: 
     return ExitCode.DONE
 
 
-def _against_rehearsals(cells: int, seed: int, compiled: bool, as_json: bool) -> int:
+def _against_rehearsals(
+    cells: int, seed: int, compiled: bool, code: Code, model_type: str | None, as_json: bool
+) -> int:
+    if code == "torchtitan":
+        raise SpecError("--code: 'torchtitan' is not allowed with --against rehearsal; benchmark or huggingface")
+    if model_type is not None and code == "benchmark":
+        raise SpecError("--model-type goes with --code huggingface")
     from rich.progress import Progress
 
     from fsdp_bench.report.validation.memory import format_validation
@@ -183,7 +191,7 @@ def _against_rehearsals(cells: int, seed: int, compiled: bool, as_json: bool) ->
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task("rehearsals", total=cells)
         comparisons, summary = validate_rehearsals(
-            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done)
+            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done), code, model_type
         )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())

@@ -1,19 +1,34 @@
-"""Records what the models of the catalogue run, for all sizes, into catalog/recordings/ (``make recordings``)."""
+"""Records what the models of the catalogue run, for all sizes, into catalog/recordings/ (``make recordings``).
+
+What torch.compile makes of their blocks is recorded on the stand-in for NVIDIA's libraries.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.compiled import BENCHMARK
+from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.recording.compiled import huggingface_block
+from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.recording import record, write
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 
 SHORT, LONG = 32, 1 << 30
 """Sequence lengths within and beyond any sliding window."""
+LOOPED = 4096
+"""The one length for which code is recorded that loops over the sequence."""
 
 
 def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None) -> list[Path]:
@@ -29,7 +44,8 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
     """
     folder = folder or FOLDERS[code_of]
     written = []
-    for length in (SHORT, LONG):
+    loops = loops_over_sequence(entry.hf_config())
+    for length in (LOOPED,) if loops else (SHORT, LONG):
         try:
             recorded_architecture(entry.hf_config(), length, entry.name, folder)
         except NotRecorded:
@@ -37,6 +53,7 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
                 config=entry.hf_config(),
                 sequence_length=length,
                 all_sizes=True,
+                fixed_length=loops,
                 code=code_of,
                 activation_offload=True,
             )
@@ -51,5 +68,35 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
 def file_name(entry: ModelEntry, code: RecordedCode) -> str:
     """Return the name of a recording's file: the model_type, the model that it was recorded for, and the window."""
     assert code.architecture is not None
-    parts = [entry.family, re.sub(r"[^A-Za-z0-9]+", "-", entry.name), code.architecture.side]
+    parts = [entry.family, *(re.sub(r"[^A-Za-z0-9]+", "-", part) for part in (entry.name, code.architecture.side))]
     return ".".join([part for part in parts if part] + ["json", "xz"])
+
+
+COMPILED_TYPES = ("bert", "gpt2", "llama", "ministral", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+"""The model_types whose blocks are recorded compiled: dense, and all of one kind."""
+GPU = "H200"
+"""The GPU that blocks are compiled for. Formulas have the parts of sums, which depend on it, as symbols."""
+
+
+def record_compiled(entry: ModelEntry | None) -> Path | None:
+    """Record what is missing of the compiled blocks of a model's architecture, or of the benchmark models (None).
+
+    Returns the file; None for a model whose blocks are not recorded.
+
+    Raises:
+        MachineError: if this machine cannot rehearse, or torch cannot compile the blocks; with the reason.
+    """
+    path, given = COMPILED / f"{BENCHMARK if entry is None else entry.family}.json.xz", list[str]()
+    if entry is not None:
+        if entry.family not in COMPILED_TYPES:
+            return None
+        config = entry.hf_config()
+        architecture = recorded_architecture(config, SHORT, entry.name).code.architecture
+        assert architecture is not None
+        given = [huggingface_block(architecture), json.dumps(config)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **stand_in_environment(rehearsed_gpu(GPU))}
+    command = [sys.executable, "-m", "fsdp_bench.train.compiled.main", str(path), *given]
+    if subprocess.run(command, env=environment, check=False).returncode:
+        raise MachineError(f"{path.name}: the blocks cannot be compiled; the reason is above")
+    return path

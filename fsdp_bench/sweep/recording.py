@@ -20,6 +20,7 @@ from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
@@ -105,11 +106,17 @@ def recorded_config(
 ) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
+    Of code that loops over the sequence it is for this sequence length alone.
+
     Raises:
         MachineError: as ``record``.
     """
     spec = RecordingSpec(
-        config=config, sequence_length=sequence_length, lora=lora, activation_offload=activation_offload
+        config=config,
+        sequence_length=sequence_length,
+        lora=lora,
+        activation_offload=activation_offload,
+        fixed_length=loops_over_sequence(config),
     )
     path = cache_folder() / f"{_digest(spec)}.json.gz"
     if path.exists():

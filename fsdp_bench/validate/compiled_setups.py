@@ -1,16 +1,23 @@
-"""Draws setups whose blocks are compiled: sizes of real models with few layers, on CUDA."""
+"""Draws setups with compiled blocks, of benchmark models and of Hugging Face's: real sizes, few layers, on CUDA."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.compiled import BENCHMARK, FOLDER
+from fsdp_bench.catalog.loader import models
+from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, WINDOWS
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.validate.random_architectures import ArchitectureCell
 from fsdp_bench.validate.random_setups import Cell
 
 _PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "bf16-true")
@@ -36,6 +43,62 @@ def draw_compiled_cells(count: int, seed: int) -> tuple[Cell, ...]:
         if why_impossible(shape, setup, "cuda") is None and why_eager(shape, setup, CUDA) is None:
             cells[Cell(model=shape, setup=setup)] = None
     return tuple(cells)
+
+
+def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -> tuple[ArchitectureCell, ...]:
+    """Return ``count`` cells with Hugging Face's code whose compiled blocks are predicted, of one model_type or of all.
+
+    Raises:
+        SpecError: for a model_type whose compiled blocks are not recorded.
+    """
+    files = {path.name.partition(".")[0] for path in FOLDER.glob("*.json.xz")}
+    types = sorted(files - {BENCHMARK})
+    if model_type is not None and model_type not in types:
+        raise SpecError(
+            f"model_type: {model_type!r} is not allowed; compiled blocks are recorded of {', '.join(types)}"
+        )
+    source = random.Random(seed)
+    chosen = [model_type] if model_type is not None else types
+    cells: list[ArchitectureCell] = []
+    while len(cells) < count:
+        kind = chosen[len(cells) % len(chosen)]
+        entry = source.choice([entry for entry in models() if entry.family == kind])
+        cell = _architecture_cell(source, entry)
+        if cell is not None:
+            cells.append(cell)
+    return tuple(cells)
+
+
+def _architecture_cell(source: random.Random, entry: ModelEntry) -> ArchitectureCell | None:
+    """Return a cell with a model's settings and drawn sizes; None where drawn values contradict each other."""
+    try:
+        setup, config = _setup(source), _config(source, entry)
+        model = recorded_architecture(config, setup.sequence_length, entry.name)
+    except SpecError:
+        return None
+    is_recorded = setup.sequence_length % model.code.multiple == 0 and why_eager(model, setup, CUDA) is None
+    if not is_recorded or why_impossible(model, setup, "cuda") is not None:
+        return None
+    return ArchitectureCell(config=config, model=model, setup=setup)
+
+
+def _config(source: random.Random, entry: ModelEntry) -> dict[str, Any]:
+    """Return a model's config.json with drawn sizes, beyond which no sequence is; its settings stay."""
+    config, shape = entry.hf_config(), _shape(source)
+    given_heads = next(config[name] for name in HEADS if name in config)
+    is_grouped = config.get("num_key_value_heads", given_heads) < given_heads
+    sizes = {
+        **dict.fromkeys(HIDDEN, 64 * source.randint(4, 80) if "head_dim" in config else shape.hidden_size),
+        **dict.fromkeys(HEADS, shape.num_attention_heads),
+        **dict.fromkeys(LAYERS, source.randint(4, 12)),
+        **dict.fromkeys((*POSITIONS, *WINDOWS), 1 << 20),
+        "num_key_value_heads": shape.num_key_value_heads if is_grouped else shape.num_attention_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "n_inner": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+    }
+    return {**config, **{name: size for name, size in sizes.items() if config.get(name) is not None}, "pad_token_id": 0}
 
 
 def _shape(source: random.Random) -> ModelShape:

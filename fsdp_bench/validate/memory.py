@@ -149,7 +149,7 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
     return _phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
 
 
-def compare_with_rehearsal(cell: Cell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
+def compare_with_rehearsal(cell: Cell | ArchitectureCell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
     """Compare a prediction with a rehearsal of rank 0. The prediction uses the stand-in's rates."""
     if report.outcome is not Outcome.OK and not report.outcome.is_oom:
         why = report.failure.message if report.failure else "it left no report"

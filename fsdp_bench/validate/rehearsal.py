@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
+from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from fsdp_bench.validate.compiled_setups import draw_compiled_cells
+from fsdp_bench.validate.compiled_setups import draw_compiled_architectures, draw_compiled_cells
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_rehearsal, summarize
+from fsdp_bench.validate.random_architectures import ArchitectureCell, draw_architectures
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 
+Code = Literal["benchmark", "huggingface"]
 GPU = "H200"
 """The GPU that is rehearsed on: with enough memory for nearly all that is drawn."""
 
 
 def validate_rehearsals(
-    count: int, seed: int, compiled: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
+    count: int,
+    seed: int,
+    compiled: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    code: Code = "benchmark",
+    model_type: str | None = None,
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with rehearsals of rank 0, in peak allocated by phase and in reserved memory.
 
@@ -30,22 +39,67 @@ def validate_rehearsals(
         seed: seed of the random setups.
         compiled: draw setups whose blocks are compiled.
         progress: called with the number of rehearsals that are done, and the number of all.
+        code: whose models are drawn.
+        model_type: of Hugging Face's models; None for all of the catalogue in turn.
 
     Raises:
         MachineError: if this machine cannot rehearse.
+        SpecError: for a model_type that the catalogue does not have.
     """
     gpu = rehearsed_gpu(GPU)
-    cells = draw_compiled_cells(count, seed) if compiled else _draw(count, seed)
+    cells = _cells(count, seed, compiled, code, model_type)
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     specs = [
-        TrialSpec(id=str(number), model=cell.model, setup=cell.setup, run=run, device="cuda")
+        TrialSpec(id=str(number), model=_trained(cell), setup=cell.setup, run=run, device="cuda")
         for number, cell in enumerate(cells)
     ]
-    comparisons = []
+    comparisons, whose = [], " of Hugging Face's code" if code == "huggingface" else ""
     for cell, report in zip(cells, rehearsals(specs, gpu), strict=True):
         comparisons.append(compare_with_rehearsal(cell, report, gpu))
         progress(len(comparisons), count)
-    return comparisons, summarize(comparisons, f"rehearsals on {gpu.product_name}, seed {seed}")
+    return comparisons, summarize(comparisons, f"rehearsals{whose} on {gpu.product_name}, seed {seed}")
+
+
+def _cells(
+    count: int, seed: int, compiled: bool, code: Code, model_type: str | None
+) -> Sequence[Cell | ArchitectureCell]:
+    if code == "benchmark":
+        return draw_compiled_cells(count, seed) if compiled else _draw(count, seed)
+    if compiled:
+        return draw_compiled_architectures(count, seed, model_type)
+    return _draw_architectures(count, seed, model_type)
+
+
+def _trained(cell: Cell | ArchitectureCell) -> TrainedModel:
+    """Return the model of a cell as trials have it."""
+    if isinstance(cell, Cell):
+        return cell.model
+    model = cell.model
+    return ModelCode(
+        name=model.name,
+        code="huggingface",
+        architecture=model.code.origin.architecture,
+        num_parameters=model.num_parameters,
+        num_hidden_layers=model.num_hidden_layers,
+        has_tokens=model.has_tokens,
+        config=cell.config,
+        lora=cell.lora,
+    )
+
+
+def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[ArchitectureCell]:
+    """Return the first cells of a seed without a gradient scaler that trials can train."""
+    drawn, found = count, list[ArchitectureCell]()
+    while len(found) < count:
+        drawn *= 2
+        found = [cell for cell in draw_architectures(drawn, seed, model_type) if _can_be_rehearsed(cell)]
+    return found[:count]
+
+
+def _can_be_rehearsed(cell: ArchitectureCell) -> bool:
+    trained = _trained(cell)
+    assert isinstance(trained, ModelCode)
+    return not cell.setup.precision.needs_grad_scaler and trained.why_impossible(cell.setup, "cuda") is None
 
 
 def _draw(count: int, seed: int) -> list[Cell]:

@@ -10,11 +10,11 @@ import msgspec
 from fsdp_bench.simulate.autograd import Gradients, operator_node
 from fsdp_bench.simulate.compiled.tuning import tune
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.models.transformer import Module, Weight
+from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.bind import work_of
-from fsdp_bench.simulate.recorded.instructions import Made, Run, kernel_event
+from fsdp_bench.simulate.recorded.instructions import Made, Outputs, Run, kernel_event
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
@@ -102,12 +102,15 @@ def _run(
 class CompiledBlock:
     """What goes around a block instead of its forward."""
 
-    def __init__(self, op: Operators, buffers: Buffers, block: Module) -> None:
-        self._op, self._buffers = op, buffers
-        self._weights = {name: _weight(block, name) for name in buffers.code.inputs if not name.startswith("i:")}
+    def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight]) -> None:
+        self._op, self._buffers, self._weights = op, buffers, weights
 
-    def __call__(self, _forward: Any, *inputs: Tensor) -> Tensor:
-        """Run the compiled forward: AOTAutograd's CompiledFunction."""
+    def __call__(self, _forward: Any, *inputs: Tensor) -> Any:
+        """Run the compiled forward; return what the block does."""
+        return self._run(inputs)
+
+    def _run(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Run AOTAutograd's CompiledFunction."""
         code = self._buffers.code
         given = [inputs[int(name[2:])] if name.startswith("i:") else self._weights[name].seen for name in code.inputs]
         storages: dict[int | str, Storage] = {
@@ -155,12 +158,12 @@ class CompiledBlock:
             step.allocate(storages, self._op, category)
 
 
-def _weight(block: Module, name: str) -> Weight:
-    found: Any = block
-    for part in name.split("."):
-        found = getattr(found, part)
-    assert isinstance(found, Weight)
-    return found
+class CompiledRecordedBlock(CompiledBlock):
+    """The same for a block of a recorded model."""
+
+    def __call__(self, _forward: Any, *inputs: Tensor) -> Outputs:
+        """Run the compiled forward; return what the block does."""
+        return Outputs([self._run(inputs)])
 
 
 def _whole(storage: Storage | None) -> Tensor:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
 from fsdp_bench.catalog.compiled import compiled_catalog
-from fsdp_bench.simulate.compiled.block import CompiledBlock, bind_code
-from fsdp_bench.simulate.models.transformer import SimulatedModel
+from fsdp_bench.simulate.compiled.block import CompiledBlock, CompiledRecordedBlock, bind_code
+from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.recorded.model import RecordedModule, RecordedTransformer
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.compiled import CompiledKind, regime_of, symbols_of_block
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.compiled import (
+    CompiledCatalog,
+    CompiledKind,
+    benchmark_block,
+    huggingface_block,
+    regime_of,
+    sizes_of_config,
+    sizes_of_shape,
+    symbols_of_block,
+)
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _MULTIPLE = 64
@@ -28,51 +42,95 @@ def why_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
 
 
 def _why_blocks_are_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
-    if not isinstance(model, ModelShape):
-        return f"compiled code is recorded of the benchmark models alone, not of {model.name}"
     if not kernels.is_cuda or kernels.observed or kernels.composite_norms:
         return "compiled code is recorded on CUDA alone, with norms of one kernel"
     if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
         return "DistributedDataParallel cuts compiled blocks where its buckets end, which is not modelled"
-    if setup.wrap is Wrap.SIZE:
-        return "with wrap = size units may be inside of blocks, which are then not compiled whole"
-    if model.head_dim % _HEAD_MULTIPLE or model.hidden_size % _MULTIPLE or model.intermediate_size % _MULTIPLE:
+    if setup.wrap in (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS):
+        return f"with wrap = {setup.wrap.value} units may be inside of blocks, which are then not compiled whole"
+    if isinstance(model, RecordedModel) and (reason := _why_code_is_eager(model)) is not None:
+        return reason
+    sizes = _sizes_of(model)
+    if sizes["head_dim"] % _HEAD_MULTIPLE or sizes["hidden_size"] % _MULTIPLE or sizes["intermediate_size"] % _MULTIPLE:
         return f"compiled code is recorded for sizes that are multiples of {_MULTIPLE}"
-    missing = {kind.name for kind in _kinds(model, setup)} - set(compiled_catalog().codes)
-    return f"compiled code is not recorded for {min(missing)}" if missing else None
+    codes = _catalog_of(model).codes
+    missing = [kind for kind in _kinds(model, setup) if kind.name not in codes]
+    if not missing:
+        return None
+    kind, tokens = missing[0], setup.micro_batch_size * setup.sequence_length
+    checkpointing = " ".join(part for part in (kind.checkpointing.value, kind.policy) if part)
+    return (
+        f"compiled code of {model.kind}'s blocks is not recorded in {8 * kind.itemsize} bits with checkpointing"
+        f" {checkpointing}, for {tokens} tokens"
+    )
+
+
+def _why_code_is_eager(model: RecordedModel) -> str | None:
+    """Return why compiled blocks of a recorded code are not known; None if they may be in the catalogue."""
+    code = model.code
+    if code.origin.lora is not None:
+        return "blocks with adapters are not recorded compiled"
+    if code.origin.code != "huggingface" or code.architecture is None:
+        return f"compiled code is recorded of the benchmark models and Hugging Face's alone, not of {model.name}"
+    if code.architecture.side == "beyond":
+        return "blocks with a mask, beyond a sliding window, are not recorded compiled"
+    if not model.repeats or model.some_variant.loops[0].period > 1:
+        return f"compiled code is recorded of models whose blocks are all alike, which {model.name}'s are not"
+    if not _catalog_of(model).codes:
+        return f"compiled blocks of {code.origin.architecture} are not recorded"
+    return None
 
 
 def compile_blocks(op: Operators, model: SimulatedModel, shape: Model, setup: TrainSetup) -> bool:
     """Put what torch.compile makes of them in the place of the blocks; return whether they are compiled."""
     if not setup.compile or _why_blocks_are_eager(shape, setup, op.kernels) is not None:
         return False
-    assert isinstance(shape, ModelShape)
-    kernels = op.kernels
-    given = {
-        "B": setup.micro_batch_size,
-        "S": setup.sequence_length,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-    }
+    kernels, codes = op.kernels, _catalog_of(shape).codes
+    given = {"B": setup.micro_batch_size, "S": setup.sequence_length, **_sizes_of(shape)}
     sizes = symbols_of_block(given, kernels.num_multiprocessors, kernels.threads_per_multiprocessor)
-    codes = [bind_code(compiled_catalog().codes[kind.name], sizes, kernels) for kind in _kinds(shape, setup)]
+    bound = [bind_code(codes[kind.name], sizes, kernels) for kind in _kinds(shape, setup)]
     for index, block in enumerate(model.blocks):
         is_checkpointed = index % setup.policy.every_blocks == 0
-        block.put_around(CompiledBlock(op, codes[0 if is_checkpointed else -1], block))
+        code = bound[0 if is_checkpointed else -1]
+        kind = CompiledRecordedBlock if isinstance(model, RecordedTransformer) else CompiledBlock
+        block.put_around(kind(op, code, _weights(model, block, code.code.inputs)))
     return True
 
 
-def _kinds(shape: ModelShape, setup: TrainSetup) -> list[CompiledKind]:
+def _weights(model: SimulatedModel, block: Module, inputs: Iterable[str]) -> dict[str, Weight]:
+    """Return the weights that a block's compiled code takes, by their names in the block."""
+    names = [name for name in inputs if not name.startswith("i:")]
+    if isinstance(model, RecordedTransformer):
+        assert isinstance(block, RecordedModule)
+        return {name: model.by_parameter[f"{block.name}.{name}"] for name in names}
+    found: dict[str, Any] = {name: reduce(getattr, name.split("."), block) for name in names}
+    return found
+
+
+def _sizes_of(model: Model) -> dict[str, int]:
+    return sizes_of_config(dict(model.sizes)) if isinstance(model, RecordedModel) else sizes_of_shape(model)
+
+
+def _catalog_of(model: Model) -> CompiledCatalog:
+    if isinstance(model, ModelShape):
+        return compiled_catalog()
+    assert model.code.architecture is not None
+    return compiled_catalog(model.code.architecture.model_type)
+
+
+def _kinds(model: Model, setup: TrainSetup) -> list[CompiledKind]:
     """Return the kinds of blocks that are checkpointed, and of those that a policy leaves out."""
+    if isinstance(model, ModelShape):
+        block = benchmark_block(model)
+    else:
+        assert model.code.architecture is not None
+        block = huggingface_block(model.code.architecture)
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
     kind = CompiledKind(
-        family=shape.family,
-        is_grouped=shape.num_key_value_heads < shape.num_attention_heads,
+        block=block,
         itemsize=Sizes.of(setup.precision).compute,
         checkpointing=setup.checkpointing,
         policy=setup.checkpointing_policy if is_selective else None,
-        regime=regime_of(setup.micro_batch_size * setup.sequence_length, shape.hidden_size),
+        regime=regime_of(setup.micro_batch_size * setup.sequence_length, model.hidden_size),
     )
     return [kind, kind._replace(checkpointing=Checkpointing.NONE)] if setup.policy.is_of_blocks else [kind]

@@ -52,6 +52,11 @@ def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel
 def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels, loss: Loss) -> Program:
     code = model.code
     if length < code.shortest or length > (code.longest or length):
+        if code.shortest == code.longest:
+            raise SpecError(
+                f"seq: {length} is not allowed for {model.name}, whose code loops over the sequence and was recorded"
+                f" for {code.longest} tokens; record it with --seq {length} --fixed-length"
+            )
         most = f"up to {code.longest}" if code.longest else f"of at least {code.shortest}"
         raise SpecError(
             f"seq: {length} is not allowed for {model.name}, which was recorded for sequences {most} tokens, on one"

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.architecture import Architecture
+from fsdp_bench.spec.recording.config import HEADS, HIDDEN
 from fsdp_bench.spec.recording.steps import Drop, Operator, Size
 from fsdp_bench.spec.setup import Checkpointing
 
@@ -59,9 +61,8 @@ BOTH_WAYS, FEW_TOKENS, MORE_TOKENS = REGIMES = "both ways", "few tokens", "more 
 class CompiledKind(NamedTuple):
     """Which block was compiled, and for what."""
 
-    family: Family
-    is_grouped: bool
-    """Whether there are fewer key-value heads than heads."""
+    block: str
+    """Which code: see ``benchmark_block`` and ``huggingface_block``."""
     itemsize: int
     """Bytes of an element of its parameters and inputs."""
     checkpointing: Checkpointing
@@ -72,9 +73,28 @@ class CompiledKind(NamedTuple):
     @property
     def name(self) -> str:
         """The name in the catalogue."""
-        parts = [self.family.value, "grouped" if self.is_grouped else "", f"{8 * self.itemsize} bits"]
-        parts += [self.checkpointing.value, self.policy or "", self.regime]
+        parts = [self.block, f"{8 * self.itemsize} bits", self.checkpointing.value, self.policy or "", self.regime]
         return " ".join(part for part in parts if part)
+
+
+def benchmark_block(shape: ModelShape) -> str:
+    """Return the name of a benchmark model's block: the family, ``grouped`` with fewer key-value heads than heads."""
+    is_grouped = shape.num_key_value_heads < shape.num_attention_heads
+    return f"{shape.family.value} grouped" if is_grouped else shape.family.value
+
+
+_OF_THE_ENDS = ("tie_word_embeddings",)
+"""Settings that change what is outside of the blocks alone."""
+
+
+def huggingface_block(architecture: Architecture) -> str:
+    """Return the name of a block in transformers' code: the model_type, and the settings that decide what it runs."""
+    settings = [
+        name if value is True else f"{name}={value}"
+        for name, value in architecture.settings.items()
+        if name not in _OF_THE_ENDS
+    ]
+    return " ".join([architecture.model_type, *settings])
 
 
 class CompiledCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,17 +166,55 @@ def parts_of_both_ways(rows: int, num_multiprocessors: int) -> int:
     return -(-rows // min(max(size, 16), 128))
 
 
+def sizes_of_shape(shape: ModelShape) -> dict[str, int]:
+    """Return the sizes of a benchmark model's block, by the names that formulas have for them."""
+    return {
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+    }
+
+
+def sizes_of_config(given: Mapping[str, int]) -> dict[str, int]:
+    """Return the same of a config.json, from the symbols that it has (``config.symbols``)."""
+
+    def of(*names: str) -> int:
+        return next(given[name] for name in names if name in given)
+
+    return {
+        "hidden_size": of(*HIDDEN),
+        "num_attention_heads": of(*HEADS),
+        "num_key_value_heads": of("num_key_value_heads", *HEADS),
+        "head_dim": of("head_dim"),
+        "intermediate_size": of("intermediate_size", "n_inner"),
+    }
+
+
 def symbols_of_block(
     sizes: Mapping[str, int], num_multiprocessors: int, threads_per_multiprocessor: int
 ) -> dict[str, int]:
     """Return the values of all symbols of compiled blocks: those given, and the parts of the sums over all tokens.
 
-    ``sizes`` has B, S, num_attention_heads, num_key_value_heads, head_dim and intermediate_size. ``parts_x`` are the
-    parts of a sum for each of hidden_size columns, ``parts_3x`` of three times that, ``parts_f`` of intermediate_size,
-    ``parts_both`` of a kernel that sums both ways.
+    ``sizes`` has B, S, and what ``sizes_of_shape`` returns. ``num_qkv_heads`` are the heads of queries, keys and
+    values. ``parts_x`` are the parts of a sum over all tokens for each of hidden_size columns, ``parts_3x`` of three
+    times that, ``parts_f`` of intermediate_size, ``parts_kv`` of the width of all key-value heads; ``parts_q_norm`` and
+    ``parts_k_norm`` of sums over tokens and heads for each of head_dim. With ``both`` in their names: of a kernel that
+    sums both ways.
     """
-    rows, width = sizes["B"] * sizes["S"], sizes["num_attention_heads"] * sizes["head_dim"]
-    columns = {"parts_x": width, "parts_3x": 3 * width, "parts_f": sizes["intermediate_size"]}
+    tokens, width = sizes["B"] * sizes["S"], sizes["hidden_size"]
+    head, heads, kv_heads = (sizes[name] for name in ("head_dim", "num_attention_heads", "num_key_value_heads"))
+    sums = {
+        "parts_x": (tokens, width),
+        "parts_3x": (tokens, 3 * width),
+        "parts_f": (tokens, sizes["intermediate_size"]),
+        "parts_kv": (tokens, kv_heads * head),
+        "parts_q_norm": (tokens * heads, head),
+        "parts_k_norm": (tokens * kv_heads, head),
+    }
     gpu = num_multiprocessors, threads_per_multiprocessor
-    parts = {name: splits_of_sum(rows, count, *gpu) for name, count in columns.items()}
-    return {**sizes, **parts, "parts_both": parts_of_both_ways(rows, num_multiprocessors)}
+    parts = {name: splits_of_sum(*each, *gpu) for name, each in sums.items()}
+    rows = {"parts_both": tokens, "parts_both_q": tokens * heads, "parts_both_k": tokens * kv_heads}
+    both = {name: parts_of_both_ways(each, num_multiprocessors) for name, each in rows.items()}
+    return {**sizes, "num_qkv_heads": heads + 2 * kv_heads, **parts, **both}

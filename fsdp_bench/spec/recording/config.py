@@ -90,6 +90,9 @@ _INTERVALS = (
 """Fields that say after how many layers their kinds are the same again."""
 
 
+SHARED = "heads_share_hidden_size"
+"""The setting of architectures whose heads together are as wide as the model, whatever config.json says."""
+
 ANYWHERE = {
     "model_type",
     "architectures",
@@ -142,7 +145,7 @@ def _add_heads(full: dict[str, Any]) -> None:
     """Add the heads of keys and values and the width of a head, where a config leaves them to its class."""
     heads, hidden = _number(full, *HEADS), _number(full, *HIDDEN)
     full["num_key_value_heads"] = full.get("num_key_value_heads") or heads
-    full["heads_share_hidden_size"] = not full.keys() & {"head_dim", "d_kv", "kv_lora_rank"}
+    full[SHARED] = not full.keys() & {"head_dim", "d_kv", "kv_lora_rank"}
     if not full.keys() & {"d_kv", "kv_lora_rank"} and not full.get("head_dim"):
         if hidden % heads:
             raise SpecError(f"{HIDDEN[0]}: {hidden} is not allowed; a multiple of the {heads} attention heads")
@@ -266,6 +269,19 @@ def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:
         "rope_scaling": sorted({str(kind) for kind in kinds if kind not in _ALIKE_ROTARY}),
         "partial_rotary_factor": None if part == 1 else part,
     }
+
+
+LOOPING_TYPES = ("qwen3_next",)
+"""The model_types whose layers have linear attention where config.json names no layers."""
+
+
+def loops_over_sequence(full: Mapping[str, Any]) -> bool:
+    """Whether a model's code runs other operators for another sequence length.
+
+    transformers computes linear attention in a loop over parts of the sequence (torch_chunk_gated_delta_rule), where
+    the kernels of another package are missing.
+    """
+    return full.get("model_type") in LOOPING_TYPES or "linear_attention" in (full.get("layer_types") or ())
 
 
 def masked_from(full: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,9 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sequence_length: int = 4096
     """Says on which side of a sliding window the sequences are that the recording is for."""
 
+    fixed_length: bool = False
+    """Whether to record for ``sequence_length`` alone: for code that loops over the sequence."""
+
     activation_offload: bool = False
     """Whether to record, too, what runs under activation offload, which takes as long again."""
 

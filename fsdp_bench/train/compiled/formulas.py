@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import chain, product
+from math import prod
 from typing import Any
 
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
@@ -22,8 +23,10 @@ from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Run, Unkno
 Sizes = dict[str, int]
 
 _HIGHEST = {"num_attention_heads": 2, "head_dim": 2}
-FEWEST_POINTS = 3
-"""Of two, several products of symbols may be right."""
+ENOUGH_POINTS = 3
+"""After so many that are alike no further size is compiled."""
+FEWEST_POINTS = 2
+"""Of one, several products of symbols may be right."""
 
 
 def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, Compiled]]:
@@ -57,7 +60,7 @@ def _plain(step: Run | Dropped) -> Any:
 
 class _Merged:
     def __init__(self, points: Sequence[tuple[Sizes, Compiled]]) -> None:
-        self._sizes = [sizes for sizes, _ in points]
+        self._sizes = _independent([sizes for sizes, _ in points])
         self._compiled = [compiled for _, compiled in points]
         self._formulas: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -145,6 +148,20 @@ class _Merged:
                 for factor in factors:
                     values = [value * sizes[factor] for value, sizes in zip(values, self._sizes, strict=True)]
                 yield tuple(sorted(factors)), values
+
+
+def _independent(points: list[Sizes]) -> list[Sizes]:
+    """Leave out what is the same as others at all points, so that a number has one formula."""
+
+    def same(name: str, *factors: str) -> bool:
+        return all(sizes[name] == prod(sizes[factor] for factor in factors) for sizes in points)
+
+    left_out = set()
+    if same("hidden_size", "num_attention_heads", "head_dim"):
+        left_out.add("hidden_size")
+    if same("num_key_value_heads", "num_attention_heads"):
+        left_out |= {"num_key_value_heads", "num_qkv_heads", "parts_kv", "parts_k_norm", "parts_both_k"}
+    return [{name: size for name, size in sizes.items() if name not in left_out} for sizes in points]
 
 
 def _has_parts(factors: tuple[str, ...]) -> bool:

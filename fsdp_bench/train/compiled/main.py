@@ -1,9 +1,16 @@
-"""Records all compiled blocks: ``python -m fsdp_bench.train.compiled.main FILE [NAME ...]``, on a CUDA device."""
+"""Records compiled blocks, on a CUDA device: those of the benchmark models, or one of transformers' code.
+
+``python -m fsdp_bench.train.compiled.main FILE`` or ``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text.
+What FILE holds already is kept.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
+import lzma
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,8 +18,8 @@ import torch
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block
 from fsdp_bench.train.compiled.compile_block import compile_block
-from fsdp_bench.train.compiled.formulas import FEWEST_POINTS, merge, most_common
-from fsdp_bench.train.compiled.variants import Variant, variants
+from fsdp_bench.train.compiled.formulas import ENOUGH_POINTS, FEWEST_POINTS, merge, most_common
+from fsdp_bench.train.compiled.variants import Variant, benchmark_variants, huggingface_variants
 from fsdp_bench.train.compiled.wrapper_code import UnknownCode
 
 
@@ -22,32 +29,39 @@ def record(variant: Variant) -> CompiledCode:
     Raises:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
     """
-    gpu = torch.cuda.get_device_properties()
-    points, threads = [], gpu.max_threads_per_multi_processor
-    for count, point in enumerate(variant.points, start=1):
-        case = variant.case._replace(shape=point.shape)
-        compiled = compile_block(case, point.batch, point.length)
-        points.append((symbols_of_block(point.sizes, gpu.multi_processor_count, threads), compiled))
-        if len(alike := most_common(points)) == FEWEST_POINTS:
-            print(f"{variant.kind.name}: {len(alike)} of {count} sizes alike", file=sys.stderr, flush=True)
-            return merge(alike)
-    raise UnknownCode(f"only {len(alike)} of {count} sizes have the same code")
+    gpu, kind = torch.cuda.get_device_properties(), variant.kind
+    points = []
+    for point in variant.points:
+        compiled = compile_block(point.subject(variant.dtype), kind.checkpointing, kind.policy)
+        sizes = symbols_of_block(point.sizes, gpu.multi_processor_count, gpu.max_threads_per_multi_processor)
+        points.append((sizes, compiled))
+        if len(alike := most_common(points)) == ENOUGH_POINTS:
+            break
+    print(f"{kind.name}: {len(alike)} of {len(points)} sizes alike", file=sys.stderr, flush=True)
+    if len(alike) < FEWEST_POINTS:
+        raise UnknownCode(f"no two of {len(points)} sizes have the same code")
+    return merge(alike)
 
 
-def main(file: Path, names: list[str]) -> None:
-    """Write the file; with names, replace only these in it."""
-    codes = msgspec.json.decode(file.read_bytes(), type=CompiledCatalog).codes if file.exists() else {}
-    for variant in variants():
-        if not names or variant.kind.name in names:
-            try:
-                codes[variant.kind.name] = record(variant)
-            except UnknownCode as error:
-                print(f"{variant.kind.name}: not recorded: {error}", file=sys.stderr, flush=True)
-                codes.pop(variant.kind.name, None)
-            date = datetime.datetime.now(datetime.UTC).date().isoformat()
-            catalog = CompiledCatalog(torch=torch.__version__.partition("+")[0], date=date, codes=codes)
-            file.write_bytes(msgspec.json.encode(catalog))
+def write(file: Path, variants: Iterable[Variant]) -> None:
+    """Record what is missing in a file, compressed by xz; say what cannot be recorded."""
+    codes = msgspec.json.decode(lzma.decompress(file.read_bytes()), type=CompiledCatalog).codes if file.exists() else {}
+    for variant in variants:
+        if variant.kind.name in codes:
+            continue
+        try:
+            codes[variant.kind.name] = record(variant)
+        except UnknownCode as error:
+            print(f"{variant.kind.name}: not recorded: {error}", file=sys.stderr, flush=True)
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        catalog = CompiledCatalog(torch=torch.__version__.partition("+")[0], date=date, codes=codes)
+        file.write_bytes(lzma.compress(msgspec.json.encode(catalog)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    _, path, *of_config = sys.argv
+    block, config = of_config or (None, None)
+    write(
+        Path(path),
+        benchmark_variants() if block is None else huggingface_variants(block, json.loads(str(config))),
+    )

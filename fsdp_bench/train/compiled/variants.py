@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.recording.compiled import BOTH_WAYS, FEW_TOKENS, MORE_TOKENS, REGIMES, CompiledKind
+from fsdp_bench.spec.recording.compiled import (
+    BOTH_WAYS,
+    FEW_TOKENS,
+    MORE_TOKENS,
+    REGIMES,
+    CompiledKind,
+    sizes_of_config,
+    sizes_of_shape,
+)
+from fsdp_bench.spec.recording.config import HEADS, HIDDEN, POSITIONS, SHARED, WINDOWS
 from fsdp_bench.spec.setup import Checkpointing
-from fsdp_bench.train.compiled.compile_block import Case
+from fsdp_bench.train.compiled.compile_block import Subject
+from fsdp_bench.train.compiled.subjects import benchmark_subject, huggingface_subject
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
@@ -24,84 +34,126 @@ _CHECKPOINTING = (
 )
 
 _POINTS = {
-    # batch, length, heads, heads per key-value head, head size, intermediate size
+    # batch, length, heads, heads per key-value head, head size, intermediate size, hidden size if it is not theirs
     BOTH_WAYS: (
-        (3, 4096, 16, 4, 128, 5632),
-        (4, 3200, 20, 5, 112, 5760),
-        (2, 7168, 18, 3, 128, 6016),
-        (6, 2048, 14, 2, 128, 4928),
-        (5, 2304, 22, 2, 96, 6144),
+        (3, 4096, 16, 4, 128, 5632, 2304),
+        (4, 3200, 20, 5, 112, 5760, 2560),
+        (2, 7168, 18, 3, 128, 6016, 2880),
+        (6, 2048, 14, 2, 128, 4928, 2240),
+        (5, 2304, 22, 2, 96, 6144, 2816),
     ),
     MORE_TOKENS: (
-        (3, 1024, 16, 4, 128, 5632),
-        (2, 1664, 20, 5, 112, 5760),
-        (4, 896, 18, 3, 128, 6016),
-        (6, 512, 14, 2, 128, 4928),
-        (5, 768, 22, 2, 96, 6144),
+        (3, 1024, 16, 4, 128, 5632, 2304),
+        (2, 1664, 20, 5, 112, 5760, 2560),
+        (4, 896, 18, 3, 128, 6016, 2880),
+        (6, 512, 14, 2, 128, 4928, 2240),
+        (5, 768, 22, 2, 96, 6144, 2816),
     ),
     FEW_TOKENS: (
-        (3, 1024, 32, 4, 128, 14336),
-        (2, 1664, 40, 5, 112, 13824),
-        (4, 896, 36, 3, 128, 15104),
-        (6, 512, 28, 2, 128, 9856),
-        (5, 704, 44, 4, 96, 12288),
+        (3, 1024, 32, 4, 128, 14336, 4352),
+        (2, 1664, 40, 5, 112, 13824, 4800),
+        (4, 896, 36, 3, 128, 15104, 5184),
+        (6, 512, 28, 2, 128, 9856, 4032),
+        (5, 704, 44, 4, 96, 12288, 4928),
+        (2, 2048, 32, 4, 128, 12288, 4096),
+        (2, 1920, 40, 5, 128, 17408, 5120),
+        (3, 1344, 64, 8, 128, 25600, 5120),
+        (4, 640, 32, 4, 128, 9728, 2560),
     ),
 }
 """No two tensors are equally large by chance. The last ones are compiled where the first three are unlike."""
+_VOCABULARY = 512
 
 
 class Point(NamedTuple):
     """One size."""
 
-    shape: ModelShape
-    batch: int
-    length: int
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The symbols' values."""
-        shape = self.shape
-        is_grouped = shape.num_key_value_heads < shape.num_attention_heads
-        groups = {"num_key_value_heads": shape.num_key_value_heads} if is_grouped else {}
-        return {
-            "B": self.batch,
-            "S": self.length,
-            "num_attention_heads": shape.num_attention_heads,
-            **groups,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.intermediate_size,
-        }
+    sizes: dict[str, int]
+    """The symbols' values."""
+    subject: Callable[[torch.dtype], Subject]
+    """Makes the block."""
 
 
 class Variant(NamedTuple):
     """One recording: a name, its code, and the sizes at which it is compiled."""
 
     kind: CompiledKind
-    case: Case
     points: list[Point]
 
-
-def variants() -> Iterator[Variant]:
-    """Yield all that is recorded."""
-    blocks = ((Family.LLAMA, True), (Family.LLAMA, False), (Family.GPT2, False))
-    for itemsize, (family, is_grouped), regime in product(DTYPES, blocks, REGIMES):
-        points = list(_points(family, is_grouped, regime))
-        for checkpointing, policy in _CHECKPOINTING:
-            kind = CompiledKind(family, is_grouped, itemsize, checkpointing, policy, regime)
-            yield Variant(kind, Case(points[0].shape, DTYPES[itemsize], checkpointing, policy), points)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters and inputs."""
+        return DTYPES[self.kind.itemsize]
 
 
-def _points(family: Family, is_grouped: bool, regime: str) -> Iterator[Point]:
-    for batch, length, heads, groups, head_dim, inner in _POINTS[regime]:
-        shape = ModelShape(
-            name="recorded",
-            family=family,
-            num_hidden_layers=1,
-            hidden_size=heads * head_dim,
-            num_attention_heads=heads,
-            num_key_value_heads=heads // groups if is_grouped else heads,
-            intermediate_size=inner,
-            vocab_size=1,
-            max_position_embeddings=1,
-        )
-        yield Point(shape, batch, length)
+def benchmark_variants() -> Iterator[Variant]:
+    """Yield all that is recorded of the benchmark models."""
+    shapes = ((Family.LLAMA, True), (Family.LLAMA, False), (Family.GPT2, False))
+    for itemsize, (family, is_grouped), regime in product(DTYPES, shapes, REGIMES):
+        points = [_benchmark_point(family, is_grouped, given) for given in _POINTS[regime]]
+        block = f"{family.value} grouped" if is_grouped else family.value
+        yield from _variants(block, itemsize, regime, points)
+
+
+def huggingface_variants(block: str, config: Mapping[str, Any]) -> Iterator[Variant]:
+    """Yield all that is recorded of a block in transformers' code.
+
+    Args:
+        block: its name, ``huggingface_block``.
+        config: a config.json with the block's settings.
+    """
+    for itemsize, regime in product(DTYPES, REGIMES):
+        points = [_huggingface_point(config, SHARED in block.split(), given) for given in _POINTS[regime]]
+        yield from _variants(block, itemsize, regime, points)
+
+
+def _variants(block: str, itemsize: int, regime: str, points: list[Point]) -> Iterator[Variant]:
+    for checkpointing, policy in _CHECKPOINTING:
+        yield Variant(CompiledKind(block, itemsize, checkpointing, policy, regime), points)
+
+
+def _benchmark_point(family: Family, is_grouped: bool, given: tuple[int, ...]) -> Point:
+    batch, length, heads, groups, head_dim, inner, _ = given
+    shape = ModelShape(
+        name="recorded",
+        family=family,
+        num_hidden_layers=1,
+        hidden_size=heads * head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // groups if is_grouped else heads,
+        intermediate_size=inner,
+        vocab_size=1,
+        max_position_embeddings=1,
+    )
+    return Point(
+        {"B": batch, "S": length, **sizes_of_shape(shape)},
+        lambda dtype: benchmark_subject(shape, dtype, batch, length),
+    )
+
+
+_FAR = 1 << 20
+"""Tokens that no sequence here has."""
+
+
+def _huggingface_point(config: Mapping[str, Any], shares_hidden_size: bool, given: tuple[int, ...]) -> Point:
+    """Return a model of these sizes with the settings of a config.json, within its sliding window."""
+    batch, length, heads, groups, head_dim, inner, hidden = given
+    given_heads = next(config[name] for name in HEADS if name in config)
+    is_grouped = config.get("num_key_value_heads", given_heads) < given_heads
+    sizes = {
+        **dict.fromkeys(HIDDEN, heads * head_dim if shares_hidden_size else hidden),
+        **dict.fromkeys(HEADS, heads),
+        **dict.fromkeys((*POSITIONS, *WINDOWS), _FAR),
+        "num_key_value_heads": heads // groups if is_grouped else heads,
+        "head_dim": head_dim,
+        "intermediate_size": inner,
+        "n_inner": inner,
+        "vocab_size": _VOCABULARY,
+    }
+    own = {name for name in sizes if config.get(name) is not None} | (set() if shares_hidden_size else {"head_dim"})
+    full = {**config, **{name: size for name, size in sizes.items() if name in own}, "pad_token_id": 0}
+    symbols = {**sizes, "B": batch, "S": length}
+    return Point(
+        {"B": batch, "S": length, **sizes_of_config(symbols)},
+        lambda dtype: huggingface_subject(full, dtype, batch, length),
+    )

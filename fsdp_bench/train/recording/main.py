@@ -27,16 +27,17 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
     begin = time.perf_counter()
     try:
         with unpacked_sequences(), as_on_cuda():
+            only = spec.sequence_length if spec.fixed_length else None
             if spec.config is not None:
                 if spec.code == "torchtitan":
                     subject = torchtitan(spec.config, spec.sequence_length)
                 elif spec.all_sizes:
-                    subject = architecture(spec.config, spec.sequence_length)
+                    subject = architecture(spec.config, spec.sequence_length, only)
                 else:
-                    subject = huggingface(spec.config, spec.sequence_length, spec.lora)
+                    subject = huggingface(spec.config, spec.sequence_length, spec.lora, only)
             else:
                 assert spec.module is not None
-                subject = of_module(spec.module)
+                subject = of_module(spec.module, only)
             tell = lambda what: print(f"recording: {what}", file=sys.stderr)  # noqa: E731
             recorded = record(subject, tell, spec.activation_offload)
     except FsdpBenchError as error:

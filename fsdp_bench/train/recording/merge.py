@@ -35,4 +35,7 @@ def merged(recordings: list[Any], formulas: Formulas, where: str = "") -> Any:
 def _differs(where: str, recordings: list[Any]) -> str:
     shown = " / ".join(str(recording)[:60] for recording in recordings[:2])
     place = where.split()[-1] if where.strip() else "the model"
-    return f"{place}: its code runs other operators at other sizes, or ones that depend on data ({shown})"
+    return (
+        f"{place}: its code runs other operators at other sizes, or ones that depend on data; where it loops over the"
+        f" sequence, --fixed-length records it for one length ({shown})"
+    )

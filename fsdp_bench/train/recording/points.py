@@ -62,8 +62,10 @@ points (tests/train/test_recording_points.py)."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def batches(beyond: int) -> list[Point]:
-    """Return batch sizes and sequence lengths, longer than ``beyond``, a sliding window."""
+def batches(beyond: int, only: int | None = None) -> list[Point]:
+    """Return batch sizes and sequence lengths, longer than ``beyond``, a sliding window; with ``only`` that length."""
+    if only is not None:
+        return [{"B": batch, "S": only} for batch, _ in _BATCHES]
     shift = -(-beyond // MULTIPLE) * MULTIPLE
     return [{"B": batch, "S": length + shift} for batch, length in _BATCHES]
 

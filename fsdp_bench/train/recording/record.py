@@ -49,6 +49,8 @@ class Subject:
     """Sequences are longer than this sliding window."""
     longest: int | None = None
     """The sliding window, where sequences are no longer."""
+    only: int | None = None
+    """The length of all sequences, where the recording is for one alone."""
     positions: int | None = None
     """The positions that the model has learned."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -95,9 +97,9 @@ def record(
         variants={name: msgspec.Raw(msgspec.json.encode(each)) for name, each in recording.variants.items()},
         same=recording.same,
         missing=recording.missing,
-        multiple=MULTIPLE,
-        shortest=subject.beyond + 1,
-        longest=subject.longest,
+        multiple=MULTIPLE if subject.only is None else 1,
+        shortest=subject.only or subject.beyond + 1,
+        longest=subject.only or subject.longest,
         positions=subject.positions,
         architecture=subject.architecture,
     )

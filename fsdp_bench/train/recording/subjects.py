@@ -33,8 +33,10 @@ from fsdp_bench.train.recording.points import Point, batches, buildable, models
 from fsdp_bench.train.recording.record import Subject
 
 
-def huggingface(config: Mapping[str, Any], sequence_length: int, lora: LoRA | None = None) -> Subject:
-    """Return the code of a config.json, with as few blocks as show which of them are alike.
+def huggingface(
+    config: Mapping[str, Any], sequence_length: int, lora: LoRA | None = None, only: int | None = None
+) -> Subject:
+    """Return the code of a config.json, with as few blocks as show which of them are alike; ``only``: for one length.
 
     Raises:
         SpecError: for a config that transformers does not know or refuses.
@@ -56,8 +58,9 @@ def huggingface(config: Mapping[str, Any], sequence_length: int, lora: LoRA | No
     left_out = {stack: count - found.to_record for stack, count in found.counts.items()}
     return Subject(
         make,
-        batches(beyond),
+        batches(beyond, only),
         _origin("huggingface", name, lora),
+        only=only,
         beyond=beyond,
         longest=longest,
         positions=learned_positions(bare),
@@ -69,8 +72,10 @@ WINDOW = 16
 """Of layers that do not see everything, where sequences are longer."""
 
 
-def architecture(config: Mapping[str, Any], sequence_length: int) -> Subject:
+def architecture(config: Mapping[str, Any], sequence_length: int, only: int | None = None) -> Subject:
     """Return the code of a config.json, for all sizes: of small models, as many as its formulas need.
+
+    ``only``: for one sequence length.
 
     Raises:
         SpecError: for a config that transformers does not know or refuses.
@@ -79,11 +84,11 @@ def architecture(config: Mapping[str, Any], sequence_length: int) -> Subject:
     full = complete(config, kind)
     side, layers, made = side_of(full, sequence_length), layers_to_record(full), models(full)
     given = [buildable(each, kind, layers, WINDOW if side == "beyond" else 1 << 20) for each in made]
-    values = [{**symbols(each), **batch} for each, batch in zip(made, batches(0), strict=True)]
+    values = [{**symbols(each), **batch} for each, batch in zip(made, batches(0, only), strict=True)]
 
     def make(point: Point) -> tuple[nn.Module, Any]:
-        lengths = [each["S"] for each in values]
-        model, _ = build(given[lengths.index(point["S"])])
+        number = next(n for n, each in enumerate(values) if {**each, "B": point["B"]} == point)
+        model, _ = build(given[number])
         return model, batch_of(model, point["B"], point["S"])
 
     with torch.device("meta"):
@@ -92,6 +97,7 @@ def architecture(config: Mapping[str, Any], sequence_length: int) -> Subject:
         make,
         values,
         _origin("huggingface", name),
+        only=only,
         positions=learned_positions(bare),
         architecture=Architecture(
             model_type=full["model_type"],
@@ -133,8 +139,10 @@ def torchtitan(config: Mapping[str, Any], sequence_length: int) -> Subject:
     )
 
 
-def of_module(module: UserModule) -> Subject:
+def of_module(module: UserModule, only: int | None = None) -> Subject:
     """Return the code of a user's function, which must take the batch size and the sequence length.
+
+    ``only``: for one sequence length.
 
     Raises:
         SpecError: if it does not.
@@ -153,7 +161,8 @@ def of_module(module: UserModule) -> Subject:
             raise SpecError(f"module: {module.function}() needs the parameters {needed} to be recorded") from None
         return user.model, user.batch
 
-    return Subject(make, batches(0), _origin("module", module.function), block_path=module.block)
+    origin = _origin("module", module.function)
+    return Subject(make, batches(0, only), origin, block_path=module.block, only=only)
 
 
 def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
