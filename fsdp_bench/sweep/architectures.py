@@ -72,7 +72,7 @@ def file_name(entry: ModelEntry, code: RecordedCode) -> str:
     return ".".join([part for part in parts if part] + ["json", "xz"])
 
 
-COMPILED_TYPES = ("bert", "gpt2", "llama", "ministral", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+COMPILED_TYPES = ("gpt2", "llama", "ministral", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 """The model_types whose blocks are recorded compiled: dense, and all of one kind."""
 GPU = "H200"
 """The GPU that blocks are compiled for. Formulas have the parts of sums, which depend on it, as symbols."""

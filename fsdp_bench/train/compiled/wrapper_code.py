@@ -19,6 +19,8 @@ _MOST_OUTPUTS = 9
 """Of the operators in kernels.py."""
 _NOTHING = ("assert_size_stride", "assert_alignment", "torch.cuda.set_device", "args.clear")
 _SUM = re.compile(r"(\w+)\[.*\]\.view\((\d+), (\d+)\)\.sum\(dim=0\)\.view\(\[[\d, ]+\]\)(?:\.to\((.+)\))?")
+_SEEDS = "aten.randint.low_out"
+"""Draws the seeds of dropout (InductorSeeds)."""
 _WITH_RANDOM_STATE = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 _NUMBER_OF_KERNEL = re.compile(r"_\d+$")
 
@@ -211,7 +213,10 @@ class _Reader:
         name = _called(call)
         if name in _NOTHING:
             return
-        if name.startswith("extern_kernels."):
+        if name == _SEEDS:
+            seeds = self._view(next(each.value for each in call.keywords if each.arg == "out"))
+            self._steps.append(self._run(Kernel("aten::randint", ()), [seeds], seeds.itemsize, ()))
+        elif name.startswith("extern_kernels."):
             product = f"aten.{name.removeprefix('extern_kernels.')}"
             if product not in KERNEL_READERS:
                 raise UnknownCode(ast.unparse(call))

@@ -7,17 +7,25 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.loader import model
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.loader import model, models
 from fsdp_bench.plan.estimate import estimate, predict_memory
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED
-from fsdp_bench.spec.recording.compiled import parts_of_both_ways, regime_of, splits_of_sum
+from fsdp_bench.spec.recording.compiled import huggingface_block, parts_of_both_ways, regime_of, splits_of_sum
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup, Wrap
 
 LLAMA = model("Llama-3.1-8B").shape()
 SETUP = TrainSetup(
     world_size=8, sequence_length=4096, micro_batch_size=2, compile=True, precision=Precision.parse("bf16-mixed")
 )
+
+
+def model_of(name: str, length: int) -> RecordedModel:
+    """Return a model of the catalogue in Hugging Face's code."""
+    entry = next(entry for entry in models() if entry.name == name)
+    return recorded_architecture(entry.hf_config(), length, name)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,51 @@ def test_what_is_covered_is_not_for_eager_and_says_what_it_is() -> None:
     assert why_eager(LLAMA, SETUP, CUDA) is None
     assert why_eager(LLAMA, replace(SETUP, compile=False), CUDA) is None
     assert not estimate(LLAMA, SETUP).for_eager
+
+
+QWEN = model_of("Qwen2.5-7B", 4096)
+
+
+@pytest.mark.parametrize(
+    ("named", "change", "part"),
+    [
+        ("SmolLM3-3B", {}, "models whose blocks are all alike, which SmolLM3-3B's are not"),
+        ("Mixtral-8x7B", {}, "compiled blocks of MixtralForCausalLM are not recorded"),
+        ("Mistral-7B-v0.1", {}, "blocks with a mask, beyond a sliding window"),
+        ("Qwen2.5-7B", {"precision": Precision.parse("fp32")}, "in 32 bits with checkpointing none, for 8192 tokens"),
+        ("Qwen2.5-7B", {"wrap": Wrap.SIZE}, "units may be inside"),
+    ],
+)
+def test_which_blocks_of_hugging_face_are_predicted_in_eager(named: str, change: dict[str, object], part: str) -> None:
+    assert part in (why_eager(model_of(named, 4096), replace(SETUP, **change), CUDA) or "")
+
+
+@pytest.mark.parametrize("named", ["Qwen2.5-7B", "Qwen3-8B", "Llama-3.1-8B", "Mistral-7B-v0.3", "Phi-4", "OLMo-2-7B"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_dense_decoders_of_hugging_face_are_compiled(named: str, batch: int) -> None:
+    assert why_eager(model_of(named, 4096), replace(SETUP, micro_batch_size=batch), CUDA) is None
+
+
+def test_a_tied_head_is_no_other_block() -> None:
+    tied = model_of("Qwen2.5-0.5B", 4096)
+    assert QWEN.code.architecture is not None
+    assert tied.code.architecture is not None
+    assert QWEN.code.architecture.settings != tied.code.architecture.settings
+    assert huggingface_block(QWEN.code.architecture) == huggingface_block(tied.code.architecture)
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
+def test_compiled_blocks_of_hugging_face_save_less_too(api: Api, checkpointing: Checkpointing) -> None:
+    setup = replace(SETUP, api=api, checkpointing=checkpointing)
+    peaks = {
+        (compiles, layers): predict_memory(QWEN.with_layers(layers), replace(setup, compile=compiles), CUDA).phases[
+            "forward"
+        ]
+        for compiles, layers in product((False, True), (16, 17))
+    }
+    eager, compiled = (peaks[compiles, 17] - peaks[compiles, 16] for compiles in (False, True))
+    assert compiled < eager if checkpointing is Checkpointing.NONE else compiled == eager
 
 
 @pytest.mark.parametrize(

@@ -68,5 +68,30 @@ def depends_on_data(micro_batch_size: int, sequence_length: int) -> tuple[nn.Mod
     return _DependsOnData(), (torch.zeros(micro_batch_size, sequence_length, 32),)
 
 
+class _Chunked(nn.Module):
+    """A layer whose states are passed on from one part of the sequence to the next, as linear attention does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, parts = torch.zeros_like(x[:, 0]), []
+        for part in x.split(32, dim=1):
+            parts.append(torch.sigmoid(self.gate(part)) * state[:, None])
+            state = state + parts[-1].mean(1)
+        return x + self.out(torch.cat(parts, dim=1))
+
+
+class _LoopsOverSequence(_Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Chunked() for _ in range(6))
+
+
+def loops_over_sequence(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _LoopsOverSequence(), (torch.zeros(micro_batch_size, sequence_length, 32),)
+
+
 def own_batch() -> tuple[nn.Module, Any]:
     return _Bare(), (torch.zeros(2, 4, 32),)
