@@ -4,6 +4,7 @@ Read in this order:
     gpus.toml        each GPU's usable memory, dense peak FLOP/s, sustained clock
     servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
     models.toml      each published model's dimensions, with the names of Hugging Face's config.json
+    prices.toml      what servers cost
     published.csv    other people's measurements: peak memory, throughput, fits or not; validate/published reads it
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
     lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses

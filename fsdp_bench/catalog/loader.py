@@ -1,4 +1,4 @@
-"""The catalogue: GPUs, servers and models, from the built-in files and from a user's file.
+"""The catalogue: GPUs, servers, models and prices, from the built-in files and from a user's file.
 
 Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
 """
@@ -18,6 +18,7 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
+from fsdp_bench.spec.price import Price
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -46,6 +47,12 @@ def models() -> tuple[ModelEntry, ...]:
     return read_entries(_built_in("models.toml", "model"), ModelEntry, "models.toml: [[model]]")
 
 
+@lru_cache(maxsize=1)
+def prices() -> tuple[Price, ...]:
+    """Return every price of prices.toml."""
+    return read_entries(_built_in("prices.toml", "price"), Price, "prices.toml: [[price]]")
+
+
 @dataclass(frozen=True)
 class Catalog:
     """The built-in catalogue and a user's entries. A user's entry replaces the built-in entry of the same name."""
@@ -53,6 +60,7 @@ class Catalog:
     added_gpus: tuple[Gpu, ...] = ()
     added_servers: tuple[Server, ...] = ()
     added_models: tuple[ModelEntry, ...] = ()
+    added_prices: tuple[Price, ...] = ()
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return every GPU."""
@@ -65,6 +73,11 @@ class Catalog:
     def models(self) -> tuple[ModelEntry, ...]:
         """Return every model, including those that cannot be predicted or trained."""
         return _merged(models(), self.added_models)
+
+    def price(self, server: Server) -> Price | None:
+        """Return the price of a server. None if none is documented."""
+        entries = {entry.server.lower(): entry for entry in _merged(prices(), self.added_prices)}
+        return next((entries[name] for name in names_of(server) if name in entries), None)
 
     def gpu(self, name: str) -> Gpu:
         """Return the GPU with this name (case-insensitive), or the only GPU matching all its words.
@@ -117,7 +130,13 @@ def load_user_catalog(path: Path | None) -> Catalog:
         added_gpus=read_entries(tables.get("gpu", []), Gpu, f"{path}: [[gpu]]"),
         added_servers=read_entries(tables.get("server", []), Server, f"{path}: [[server]]"),
         added_models=read_entries(tables.get("model", []), ModelEntry, f"{path}: [[model]]"),
+        added_prices=read_entries(tables.get("price", []), Price, f"{path}: [[price]]"),
     )
+    for price in catalog.added_prices:
+        try:
+            catalog.server(price.server)
+        except SpecError as error:
+            raise SpecError(f"{path}: [[price]] {shown(price.server)}: {error}") from None
     for entry in catalog.added_servers:
         try:
             catalog.gpu(entry.gpu)

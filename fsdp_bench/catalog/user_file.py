@@ -1,4 +1,4 @@
-"""Reads the catalogue's TOML files, the built-in ones and a user's: tables [[gpu]], [[server]] and [[model]]."""
+"""Reads the catalogue's TOML files, ours and a user's: tables [[gpu]], [[server]], [[model]] and [[price]]."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
+from fsdp_bench.spec.price import Price
 
-TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry}
+TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry, "price": Price}
 
 _LINKS: dict[str, type[msgspec.Struct]] = {
     "intra_node": Interconnect,
@@ -35,7 +36,9 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
     day = date.fromtimestamp(path.stat().st_mtime).isoformat()
     for kind, entries in tables.items():
         if kind not in TABLES:
-            raise SpecError(f"{path}: [{kind}] is not allowed; [[gpu]], [[server]], [[model]]{nearest(kind, TABLES)}")
+            raise SpecError(
+                f"{path}: [{kind}] is not allowed; [[gpu]], [[server]], [[model]], [[price]]{nearest(kind, TABLES)}"
+            )
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise SpecError(f"{path}: {kind}: write each as a table [[{kind}]]")
         for entry in entries:
@@ -79,8 +82,9 @@ def explain(error: ValueError) -> str:
 
 
 def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
-    if isinstance(entry.get("name"), str):
-        where = f"{where.rsplit(' number', 1)[0]} {shown(entry['name'])}"
+    name = entry.get("server" if kind is Price else "name")
+    if isinstance(name, str):
+        where = f"{where.rsplit(' number', 1)[0]} {shown(name)}"
     try:
         _check_keys(entry, kind, "")
         return from_builtins(entry, kind)

@@ -2,7 +2,7 @@
 
 Read in this order:
     main.py       the command line, and how errors end it
-    predict.py, max_size.py, record.py, dry_run.py, servers.py, models.py    without a GPU
+    plan.py, predict.py, max_size.py, record.py, dry_run.py, servers.py, models.py    without a GPU
     rehearse.py   a real training command, without a GPU
     sweep.py, report.py, chart.py, calibrate.py, doctor.py        measuring, and reading results
     validate.py   one source of numbers against another

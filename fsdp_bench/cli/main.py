@@ -27,6 +27,7 @@ COMMANDS = {
     "rehearse": "Run a real training command without GPUs: whether it fits, and where it peaks.",
     "chart": "Draw charts of measured results.",
     "report": "Print measured results as a table.",
+    "plan": "Find which servers, how many and which setting train a model: how long, at what price.",
     "predict": "Predict memory, time and fit of one or several setups.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
     "calibrate": "Measure this machine's rates, so that predictions use them.",

@@ -9,6 +9,7 @@ Read in this order:
     lora.py         LoRA: adapters, and how the frozen weights are stored
     model_code.py   ModelCode: a trial's model that Hugging Face's code or a user's function builds
     hardware.py     Gpu, Server, Cluster and their links
+    price.py        Price: what an hour of a server costs
     record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json

@@ -144,6 +144,8 @@ class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inter_node: Network | None = None
     host_memory_bytes: Count | None = None
     """Host memory of the machine. The operating system and the data loader use part of it."""
+    power_watts: Positive | None = None
+    """The most electric power that the machine takes, as its maker states it."""
     num_vcpus: Count | None = None
     """Hardware threads, as cloud providers count."""
     num_cores: Count | None = None

@@ -86,7 +86,10 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
     ("text", "part"),
     [
         ("x = [", "is not TOML"),
-        ("[[servr]]\nname = 'x'", "[servr] is not allowed; [[gpu]], [[server]], [[model]] (did you mean 'server'?)"),
+        (
+            "[[servr]]\nname = 'x'",
+            "[servr] is not allowed; [[gpu]], [[server]], [[model]], [[price]] (did you mean 'server'?)",
+        ),
         ("[server]\nname = 'x'", "server: write each as a table [[server]]"),
         (SERVER + "gpu_count = 4", "[[server]] 'basement': the key 'gpu_count' is not allowed; one of name,"),
         (SERVER.replace("gpus_per_node", "gpus_per_nod"), "(did you mean 'gpus_per_node'?)"),

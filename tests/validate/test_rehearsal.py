@@ -68,6 +68,22 @@ class TestOnTheStandIn:
         assert summary.peak.median <= 0.03
         assert summary.peak.worst <= 0.08
 
+    @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+    def test_compiled_blocks_of_hugging_face_do_too(self, model_type: str) -> None:
+        cells = min(4, int(os.environ.get("FSDP_BENCH_TEST_CELLS", 4)))
+        _, summary = validate_rehearsals(cells, SEED, compiled=True, code="huggingface", model_type=model_type)
+        assert summary.num_failed == 0
+        assert summary.peak is not None
+        assert summary.peak.median <= 0.03
+        assert summary.peak.worst <= 0.08
+
+    def test_hugging_faces_code_holds_what_is_predicted(self) -> None:
+        """Issue 19: within 1 %, LoRA's and QLoRA's adapters among the setups."""
+        _, summary = validate_rehearsals(10, SEED, code="huggingface", model_type="qwen2")
+        assert summary.num_failed == 0
+        assert summary.peak is not None
+        assert summary.peak.worst <= 0.01
+
     def test_the_document_has_what_the_text_says(self) -> None:
         done = run_command("validate", "--against", "rehearsal", "--cells", "3", "--seed", "8", "--json")
         assert done.returncode == 0, done.stderr

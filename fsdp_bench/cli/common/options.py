@@ -222,6 +222,7 @@ def setup_options(
     lists: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the options that describe a setup; the command gets their values as its argument ``options``.
 
@@ -232,6 +233,7 @@ def setup_options(
         defaults: default values that differ from those of other commands, by option.
         repeatable: names of the options that may be given several times. The command gets each as a separate argument,
             a tuple, and its field in ``options`` is None.
+        without: names of the options that the command does not take, or takes in another form.
     """
     sections = {
         "Model": {**(_MODEL if model else {}), **_FAMILY},
@@ -244,13 +246,15 @@ def setup_options(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(**values: Any) -> int:
-            names = [field.name for field in fields(SetupOptions) if field.name not in repeatable]
+            names = [field.name for field in fields(SetupOptions) if field.name not in (*repeatable, *without)]
             options = {name: values.pop(name) for name in names if name in values}
             return function(options=SetupOptions(**options), **values)
 
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
             for form, text in reversed(texts.items()):
+                if _name(form) in without:
+                    continue
                 decorated = _option(form, text, group, lists, defaults or {}, repeatable)(decorated)
         return decorated
 
@@ -284,7 +288,7 @@ def _option(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
-    name = declaration.partition("/")[0].strip("-").replace("-", "_")
+    name = _name(form)
     if name in lists:
         text += " Several by comma, or all."
     if name in repeatable:
@@ -297,6 +301,11 @@ def _option(
     else:
         attributes |= {"is_flag": True, "type": bool}
     return click.option(declaration, name, cls=_Option, **attributes)
+
+
+def _name(form: str) -> str:
+    """Return an option's name from its form on the command line."""
+    return form.partition(" ")[0].partition("/")[0].strip("-").replace("-", "_")
 
 
 def _common_default(name: str) -> str | None:

@@ -93,6 +93,34 @@ def read_model(options: SetupOptions) -> Model:
     return _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
 
 
+def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Return the fields of TrainSetup that the options state with one value, and those with several.
+
+    Precision and sequence length are always stated.
+
+    Raises:
+        SpecError: if an option is not allowed.
+    """
+    options = _with_defaults(options, load_user_catalog(options.catalog))
+    stated: dict[str, list[Any]] = {
+        field: [getattr(options, name)] for name, field in _FIELDS.items() if getattr(options, name) is not None
+    }
+    stated |= {name: list(_values(name, getattr(options, name))) for name in _LISTS if getattr(options, name)}
+    read = {
+        field: tuple(getattr(from_text({field: value}, TrainSetup), field) for value in values)
+        for field, values in stated.items()
+        if field not in _DEPENDENT
+    }
+    for field in _DEPENDENT & stated.keys():
+        read[field] = tuple(stated[field])
+    fixed = {field: values[0] for field, values in read.items() if len(values) == 1}
+    return fixed, {field: values for field, values in read.items() if len(values) > 1}
+
+
+_DEPENDENT = {"checkpointing_policy", "fp32_head", "reshard_after_forward", "reshard_last_block", "max_grad_norm"}
+"""Fields whose value is allowed only together with others'."""
+
+
 def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
     """Return the options with the default precision and sequence length of all commands filled in.
 

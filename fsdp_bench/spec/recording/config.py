@@ -224,6 +224,11 @@ def symbols(full: Mapping[str, Any]) -> dict[str, int]:
     found["num_key_value_groups"], rest = divmod(heads, kv_heads)
     if rest:
         raise SpecError(f"num_key_value_heads: {kv_heads} is not allowed; a divisor of the {heads} attention heads")
+    if "linear_num_key_heads" in found and "linear_num_value_heads" in found:
+        keys, values = found["linear_num_key_heads"], found["linear_num_value_heads"]
+        found["linear_value_heads_of_key_head"], rest = divmod(values, keys)
+        if rest:
+            raise SpecError(f"linear_num_key_heads: {keys} is not allowed; a divisor of the {values} heads of values")
     if "image_size" in found and "patch_size" in found:
         found["patches_a_side"] = found["image_size"] // found["patch_size"]
         found["num_patches"] = found["patches_a_side"] ** 2

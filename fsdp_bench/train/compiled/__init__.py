@@ -1,8 +1,9 @@
-"""Records what torch.compile makes of a benchmark model's block, where PyTorch's CUDA build and Triton are.
+"""Records what torch.compile makes of blocks, the benchmark models' and transformers', where PyTorch's CUDA build and Triton are.
 
 Kernels need not run: the stand-in for NVIDIA's libraries will do. Read in this order:
     main.py           ``python -m fsdp_bench.train.compiled.main FILE``: all blocks, as the catalogue keeps them
     variants.py       which blocks are recorded, and at which sizes
+    subjects.py       the blocks, each in its model
     compile_block.py  compiles one block at one size; what Inductor wrote
     wrapper_code.py   reads the function that Inductor wrote
     triton_kernels.py which of its kernels Inductor tunes, and what it copies for that

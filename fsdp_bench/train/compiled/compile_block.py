@@ -79,6 +79,8 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
             _, sources = run_and_get_code(subject.step)
         except TorchDynamoException as error:
             raise UnknownCode(f"torch.compile: {str(error).strip().splitlines()[0]}") from error
+        except torch.OutOfMemoryError as error:
+            raise UnknownCode("the GPU's memory ran out") from error
     if len(names) != 1 or len(sources) != 2:
         raise UnknownCode(f"{len(names)} graphs and {len(sources)} functions instead of one, and one each way")
     forward, backward = (read_function(source, in_place_where_tuned) for source in sources)

@@ -7,7 +7,7 @@ holds at all sizes is searched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import chain, product
@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
-from fsdp_bench.spec.recording.formula import Product, to_text
+from fsdp_bench.spec.recording.formula import Product, parse, to_text
 from fsdp_bench.spec.recording.steps import Allocation, Drop, Operator
 from fsdp_bench.train.compiled.compile_block import Compiled
 from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Run, UnknownCode
@@ -26,7 +26,7 @@ _HIGHEST = {"num_attention_heads": 2, "head_dim": 2}
 ENOUGH_POINTS = 3
 """After so many that are alike no further size is compiled."""
 FEWEST_POINTS = 2
-"""Of one, several products of symbols may be right."""
+"""Of one, several products of symbols may be right: then those of the block's other recordings are taken."""
 
 
 def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, Compiled]]:
@@ -36,13 +36,17 @@ def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, C
     return [point for point, shape in zip(points, shapes, strict=True) if shape == usual]
 
 
-def merge(points: Sequence[tuple[Sizes, Compiled]]) -> CompiledCode:
+def merge(points: Sequence[tuple[Sizes, Compiled]], others: Iterable[CompiledCode] = ()) -> CompiledCode:
     """Return one recording of the same code at several sizes.
+
+    Args:
+        points: the sizes, and what Inductor wrote at each.
+        others: recordings of the same block, whose formulas are taken where there is one size.
 
     Raises:
         UnknownCode: for a number that is no product of the symbols.
     """
-    return _Merged(points).code()
+    return _Merged(points, others).code()
 
 
 def _without_numbers(compiled: Compiled) -> str:
@@ -58,9 +62,13 @@ def _plain(step: Run | Dropped) -> Any:
     return step.name, len(step.touched_bytes), step.itemsize, [made.number for made in step.makes]
 
 
+_PARTS = (Fraction(1, 2), Fraction(1, 3), Fraction(2, 3), Fraction(1, 4), Fraction(3, 4), 2)
+
+
 class _Merged:
-    def __init__(self, points: Sequence[tuple[Sizes, Compiled]]) -> None:
+    def __init__(self, points: Sequence[tuple[Sizes, Compiled]], others: Iterable[CompiledCode]) -> None:
         self._sizes = _independent([sizes for sizes, _ in points])
+        self._others = {product for code in others for text in code.formulas for product in parse(text)}
         self._compiled = [compiled for _, compiled in points]
         self._formulas: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -123,6 +131,8 @@ class _Merged:
 
     def _search(self, numbers: tuple[int, ...]) -> Product:
         """Return the formula whose constant is next to one: sizes of elements and of blocks of threads are small."""
+        if len(numbers) < FEWEST_POINTS:
+            return self._known(numbers[0])
         found = []
         for factors, values in self._products():
             ratio = Fraction(numbers[0], values[0])
@@ -132,6 +142,20 @@ class _Merged:
             raise UnknownCode(f"no formula for {list(numbers)}")
         *_, ratio, factors = min(found)
         return ratio, factors
+
+    def _known(self, number: int) -> Product:
+        """Return the formula of another recording that has this value at the only size.
+
+        Of what a kernel touches the others have sums of several tensors, so that a tensor may be a part of a product.
+        """
+        known = sorted(self._others, key=lambda product: (len(product[1]), product))
+        for part in (1, *_PARTS):
+            for ratio, factors in known:
+                if part * ratio * prod(self._sizes[0].get(factor, 0) for factor in factors) == number:
+                    return part * ratio, factors
+        if number in (0, 1):
+            return Fraction(number), ()
+        raise UnknownCode(f"no formula of another recording for {number}")
 
     def _products(self) -> list[tuple[tuple[str, ...], list[int]]]:
         if not hasattr(self, "_all"):

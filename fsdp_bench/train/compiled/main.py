@@ -18,13 +18,15 @@ import torch
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block
 from fsdp_bench.train.compiled.compile_block import compile_block
-from fsdp_bench.train.compiled.formulas import ENOUGH_POINTS, FEWEST_POINTS, merge, most_common
+from fsdp_bench.train.compiled.formulas import ENOUGH_POINTS, merge, most_common
 from fsdp_bench.train.compiled.variants import Variant, benchmark_variants, huggingface_variants
 from fsdp_bench.train.compiled.wrapper_code import UnknownCode
 
 
-def record(variant: Variant) -> CompiledCode:
+def record(variant: Variant, others: Iterable[CompiledCode]) -> CompiledCode:
     """Compile a variant at all its sizes, and merge what most of them have in common.
+
+    ``others`` are recordings of the same block, whose formulas are taken where no two sizes have the same code.
 
     Raises:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
@@ -38,9 +40,7 @@ def record(variant: Variant) -> CompiledCode:
         if len(alike := most_common(points)) == ENOUGH_POINTS:
             break
     print(f"{kind.name}: {len(alike)} of {len(points)} sizes alike", file=sys.stderr, flush=True)
-    if len(alike) < FEWEST_POINTS:
-        raise UnknownCode(f"no two of {len(points)} sizes have the same code")
-    return merge(alike)
+    return merge(alike, others)
 
 
 def write(file: Path, variants: Iterable[Variant]) -> None:
@@ -50,7 +50,9 @@ def write(file: Path, variants: Iterable[Variant]) -> None:
         if variant.kind.name in codes:
             continue
         try:
-            codes[variant.kind.name] = record(variant)
+            prefix = f"{variant.kind.block} {8 * variant.kind.itemsize} bits "
+            others = [code for name, code in codes.items() if name.startswith(prefix)]
+            codes[variant.kind.name] = record(variant, others)
         except UnknownCode as error:
             print(f"{variant.kind.name}: not recorded: {error}", file=sys.stderr, flush=True)
         date = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -8,6 +8,7 @@ Read in this order:
     terms.py      tensors that other frameworks keep alive and our models do not
     fits.py       compares outcomes: fits, or out of memory
     speed.py      compares throughput
+    ranges.py     the errors of speed by GPU generation, for plans
     rehearsed.py  compares peaks of memory with rehearsals of the very code that was run
     sizes.py      compares the one published chart of largest models
 """

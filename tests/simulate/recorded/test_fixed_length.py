@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fsdp_bench.catalog.loader import models
-from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
+from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
-from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.recording import record

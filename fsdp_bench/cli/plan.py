@@ -1,0 +1,123 @@
+"""``fsdp-bench plan``: which servers, how many, which setting, how long, at what price."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fsdp_bench.catalog.loader import Catalog, load_user_catalog
+from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
+from fsdp_bench.cli.common.setups import read_choices, read_model
+from fsdp_bench.plan.purchase.document import document
+from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
+from fsdp_bench.plan.purchase.planner import NODES, Kind, plan
+from fsdp_bench.report.terminal import new_console, print_answer, print_lines
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.price import Tariff, parse_price
+from fsdp_bench.spec.units import parse_bytes
+
+_LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
+_WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node")
+_MOST_NODES = 512
+
+
+@click.command("plan", cls=SetupCommand)
+@setup_options(lists=_LISTS, repeatable=("server",), without=_WITHOUT)
+@click.option("--tokens", metavar="1T", help="Tokens to train on. Without it: the best setting on the fewest GPUs.")
+@click.option("--deadline", metavar="30d", help="When training must have ended: days, hours (h) or weeks (w).")
+@click.option("--budget", metavar="200k", help="The most that it may cost.")
+@click.option("--nodes", metavar="N,N-M", help="Numbers of servers to choose from.  [default: 1-64]")
+@click.option(
+    "--global-batch", metavar="4M", help="Tokens of an optimizer step on all GPUs. Default: one micro-batch each."
+)
+@click.option("--price", metavar="2.10/gpu-hour", help="The price of every server, instead of the catalogue's.")
+@click.option(
+    "--tariff",
+    default=Tariff.ON_DEMAND.value,
+    show_default=True,
+    metavar="on-demand|reserved|spot",
+    help="Which of the catalogue's prices counts.",
+)
+@headroom_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, seconds, prices.")
+def command(
+    options: SetupOptions,
+    server: tuple[str, ...],
+    tokens: str | None,
+    deadline: str | None,
+    budget: str | None,
+    nodes: str | None,
+    global_batch: str | None,
+    price: str | None,
+    tariff: str,
+    headroom: str | None,
+    as_json: bool,
+) -> int:
+    """Find which servers, how many and which setting train a model: how long it takes, and at what price.
+
+    Settings that are not stated are searched: strategy, api, checkpointing, loss, micro-batch. Without --server all
+    servers of the catalogue are looked at, which takes a minute.
+
+    \b
+    fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d --server p5.48xlarge --global-batch 4M
+    fsdp-bench plan --hf-config config.json --server g6e.48xlarge --nodes 1-4
+
+    Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
+    """
+    catalog = load_user_catalog(options.catalog)
+    counts = parse_nodes(nodes) if nodes is not None else NODES
+    fixed, open_fields = read_choices(options)
+    goal = Goal(
+        model=read_model(options),
+        fixed=fixed,
+        open=open_fields,
+        tokens=parse_tokens(tokens, "tokens") if tokens else None,
+        deadline_seconds=parse_duration(deadline) if deadline else None,
+        budget=parse_money(budget) if budget else None,
+        global_batch_tokens=parse_tokens(global_batch, "global-batch") if global_batch else None,
+        tariff=Tariff(tariff),
+        stated_price=parse_price(price) if price else None,
+        headroom_bytes=parse_bytes(headroom, "headroom") if headroom else None,
+    )
+    if not goal.model.has_tokens:
+        raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
+    kinds = _kinds(catalog, server)
+    with new_console(error=True).status("searching") as status:
+        found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
+    if as_json:
+        sys.stdout.write(to_json(document(found)).decode())
+    else:
+        from fsdp_bench.report.text.plan import plan_text
+
+        first, *lines = plan_text(found).split("\n")
+        print_answer(first, "green" if found.picked.winner is not None else "red")
+        print_lines("\n".join(lines))
+    return ExitCode.DONE if found.picked.winner is not None else ExitCode.DOES_NOT_FIT
+
+
+def _kinds(catalog: Catalog, names: Sequence[str]) -> list[Kind]:
+    """Return the servers that are named, by default all of the catalogue."""
+    words = [word for name in names for word in name.split(",")]
+    servers = [catalog.server(word) for word in words] or catalog.servers()
+    return [Kind(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)]
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Read ``4``, ``1,2,8`` or ``1-16``.
+
+    Raises:
+        SpecError: for anything else, and for more than the most nodes.
+    """
+    found: list[int] = []
+    for word in text.split(","):
+        low, dash, high = word.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise SpecError(f"nodes: {shown(text)} is not allowed; write it like '4', '1,2,8' or '1-16'")
+        found += range(int(low), int(high or low) + 1)
+    if not found or min(found) < 1 or max(found) > _MOST_NODES:
+        raise SpecError(f"nodes: {shown(text)} is not allowed; 1 to {_MOST_NODES}")
+    return sorted(set(found))

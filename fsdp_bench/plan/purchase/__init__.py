@@ -1,0 +1,13 @@
+"""Which servers, how many, which setting, how long, at what price.
+
+Read in this order:
+    goal.py      Goal: the model, the tokens, the deadline, the budget, and what the user leaves open
+    settings.py  the settings that are tried
+    memory.py    whether a setting may fit a number of GPUs, from few simulations
+    fastest.py   the fastest setting that fits on so many servers
+    offer.py     Offer: one answer, with days, price and energy
+    ranges.py    how far predictions of speed have been from published runs
+    pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
+    planner.py   plan(): all offers of a goal
+    document.py  the JSON form of a plan
+"""

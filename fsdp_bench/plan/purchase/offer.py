@@ -1,0 +1,123 @@
+"""Offer: one answer to a goal. A setting on so many servers, with its memory, speed, days, price and energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from fsdp_bench.plan.purchase.fastest import Timed
+from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
+from fsdp_bench.plan.purchase.ranges import Range, range_of
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.price import Price
+
+MICRO_BATCHES = 3
+"""Micro-batches of a step after which the allocator does the same for each further one."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One setting on so many servers."""
+
+    goal: Goal
+    timed: Timed
+    price: Price | None
+    """The catalogue's price of the server."""
+    expandable_segments: bool = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The servers."""
+        return self.timed.cluster
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The kind of server and the number of nodes, of which a plan has one offer."""
+        return self.cluster.server.name, self.cluster.num_nodes
+
+    @property
+    def range(self) -> Range | None:
+        """How far its speed may be off; None if predictions for such a GPU were never compared with a run."""
+        return range_of(self.cluster.gpu, self.timed.setup.compile)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time to train on the goal's tokens, as predicted; None without tokens."""
+        return None if self.goal.tokens is None else self.goal.tokens / self.timed.tokens_per_second
+
+    @property
+    def slow_seconds(self) -> float | None:
+        """The same if the speed is off as far as predictions have been; as predicted where that is not known."""
+        return None if self.seconds is None else self.seconds / (self.range.slowest if self.range else 1.0)
+
+    @property
+    def days(self) -> float | None:
+        """``seconds`` in days."""
+        return None if self.seconds is None else self.seconds / SECONDS_PER_DAY
+
+    @property
+    def per_hour(self) -> float | None:
+        """The price of all servers for one hour; None if it is not documented."""
+        server = self.cluster.server
+        if self.goal.stated_price is not None:
+            return self.goal.stated_price.of_node(self.cluster.gpus_per_node) * self.cluster.num_nodes
+        if self.price is None:
+            return None
+        one = self.price.per_hour(self.goal.tariff, server.power_watts)
+        return None if one is None else one * self.cluster.num_nodes
+
+    @property
+    def cost(self) -> float | None:
+        """The price of training, as predicted."""
+        return None if self.per_hour is None or self.seconds is None else self.per_hour * self.seconds / 3600
+
+    @property
+    def slow_cost(self) -> float | None:
+        """The same for ``slow_seconds``."""
+        if self.per_hour is None or self.slow_seconds is None:
+            return None
+        return self.per_hour * self.slow_seconds / 3600
+
+    @property
+    def cost_per_billion_tokens(self) -> float | None:
+        """The price of training on a billion tokens."""
+        if self.per_hour is None:
+            return None
+        return self.per_hour / 3600 / self.timed.tokens_per_second * 1e9
+
+    @property
+    def megawatt_hours(self) -> float | None:
+        """The most energy that training takes; None if the server's power is not documented."""
+        watts = self.cluster.server.power_watts
+        if watts is None or self.seconds is None:
+            return None
+        return watts * self.cluster.num_nodes * self.seconds / 3600 / 1e6
+
+    @property
+    def meets_deadline(self) -> bool:
+        """Whether it ends in time even if its speed is off as far as predictions have been."""
+        limit = self.goal.deadline_seconds
+        return limit is None or (self.slow_seconds is not None and self.slow_seconds <= limit)
+
+    @property
+    def meets_budget(self) -> bool:
+        """Whether it costs no more than the budget, at the slow end. An unknown price does not."""
+        limit = self.goal.budget
+        return limit is None or (self.slow_cost is not None and self.slow_cost <= limit)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Its memory with PyTorch's caching allocator. Of many micro-batches the first few are replayed."""
+        steps = min(self.timed.setup.gradient_accumulation_steps, MICRO_BATCHES)
+        return answer(
+            Question(
+                self.goal.model,
+                msgspec.structs.replace(self.timed.setup, gradient_accumulation_steps=steps),
+                self.cluster,
+                expandable_segments=self.expandable_segments,
+                headroom_bytes=self.goal.headroom_bytes,
+            )
+        )

@@ -1,0 +1,131 @@
+"""Picks from offers: the winner and why, the cheapest, the fastest, and those that no other beats in price and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
+from fsdp_bench.plan.purchase.offer import Offer
+
+CHEAP = 0.05
+"""Without a deadline the winner is the fastest offer that costs at most so much more than the cheapest."""
+FASTER = 1.5
+"""The Pareto set is shown in steps: each offer is at least so many times as fast as the one before."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The offers that an answer shows."""
+
+    winner: Offer | None
+    cheapest: Offer | None
+    """None if no price is known."""
+    fastest: Offer | None
+    fewest_nodes: Offer | None
+    pareto: tuple[Offer, ...]
+    """Offers that no other beats in both price and time, the cheapest first, in steps of FASTER."""
+    nearest: tuple[Offer, ...]
+    """If there is no winner: the offers that come nearest to what was asked."""
+
+    def all(self) -> list[Offer]:
+        """Return every offer once, the winner first."""
+        alone = (self.winner, self.cheapest, self.fastest, self.fewest_nodes)
+        return list({one.key: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
+
+
+def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
+    """Pick from all offers of a goal."""
+    allowed = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
+    priced = [offer for offer in offers if offer.per_hour is not None]
+    return Picked(
+        winner=_winner(goal, allowed),
+        cheapest=_least(priced, _cost),
+        fastest=_least(offers, lambda offer: -offer.timed.tokens_per_second),
+        fewest_nodes=_least(offers, lambda offer: (offer.cluster.num_nodes, offer.cluster.world_size, _cost(offer))),
+        pareto=_pareto(priced),
+        nearest=() if allowed else _nearest(goal, offers),
+    )
+
+
+def _winner(goal: Goal, allowed: Sequence[Offer]) -> Offer | None:
+    if goal.deadline_seconds is not None:
+        return _least(allowed, lambda offer: (_cost(offer), offer.cluster.world_size))
+    if goal.budget is not None:
+        return _least(allowed, lambda offer: -offer.timed.tokens_per_second)
+    cheapest = _least(allowed, _cost)
+    if cheapest is None:
+        return None
+    if _cost(cheapest) == inf:
+        return _least(allowed, lambda offer: (-offer.timed.tokens_per_second_per_gpu, offer.cluster.world_size))
+    cheap = [offer for offer in allowed if _cost(offer) <= (1 + CHEAP) * _cost(cheapest)]
+    if goal.tokens is None:
+        return _least(cheap, lambda offer: (offer.cluster.world_size, _cost(offer)))
+    return _least(cheap, lambda offer: -offer.timed.tokens_per_second)
+
+
+def _cost(offer: Offer) -> float:
+    cost = offer.cost_per_billion_tokens
+    return inf if cost is None else cost
+
+
+def _least(offers: Sequence[Offer], key: Callable[[Offer], object]) -> Offer | None:
+    return min(offers, key=key, default=None)  # type: ignore[arg-type]
+
+
+def _pareto(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    found: list[Offer] = []
+    for offer in sorted(offers, key=lambda one: (_cost(one), -one.timed.tokens_per_second)):
+        if not found or offer.timed.tokens_per_second > FASTER * found[-1].timed.tokens_per_second:
+            found.append(offer)
+    return tuple(found)
+
+
+def _nearest(goal: Goal, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    in_time = [offer for offer in offers if offer.meets_deadline]
+    paid = [offer for offer in offers if offer.meets_budget]
+    found = [_least(offers, lambda offer: -offer.timed.tokens_per_second)]
+    if goal.budget is not None:
+        found.append(_least(in_time, _cost))
+        found.append(_least(paid, lambda offer: -offer.timed.tokens_per_second))
+    return tuple({one.key: one for one in found if one is not None}.values())
+
+
+def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
+    """Return why the winner won, or why nobody did and what would have to change."""
+    winner = picked.winner
+    if num_offers == 0:
+        return "nothing fits"
+    if winner is None:
+        return _why_none(goal, picked)
+    many = f"of {num_offers} that fit" if num_offers > 1 else "and the only one that fits"
+    if goal.deadline_seconds is not None:
+        kept = "that end in time" if goal.budget is None else "that end in time within the budget"
+        what = "the cheapest" if winner.per_hour is not None else "the fewest GPUs"
+        return f"{what} {kept}, even at the slow end of the range, {many}"
+    if goal.budget is not None:
+        return f"the fastest within the budget, even at the slow end of the range, {many}"
+    if winner.per_hour is None:
+        return f"the fastest GPU by GPU, {many}; no price is known"
+    if goal.tokens is None:
+        return f"the fewest GPUs that cost at most {CHEAP:.0%} more a token than the cheapest, {many}"
+    return f"the fastest that costs at most {CHEAP:.0%} more than the cheapest, {many}"
+
+
+def _why_none(goal: Goal, picked: Picked) -> str:
+    fastest = picked.fastest
+    assert fastest is not None
+    assert fastest.slow_seconds is not None
+    parts = []
+    if goal.deadline_seconds is not None and fastest.slow_seconds > goal.deadline_seconds:
+        days = fastest.slow_seconds / SECONDS_PER_DAY
+        parts.append(f"the fastest takes {days:,.1f} days at the slow end: --deadline {days + 0.5:.0f}d, or more nodes")
+    elif goal.budget is not None:
+        priced = [offer for offer in picked.nearest if offer.slow_cost is not None and offer.meets_deadline]
+        if priced:
+            cost = min(offer.slow_cost or inf for offer in priced)
+            parts.append(f"the cheapest in time costs {cost:,.0f} at the slow end: --budget {cost / 1000 + 0.5:.0f}k")
+        else:
+            parts.append("of those that end in time no price is known: --price 2.10/gpu-hour states one")
+    return "; ".join(parts) or "nothing meets both the deadline and the budget"

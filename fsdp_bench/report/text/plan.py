@@ -1,0 +1,189 @@
+"""A plan as text: the winner and why, then what it rests on, then the offers beside it, one line each."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.planner import Plan
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
+from fsdp_bench.spec.units import format_count, format_gib
+
+_HEADERS = ("", "nodes", "server", "days", "to", "price", "tokens/s\nper GPU", "setting")
+_NUMBERS = ("nodes", "days", "to", "price", "tokens/s\nper GPU")
+_DROPPABLE = ("tokens/s\nper GPU", "to")
+_ENOUGH_DAYS = 10
+"""From so many days on no tenths are printed."""
+
+
+def plan_text(found: Plan) -> str:
+    """Return a plan as text; the first line is the answer."""
+    winner = found.picked.winner
+    lines = [_answer(found), ""] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
+    if winner is not None:
+        lines += _facts(winner)
+    rows = _rows(found)
+    if rows:
+        lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _DROPPABLE))]
+    if found.left_out:
+        lines += ["", *(fact("left out", f"{left.server.name}: {left.reason}") for left in found.left_out)]
+    return "\n".join(lines)
+
+
+def _answer(found: Plan) -> str:
+    winner, goal = found.picked.winner, found.goal
+    if winner is None:
+        return f"no plan (predicted): {found.reason}"
+    cluster = winner.cluster
+    where = f"{cluster.num_nodes} x {cluster.server.name} ({cluster.world_size} {cluster.gpu.name})"
+    if goal.tokens is None:
+        speed = f"{winner.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        return f"{goal.model.name} trains on {where} (predicted): {speed}{_to_speed(winner)}"
+    return f"{where} (predicted): {_span(winner)}, {_price_span(winner)}"
+
+
+def _facts(offer: Offer) -> list[str]:
+    setup, prediction, goal = offer.timed.setup, offer.prediction, offer.goal
+    tokens = f"{format_count(goal.tokens)} tokens, " if goal.tokens is not None else ""
+    left, kept = prediction.headroom_bytes, prediction.required_headroom_bytes
+    memory = (
+        f"reserved {format_gib(prediction.needed_bytes)} of {format_gib(prediction.estimate.gpu_bytes or 0)} usable"
+    )
+    if left is not None and kept is not None:
+        memory += f", {format_gib(left)} left; {format_gib(kept)} of that kept free for the CUDA context and NCCL"
+    lines = [
+        fact("model", f"{goal.model.name}: {goal.model.describe()}"),
+        fact("training", f"{tokens}{_batch(setup)}"),
+        fact("setting", _setting(setup, offer.expandable_segments)),
+        fact("memory", memory),
+        fact("speed", _speed(offer)),
+        fact("price", _price(offer)),
+    ]
+    if offer.goal.tokens is not None:
+        energy = offer.megawatt_hours
+        text = UNKNOWN if energy is None else f"at most {energy:,.1f} MWh, by the server's largest power"
+        lines.append(fact("energy", text))
+    return lines
+
+
+def _batch(setup: TrainSetup) -> str:
+    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
+    steps = setup.gradient_accumulation_steps
+    more = f", {steps} micro-batches a step" if steps > 1 else ""
+    return f"{batch}{more}: {format_count(setup.tokens_per_step_per_rank * setup.world_size)} tokens a step"
+
+
+def _setting(setup: TrainSetup, segments: bool) -> str:
+    parts = [setup.strategy.value, setup.api.value, str(setup.precision)]
+    parts.append(f"checkpointing {setup.checkpointing.value}")
+    if setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None:
+        parts[-1] += f" {setup.checkpointing_policy}"
+    parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
+    parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
+    parts += ["compile"] if setup.compile else []
+    parts += ["expandable segments"] if segments else []
+    return ", ".join(parts)
+
+
+def _speed(offer: Offer) -> str:
+    speed, span = offer.timed.tokens_per_second_per_gpu, offer.range
+    if span is None:
+        return f"{speed:,.0f} tokens/s per GPU; predictions for {offer.cluster.gpu.name} were never compared with a run"
+    low, high = speed * span.slowest, speed * span.fastest
+    return f"{speed:,.0f} tokens/s per GPU, {low:,.0f} to {high:,.0f}: {span.because}"
+
+
+def _to_speed(offer: Offer) -> str:
+    span = offer.range
+    if span is None:
+        return ""
+    speed = offer.timed.tokens_per_second_per_gpu
+    return f", {speed * span.slowest:,.0f} to {speed * span.fastest:,.0f}"
+
+
+def _price(offer: Offer) -> str:
+    goal, price = offer.goal, offer.price
+    if goal.stated_price is not None:
+        unit = "GPU" if goal.stated_price.is_per_gpu else "server"
+        return f"{goal.stated_price.per_hour:,.2f} a {unit} and hour, stated"
+    if price is None or offer.per_hour is None:
+        return f"{UNKNOWN}: the catalogue has none for {offer.cluster.server.name}; --price 2.10/gpu-hour states one"
+    each = offer.per_hour / offer.cluster.num_nodes
+    age = price.age_days(date.today())
+    old = "" if age is None else f", {age} days ago"
+    region = "" if price.region is None else f" in {price.region}"
+    return f"{each:,.2f} {price.currency} a server and hour, {goal.tariff.value}{region} ({price.source.date}{old})"
+
+
+def _span(offer: Offer) -> str:
+    days, slow = offer.days, offer.slow_seconds
+    assert days is not None
+    assert slow is not None
+    late = slow / 86_400
+    if late <= days:
+        return f"{_days(days)} days, {'never compared with a run' if offer.range is None else 'at most'}"
+    return f"{_days(days)} to {_days(late)} days"
+
+
+def _price_span(offer: Offer) -> str:
+    if offer.cost is None or offer.slow_cost is None:
+        return f"price {UNKNOWN}"
+    currency = "" if offer.price is None or offer.goal.stated_price is not None else f" {offer.price.currency}"
+    if offer.slow_cost <= offer.cost:
+        return f"{offer.cost:,.0f}{currency}"
+    return f"{offer.cost:,.0f} to {offer.slow_cost:,.0f}{currency}"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.0f}" if days >= _ENOUGH_DAYS else f"{days:.1f}"
+
+
+def _rows(found: Plan) -> list[tuple[str, ...]]:
+    picked = found.picked
+    named = {"winner": picked.winner, "cheapest": picked.cheapest, "fastest": picked.fastest}
+    named["fewest nodes"] = picked.fewest_nodes
+    labels: dict[tuple[str, int], list[str]] = {}
+    offers: dict[tuple[str, int], Offer] = {}
+    for name, offer in named.items():
+        if offer is not None:
+            labels.setdefault(offer.key, []).append(name)
+            offers[offer.key] = offer
+    for name, several in (("nearest", picked.nearest), ("", picked.pareto)):
+        for offer in several:
+            if offer.key not in offers:
+                offers[offer.key] = offer
+                labels[offer.key] = [name] if name else []
+    return [_row(", ".join(labels[key]), offer) for key, offer in offers.items()]
+
+
+def _row(label: str, offer: Offer) -> tuple[str, ...]:
+    days, slow = offer.days, offer.slow_seconds
+    return (
+        label,
+        str(offer.cluster.num_nodes),
+        offer.cluster.server.name,
+        "" if days is None else _days(days),
+        "" if slow is None else _days(slow / 86_400) if offer.range is not None else UNKNOWN,
+        _cost(offer),
+        f"{offer.timed.tokens_per_second_per_gpu:,.0f}",
+        _short(offer),
+    )
+
+
+def _cost(offer: Offer) -> str:
+    if offer.goal.tokens is None:
+        each = offer.cost_per_billion_tokens
+        return UNKNOWN if each is None else f"{each:,.2f}/B tokens"
+    return UNKNOWN if offer.cost is None else f"{offer.cost:,.0f}"
+
+
+def _short(offer: Offer) -> str:
+    setup = offer.timed.setup
+    parts = [setup.strategy.value, setup.api.value]
+    parts += [] if setup.checkpointing is Checkpointing.NONE else [f"checkpointing {setup.checkpointing.value}"]
+    parts += [] if setup.loss is Loss.PLAIN else [setup.loss.value]
+    parts.append(f"batch {setup.micro_batch_size}")
+    parts += [f"x {setup.gradient_accumulation_steps}"] if setup.gradient_accumulation_steps > 1 else []
+    return " ".join(parts)

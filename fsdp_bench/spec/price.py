@@ -1,0 +1,108 @@
+"""Price: what an hour of a server costs, with its source and date. A price that is not documented is None."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import NamedTuple
+
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Positive
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.hardware import Source
+
+HOURS_PER_DAY = 24
+
+
+class Tariff(CaseInsensitiveEnum):
+    """How a server is paid for."""
+
+    ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
+    """Committed to for a time, as the entry's note says."""
+    SPOT = "spot"
+    """At the price of the day; the provider may take the server back."""
+
+
+class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The price of one server, in one currency and one region. Rates are for the whole server and one hour.
+
+    Raises:
+        SpecError: for a date that is none, and for an entry without any price.
+    """
+
+    server: str
+    """The server's name in the catalogue."""
+    currency: str = "USD"
+    region: str | None = None
+    source: Source
+    on_demand_per_hour: Positive | None = None
+    reserved_per_hour: Positive | None = None
+    spot_per_hour: Positive | None = None
+    purchase: Positive | None = None
+    """The price at which the server is bought."""
+    years_of_use: Positive | None = None
+    """Years over which ``purchase`` is spread."""
+    electricity_per_kwh: Positive | None = None
+
+    def _check(self) -> None:
+        if not any((self.on_demand_per_hour, self.reserved_per_hour, self.spot_per_hour, self.purchase)):
+            raise SpecError("has no price; on_demand_per_hour, reserved_per_hour, spot_per_hour or purchase")
+        if (self.purchase is None) != (self.years_of_use is None):
+            raise SpecError("purchase and years_of_use go together")
+
+    @property
+    def name(self) -> str:
+        """The server: entries of the catalogue are found by name."""
+        return self.server
+
+    def age_days(self, today: date) -> int | None:
+        """Return how old the source is. None if it names no day."""
+        try:
+            return (today - date.fromisoformat(self.source.date)).days
+        except ValueError:
+            return None
+
+    def per_hour(self, tariff: Tariff, watts: float | None = None) -> float | None:
+        """Return the price of one server for one hour; None if the tariff is not documented.
+
+        A server of one's own costs its purchase over its years of use, and its electricity, whatever the tariff.
+        """
+        if self.purchase is not None and self.years_of_use is not None:
+            power = 0.0
+            if self.electricity_per_kwh is not None:
+                if watts is None:
+                    return None
+                power = watts / 1000 * self.electricity_per_kwh
+            return self.purchase / (self.years_of_use * 365.25 * HOURS_PER_DAY) + power
+        rates = {
+            Tariff.ON_DEMAND: self.on_demand_per_hour,
+            Tariff.RESERVED: self.reserved_per_hour,
+            Tariff.SPOT: self.spot_per_hour,
+        }
+        return rates[tariff]
+
+
+class StatedPrice(NamedTuple):
+    """A price that the user states for all servers."""
+
+    per_hour: float
+    is_per_gpu: bool
+
+    def of_node(self, gpus_per_node: int) -> float:
+        """Return the price of a server for one hour."""
+        return self.per_hour * gpus_per_node if self.is_per_gpu else self.per_hour
+
+
+_STATED = re.compile(r"^\s*\$?\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*(gpu|node|server)-?\s*(?:hour|hr|h)\s*$", re.IGNORECASE)
+
+
+def parse_price(text: str) -> StatedPrice:
+    """Read ``2.10/gpu-hour`` or ``98/node-hour``.
+
+    Raises:
+        SpecError: for anything else, and for a price that is not positive.
+    """
+    match = _STATED.match(text)
+    if match is None or float(match[1]) <= 0:
+        raise SpecError(f"price: {shown(text)} is not allowed; write it like '2.10/gpu-hour' or '98/node-hour'")
+    return StatedPrice(float(match[1]), match[2].lower() == "gpu")

@@ -1,0 +1,141 @@
+"""Plans against brute force: every setting on every number of nodes, with the allocator's simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import model
+from fsdp_bench.plan.purchase.fastest import Timed
+from fsdp_bench.plan.purchase.goal import Goal
+from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.planner import Kind, Plan, plan
+from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.price import StatedPrice
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy
+
+FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
+NODES = (1, 2, 3)
+
+
+def kind(name: str) -> Kind:
+    server = BUILT_IN.server(name)
+    return Kind(server, BUILT_IN.gpu(server.gpu), BUILT_IN.price(server), server.gpus_per_node)
+
+
+def goal(name: str, **fields: Any) -> Goal:
+    return Goal(model=model(name, 2048), fixed=FIXED, tokens=10**10, **fields)
+
+
+def _brute_force(given: Goal, server: str) -> list[Offer]:
+    """Return every setup that fits, on every number of nodes."""
+    where, found = kind(server), []
+    for nodes in NODES:
+        cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=where.gpus_per_node)
+        for setting in settings(given):
+            for batch in micro_batches(given):
+                setup = setup_of(given, setting, batch, nodes, where.gpus_per_node)
+                if setup is None or not can_run(given, setup):
+                    continue
+                for segments in (False, True):
+                    prediction = answer(Question(given.model, setup, cluster, expandable_segments=segments))
+                    if prediction.fits:
+                        speed = prediction.speed.tokens_per_second_per_gpu
+                        assert speed is not None
+                        found.append(Offer(given, Timed(cluster, setup, speed), where.price, segments))
+                        break
+                else:
+                    break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [
+        ("3B", "g5.48xlarge"),
+        pytest.param("Llama-3.2-1B", "g6e.48xlarge", marks=pytest.mark.slow),
+        pytest.param("Llama-2-7B", "p4d.24xlarge", marks=pytest.mark.slow),
+    ],
+)
+def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(name: str, server: str) -> None:
+    asked = goal(name, stated_price=StatedPrice(2.0, True))
+    asked = replace(asked, open={"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)})
+    asked = replace(asked, fixed={**FIXED, "api": Api.FSDP2, "max_grad_norm": 1.0})
+    every = _brute_force(asked, server)
+    found = plan(asked, [kind(server)], NODES)
+    picked = found.picked
+    cheapest = min(every, key=lambda offer: offer.cost or 0.0)
+    assert picked.cheapest is not None
+    assert picked.cheapest.cost == pytest.approx(cheapest.cost, rel=0.003)
+    fastest = max(every, key=lambda offer: offer.timed.tokens_per_second)
+    assert picked.fastest is not None
+    assert picked.fastest.timed.tokens_per_second == pytest.approx(fastest.timed.tokens_per_second, rel=0.003)
+    assert picked.fewest_nodes is not None
+    assert picked.fewest_nodes.cluster.num_nodes == min(offer.cluster.num_nodes for offer in every)
+    allowed = [offer for offer in every if (offer.cost or 0.0) <= 1.05 * (cheapest.cost or 0.0)]
+    winner = max(allowed, key=lambda offer: offer.timed.tokens_per_second)
+    assert picked.winner is not None
+    assert picked.winner.timed.tokens_per_second == pytest.approx(winner.timed.tokens_per_second, rel=0.003)
+
+
+def _plan(**fields: Any) -> Plan:
+    asked = goal("1B", **fields)
+    fixed = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2, "checkpointing": Checkpointing.FULL}
+    return plan(replace(asked, fixed=fixed), [kind("p4d.24xlarge")], (1, 2, 4))
+
+
+def test_what_is_offered_fits_with_its_headroom_and_is_timed_as_predict_does() -> None:
+    offer = _plan(global_batch_tokens=2**20).picked.winner
+    assert offer is not None
+    assert offer.prediction.fits
+    whole = answer(Question(offer.goal.model, offer.timed.setup, offer.cluster))
+    assert whole.speed.tokens_per_second_per_gpu == pytest.approx(offer.timed.tokens_per_second_per_gpu, rel=0.002)
+    assert whole.needed_bytes == pytest.approx(offer.prediction.needed_bytes, rel=0.01)
+    setup = offer.timed.setup
+    made = setup.tokens_per_step_per_rank * setup.world_size
+    assert made == pytest.approx(2**20, rel=0.1)
+
+
+def test_a_deadline_is_met_at_the_slow_end_by_the_cheapest() -> None:
+    free = _plan().picked
+    assert free.fastest is not None
+    assert free.cheapest is not None
+    assert free.fastest.slow_seconds is not None
+    limit = free.fastest.slow_seconds * 1.5
+    found = _plan(deadline_seconds=limit).picked
+    assert found.winner is not None
+    assert found.winner.slow_seconds is not None
+    assert found.winner.slow_seconds <= limit
+    assert found.winner.cluster.num_nodes > 1
+
+
+def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change() -> None:
+    late = _plan(deadline_seconds=60.0)
+    assert late.picked.winner is None
+    assert late.picked.nearest
+    assert "--deadline" in late.reason
+    poor = _plan(budget=1.0)
+    assert poor.picked.winner is None
+    assert "--budget" in poor.reason
+    unpriced = plan(goal("1B", budget=1e9), [kind("DGX-H100")], (1,))
+    assert unpriced.picked.winner is None
+    assert "--price" in unpriced.reason
+
+
+def test_servers_without_an_answer_are_named_with_the_reason() -> None:
+    found = plan(goal("400B"), [kind("g5.48xlarge"), kind("p3dn.24xlarge")], (1,))
+    assert found.picked.winner is None
+    assert {left.server.name: left.reason for left in found.left_out} == {
+        "g5.48xlarge": "nothing fits on up to 1 nodes",
+        "p3dn.24xlarge": "its GPU has no bf16 and no FlashAttention",
+    }
+
+
+def test_a_goal_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(Exception, match="deadline and budget need --tokens"):
+        Goal(model=model("1B"), budget=5.0)
