@@ -37,7 +37,7 @@ test-rehearsal: .venv-rehearsal/installed
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,liger,dev]'
 	touch $@
 
-# What the models of the catalogue run, recorded for all sizes; those that are there are kept. An hour on two cores.
+# What the models of the catalogue run, recorded for all sizes and compiled; what is there is kept. Two hours, two cores.
 recordings: .venv-rehearsal/installed
 	$(REHEARSAL) -m tests.recordings
 

@@ -15,7 +15,16 @@ from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
-from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, SIZES, WINDOWS
+from fsdp_bench.spec.recording.config import (
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    LOOPING_TYPES,
+    POSITIONS,
+    SIZES,
+    WINDOWS,
+    loops_over_sequence,
+)
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
@@ -24,6 +33,8 @@ from fsdp_bench.sweep.recording import recorded_config
 from fsdp_bench.validate.random_setups import cell_label, draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)
+_OF_LOOPS = (4096,)
+"""The length for which code is recorded that loops over the sequence."""
 _WINDOWS = (128, 256)
 _BASES: tuple[Literal["bf16", "nf4"] | None, ...] = (None, "bf16", "nf4")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -69,7 +80,7 @@ def draw_architectures(
     Args:
         count: how many cells.
         seed: of the draw.
-        model_type: of the models; None for all.
+        model_type: of the models; None for all but those that loop over the sequence, whose dry runs take a minute.
         progress: called with what is recorded.
         code: whose code.
 
@@ -81,13 +92,13 @@ def draw_architectures(
     types = sorted({entry.family for entry in models() if is_recorded(entry.family, FOLDERS[code])})
     if model_type is not None and model_type not in types:
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
-    chosen = [model_type] if model_type is not None else types
+    chosen = [model_type] if model_type is not None else [one for one in types if one not in LOOPING_TYPES]
     cells: list[ArchitectureCell] = []
     adapted: dict[str, Adapted] = {}
     while len(cells) < count:
         kind = chosen[len(cells) % len(chosen)]
         entry = source.choice([entry for entry in models() if entry.family == kind])
-        has_adapters = code == "huggingface" and len(cells) % _ADAPTED == _ADAPTED - 1
+        has_adapters = code == "huggingface" and kind not in LOOPING_TYPES and len(cells) % _ADAPTED == _ADAPTED - 1
         if has_adapters and kind not in adapted:
             adapted[kind] = _adapted(source, entry, progress)
         cell = _drawn(source, entry, adapted[kind] if has_adapters else None, code)
@@ -128,7 +139,8 @@ def _drawn(
     try:
         if adapted is None:
             config = _small(source, entry)
-            setup = _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.SIZE, Wrap.NONE))
+            lengths = _OF_LOOPS if loops_over_sequence(config) else _LENGTHS
+            setup = _setup(source, (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.SIZE, Wrap.NONE), lengths)
             model = recorded_architecture(config, setup.sequence_length, entry.name, FOLDERS[code])
             offloads = model.code.has_offloaded and source.random() < _OFFLOADED
             setup = msgspec.structs.replace(setup, activation_offload=offloads)
@@ -143,7 +155,7 @@ def _drawn(
     return ArchitectureCell(config=config, model=model, setup=setup, lora=lora)
 
 
-def _setup(source: random.Random, wraps: tuple[Wrap, ...]) -> TrainSetup:
+def _setup(source: random.Random, wraps: tuple[Wrap, ...], lengths: tuple[int, ...] = _LENGTHS) -> TrainSetup:
     """Return a random setup, with the wrapping and the losses that recorded models have."""
     drawn = draw_setup(source, "cuda", small=False)
     wrap = drawn.wrap if drawn.wrap in wraps else wraps[0]
@@ -158,7 +170,7 @@ def _setup(source: random.Random, wraps: tuple[Wrap, ...]) -> TrainSetup:
         fp32_head=False,
         activation_offload=False,
         offload=Offload.NONE if drawn.offload is Offload.OPTIMIZER else drawn.offload,
-        sequence_length=source.choice(_LENGTHS),
+        sequence_length=source.choice(lengths),
     )
 
 

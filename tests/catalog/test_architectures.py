@@ -12,11 +12,11 @@ from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.sweep.architectures import LONG, SHORT, file_name
+from fsdp_bench.sweep.architectures import LONG, LOOPED, SHORT, file_name
 
-RECORDED = [entry for entry in models() if entry.family != "qwen3_next"]
-EVERY = pytest.mark.parametrize("entry", RECORDED, ids=lambda entry: entry.name)
+EVERY = pytest.mark.parametrize("entry", models(), ids=lambda entry: entry.name)
 
 UNTIED = {"flan-t5-small", "flan-t5-base", "flan-t5-large", "flan-t5-xl", "flan-t5-xxl"}
 """Their files hold the head apart; configuration_t5.py of transformers 5 ties it always."""
@@ -25,6 +25,8 @@ UNTIED = {"flan-t5-small", "flan-t5-base", "flan-t5-large", "flan-t5-xl", "flan-
 @EVERY
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_every_model_has_a_recording_with_the_published_number_of_parameters(entry: ModelEntry, length: int) -> None:
+    if loops_over_sequence(entry.hf_config()):
+        length = LOOPED
     found = recorded_architecture(entry.hf_config(), length, entry.name)
     assert found.name == entry.name
     expected = entry.num_parameters
@@ -42,8 +44,8 @@ BUFFERS = {"DeepSeek-V3"}
 def test_the_folder_holds_recordings_alone() -> None:
     names = {path.name for path in FOLDER.iterdir() if path.is_file()}
     written = set()
-    for entry in RECORDED:
-        for length in (SHORT, LONG):
+    for entry in models():
+        for length in (LOOPED,) if loops_over_sequence(entry.hf_config()) else (SHORT, LONG):
             written.add(recorded_architecture(entry.hf_config(), length, entry.name).code.origin.architecture)
     assert names == {path.name for path in FOLDER.glob("*.json.xz")}
     assert written >= {"LlamaForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification"}
@@ -65,7 +67,6 @@ def config(**changed: Any) -> dict[str, Any]:
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling ['longrope']"),
         ({"num_hidden_layers": 1}, "num_hidden_layers: 1 is not allowed"),
         ({"num_key_value_heads": 5}, "num_key_value_heads: 5 is not allowed; a divisor of the 28 attention heads"),
-        ({"model_type": "qwen3_next"}, "model_type 'qwen3_next' was not recorded"),
     ],
 )
 def test_what_was_not_recorded_is_said(changed: dict[str, Any], expected: str) -> None:
@@ -90,6 +91,14 @@ def test_a_config_that_no_model_can_have_is_refused(changed: dict[str, Any], exp
     with pytest.raises(SpecError) as error:
         recorded_architecture(config(**changed), SHORT, "mine")
     assert expected in str(error.value)
+
+
+def test_code_that_loops_over_the_sequence_is_recorded_for_one_length() -> None:
+    (entry,) = (entry for entry in models() if entry.family == "qwen3_next")
+    with pytest.raises(NotRecorded, match="sequences of 2048 tokens, over which its code loops; recorded with 4096"):
+        recorded_architecture(entry.hf_config(), 2048, entry.name)
+    found = recorded_architecture(entry.hf_config(), LOOPED, entry.name)
+    assert (found.shortest_sequence, found.longest_sequence) == (LOOPED, LOOPED)
 
 
 def test_what_has_no_effect_on_memory_may_differ() -> None:

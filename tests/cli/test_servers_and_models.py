@@ -51,12 +51,11 @@ def test_servers_as_json_is_one_document_with_units_in_its_names() -> None:
     assert p5["source"]["date"]
 
 
-def test_models_lists_every_model_and_says_which_can_be_planned() -> None:
+def test_models_lists_every_model_and_all_can_be_planned() -> None:
     done = run_command("models")
     assert done.returncode == 0
-    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    for entry in models():
-        assert lines[entry.name].endswith("no" if entry.family == "qwen3_next" else "yes")
+    assert "in all rows: predicted yes" in done.stdout
+    assert {entry.name for entry in models()} <= {line.split()[0] for line in done.stdout.splitlines()}
 
 
 def test_a_model_is_shown_with_its_exact_count() -> None:

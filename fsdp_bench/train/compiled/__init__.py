@@ -1,4 +1,4 @@
-"""Records what torch.compile makes of blocks, the benchmark models' and transformers', where PyTorch's CUDA build and Triton are.
+"""Records what torch.compile makes of blocks, the benchmark models' and transformers': with the CUDA build and Triton.
 
 Kernels need not run: the stand-in for NVIDIA's libraries will do. Read in this order:
     main.py           ``python -m fsdp_bench.train.compiled.main FILE``: all blocks, as the catalogue keeps them

@@ -56,6 +56,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
      {"api": "fsdp2", "loss": "chunked", "micro_batch_size": 2, "strategy": "NO_SHARD"}),
     ("Mixtral-8x7B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
      {"api": "fsdp1", "loss": "chunked", "offload": "params"}),
+    # linear attention is a loop over parts of the sequence, whose layers alternate with full attention
+    ("Qwen3-Next-80B-A3B", NARROW | {"head_dim": 16, "intermediate_size": 96, "num_experts": 32, "num_hidden_layers": 8,
+                                     "num_experts_per_tok": 4, "moe_intermediate_size": 32,
+                                     "shared_expert_intermediate_size": 40, "linear_num_key_heads": 2,
+                                     "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+                                     "linear_value_head_dim": 24},
+     {"api": "fsdp2", "precision": "bf16-mixed", "checkpointing": "full", "sequence_length": 4096}),
 ]
 # fmt: on
 
