@@ -63,7 +63,8 @@ def command(
     servers of the catalogue are looked at, which takes a minute.
 
     \b
-    fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d --server p5.48xlarge --global-batch 4M
+    fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d
+    fsdp-bench plan --model Qwen2.5-7B --tokens 300B --server p5.48xlarge
     fsdp-bench plan --hf-config config.json --server g6e.48xlarge --nodes 1-4
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
