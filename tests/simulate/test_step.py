@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -162,7 +162,9 @@ def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Ke
 @simulating
 @given(cases)
 def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, Kernels]) -> None:
+    """Unless selective checkpointing saves what is cast: in fp32 nothing is."""
     cell, kernels = case
+    assume("_to_copy" not in (cell.setup.checkpointing_policy or ""))
 
     def peak(precision: str) -> int:
         setup = replace(cell.setup, precision=Precision.parse(precision))
