@@ -84,21 +84,25 @@ def _architecture_cell(source: random.Random, entry: ModelEntry) -> Architecture
 
 def _config(source: random.Random, entry: ModelEntry) -> dict[str, Any]:
     """Return a model's config.json with drawn sizes, beyond which no sequence is; its settings stay."""
-    config, shape = entry.hf_config(), _shape(source)
+    config, shape, layers = entry.hf_config(), _shape(source), source.randint(4, 12)
     given_heads = next(config[name] for name in HEADS if name in config)
     is_grouped = config.get("num_key_value_heads", given_heads) < given_heads
     sizes = {
         **dict.fromkeys(HIDDEN, 64 * source.randint(4, 80) if "head_dim" in config else shape.hidden_size),
         **dict.fromkeys(HEADS, shape.num_attention_heads),
-        **dict.fromkeys(LAYERS, source.randint(4, 12)),
-        **dict.fromkeys((*POSITIONS, *WINDOWS), 1 << 20),
+        **dict.fromkeys(LAYERS, layers),
+        **dict.fromkeys(POSITIONS, 8192),
+        **dict.fromkeys(WINDOWS, 1 << 20),
         "num_key_value_heads": shape.num_key_value_heads if is_grouped else shape.num_attention_heads,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate_size,
         "n_inner": shape.intermediate_size,
         "vocab_size": shape.vocab_size,
     }
-    return {**config, **{name: size for name, size in sizes.items() if config.get(name) is not None}, "pad_token_id": 0}
+    drawn = {name: size for name, size in sizes.items() if config.get(name) is not None}
+    if config.get("layer_types"):
+        drawn["layer_types"] = config["layer_types"][:layers]
+    return {**config, **drawn, "pad_token_id": 0}
 
 
 def _shape(source: random.Random) -> ModelShape:
