@@ -136,7 +136,8 @@ class _Merged:
         found = []
         for factors, values in self._products():
             ratio = Fraction(numbers[0], values[0])
-            if all(number == ratio * value for number, value in zip(numbers, values, strict=True)):
+            alike = all(number == ratio * value for number, value in zip(numbers, values, strict=True))
+            if alike and _is_simple(ratio):
                 found.append((max(ratio, 1 / ratio) if ratio else 0, _has_parts(factors), len(factors), ratio, factors))
         if not found:
             raise UnknownCode(f"no formula for {list(numbers)}")
@@ -186,6 +187,11 @@ def _independent(points: list[Sizes]) -> list[Sizes]:
     if same("num_key_value_heads", "num_attention_heads"):
         left_out |= {"num_key_value_heads", "num_qkv_heads", "parts_kv", "parts_k_norm", "parts_both_k"}
     return [{name: size for name, size in sizes.items() if name not in left_out} for sizes in points]
+
+
+def _is_simple(ratio: Fraction) -> bool:
+    """Whether a ratio is a size of elements or of blocks of threads: by nothing but two a number is divided."""
+    return ratio.denominator & (ratio.denominator - 1) == 0
 
 
 def _has_parts(factors: tuple[str, ...]) -> bool:
