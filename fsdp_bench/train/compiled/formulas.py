@@ -130,7 +130,7 @@ class _Merged:
         return to_text([self._find(numbers)])
 
     def _search(self, numbers: tuple[int, ...]) -> Product:
-        """Return the formula whose constant is next to one: sizes of elements and of blocks of threads are small."""
+        """Return the formula whose constant is a whole number, and next to one: sizes of elements are small."""
         if len(numbers) < FEWEST_POINTS:
             return self._known(numbers[0])
         found = []
@@ -138,7 +138,8 @@ class _Merged:
             ratio = Fraction(numbers[0], values[0])
             alike = all(number == ratio * value for number, value in zip(numbers, values, strict=True))
             if alike and _is_simple(ratio):
-                found.append((max(ratio, 1 / ratio) if ratio else 0, _has_parts(factors), len(factors), ratio, factors))
+                distance = max(ratio, 1 / ratio) if ratio else 0
+                found.append((ratio.denominator > 1, distance, _has_parts(factors), len(factors), ratio, factors))
         if not found:
             raise UnknownCode(f"no formula for {list(numbers)}")
         *_, ratio, factors = min(found)
