@@ -12,7 +12,8 @@ from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_o
 from fsdp_bench.cli.common.setups import read_choices, read_model
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
-from fsdp_bench.plan.purchase.planner import NODES, Kind, plan
+from fsdp_bench.plan.purchase.planner import NODES, plan
+from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.report.terminal import new_console, print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown

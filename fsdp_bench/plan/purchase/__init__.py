@@ -8,6 +8,7 @@ Read in this order:
     offer.py     Offer: one answer, with days, price and energy
     ranges.py    how far predictions of speed have been from published runs
     pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
+    searched.py  the offers of one kind of server, from few searches
     planner.py   plan(): all offers of a goal
     document.py  the JSON form of a plan
 """

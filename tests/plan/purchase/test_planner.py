@@ -12,7 +12,8 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.planner import Kind, Plan, plan
+from fsdp_bench.plan.purchase.planner import Plan, plan
+from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.hardware import Cluster
@@ -58,7 +59,7 @@ def _brute_force(given: Goal, server: str) -> list[Offer]:
     ("name", "server"),
     [
         ("3B", "g5.48xlarge"),
-        pytest.param("Llama-3.2-1B", "g6e.48xlarge", marks=pytest.mark.slow),
+        pytest.param("Llama-3.2-1B", "p4d.24xlarge", marks=pytest.mark.slow),
         pytest.param("Llama-2-7B", "p4d.24xlarge", marks=pytest.mark.slow),
     ],
 )
@@ -139,3 +140,17 @@ def test_servers_without_an_answer_are_named_with_the_reason() -> None:
 def test_a_goal_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(Exception, match="deadline and budget need --tokens"):
         Goal(model=model("1B"), budget=5.0)
+
+
+def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
+    asked = goal("3B", stated_price=StatedPrice(2.0, True))
+    asked = replace(asked, fixed={**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2})
+    kinds = [kind(name) for name in ("g5.48xlarge", "p4d.24xlarge", "p5.48xlarge", "ND-H100-v5")]
+    alone = [plan(asked, [one], (1, 2, 4)).picked for one in kinds]
+    picked = plan(asked, kinds, (1, 2, 4)).picked
+    cheapest, fastest = picked.cheapest, picked.fastest
+    assert cheapest is not None
+    assert fastest is not None
+    assert cheapest.cost == min(one.cheapest.cost or 0.0 for one in alone if one.cheapest)
+    speeds = [one.fastest.timed.tokens_per_second for one in alone if one.fastest]
+    assert fastest.timed.tokens_per_second == max(speeds)
