@@ -7,14 +7,18 @@ cannot win is never searched, and what is picked in the end was searched and fit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
 
-from fsdp_bench.plan.purchase.fastest import Simulated
+from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.searched import Kind, Searched
+from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.spec.hardware import Server
+from fsdp_bench.spec.setup import Offload
 
 NODES = range(1, 65)
 """The numbers of nodes that are looked at, if the user names none."""
@@ -28,7 +32,7 @@ class Left:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The answer to a goal."""
 
@@ -39,6 +43,26 @@ class Plan:
     left_out: tuple[Left, ...]
     num_offers: int
     """Kinds of servers and numbers of nodes on which something fits."""
+    most_useful_nodes: int | None = None
+    """The number of the winner's servers beyond which more of them do not train faster; None if more do."""
+
+    @property
+    def winner(self) -> Offer | None:
+        """The best offer; None if nothing fits, or nothing meets the deadline and the budget."""
+        return self.picked.winner
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all offers that are shown as rows of a table, the winner first: ``pandas.DataFrame(found.rows())``."""
+        return [offer.row() for offer in self.picked.all()]
+
+    def __repr__(self) -> str:
+        return "\n".join([self.reason, *(f"  {offer.text}" for offer in self.picked.all())])
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a table, for notebooks."""
+        shown = [escape(offer.text) for offer in self.picked.all()]
+        rows = "".join(f"<tr><td>{text}</td></tr>" for text in shown)
+        return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
 
 
 def plan(
@@ -55,6 +79,18 @@ def plan(
         nodes: the numbers of nodes to choose from.
         progress: called with each kind of server that is begun.
     """
+    found = _plan(goal, kinds, nodes, progress)
+    if found.num_offers:
+        return found
+    if "offload" not in goal.fixed and "offload" not in goal.open:
+        offloaded = _plan(replace(goal, open={**goal.open, "offload": (Offload.PARAMS,)}), kinds, nodes, progress)
+        if offloaded.num_offers:
+            return offloaded
+    nearest, reason = beyond(goal, [kind for kind in kinds if _why_unknown(kind) is None], max(nodes))
+    return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
+
+
+def _plan(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     for kind in kinds:
         progress(kind.server.name)
@@ -79,8 +115,9 @@ def _why_unknown(kind: Kind) -> str | None:
 
 def _why_no_offer(found: Searched, most: int) -> str | None:
     if not found.nodes:
-        return f"nothing fits on up to {most} nodes"
-    return None if found.bound else "its speed is not known: no datasheet has its rates"
+        return f"nothing fits on up to {number_of_nodes(most)}"
+    fewest = number_of_nodes(found.nodes[0])
+    return None if found.bound else f"it may fit on {fewest}, but its speed is not known: no datasheet has its rates"
 
 
 class _Choice:
@@ -109,7 +146,15 @@ class _Choice:
                     for offer in picked.all()
                     if offer.key not in self._made
                 }
-        return Plan(self._goal, picked, reason_of(self._goal, picked, len(offers)), tuple(self._left), len(offers))
+        reason = reason_of(self._goal, picked, len(offers))
+        useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
+        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), useful)
+
+    def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
+        """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
+        alike = [offer for offer in offers if offer.cluster.server is winner.cluster.server]
+        fastest = max(alike, key=lambda offer: offer.timed.tokens_per_second).cluster.num_nodes
+        return fastest if fastest < max(offer.cluster.num_nodes for offer in alike) else None
 
     def _kind_of(self, offer: Offer) -> Searched:
         return self._searched[offer.cluster.server.name]

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Simulated, Timed
+from fsdp_bench.plan.purchase.fastest import Fastest, Timed
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.settings import Setting, setting_of
+from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 

@@ -18,7 +18,7 @@ from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, 
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
-from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
 NODES = (1, 2, 3)
@@ -128,11 +128,35 @@ def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change()
     assert "--price" in unpriced.reason
 
 
+def test_if_nothing_fits_the_nearest_that_does_is_offered() -> None:
+    asked = replace(goal("30B"), fixed={**FIXED, "offload": Offload.NONE})
+    found = plan(asked, [kind("p4d.24xlarge")], (1,))
+    assert found.winner is None
+    nearest = found.picked.nearest[0]
+    assert nearest.cluster.num_nodes > 1
+    assert nearest.prediction.fits
+    assert f"--nodes {nearest.cluster.num_nodes}" in found.reason
+
+
+def test_where_no_number_of_gpus_is_enough_it_says_what_stays_on_each() -> None:
+    long = replace(goal("7B"), fixed={**FIXED, "sequence_length": 2**19})
+    found = plan(long, [kind("p4d.24xlarge")], (1, 2))
+    assert found.winner is None
+    assert "more GPUs do not help" in found.reason
+    assert "no strategy shards activations" in found.reason
+
+
+def test_offload_is_planned_where_nothing_else_fits() -> None:
+    found = plan(goal("13B"), [kind("g5.48xlarge")], (1,))
+    assert found.winner is not None
+    assert found.winner.timed.setup.offload is Offload.PARAMS
+
+
 def test_servers_without_an_answer_are_named_with_the_reason() -> None:
     found = plan(goal("400B"), [kind("g5.48xlarge"), kind("p3dn.24xlarge")], (1,))
     assert found.picked.winner is None
     assert {left.server.name: left.reason for left in found.left_out} == {
-        "g5.48xlarge": "nothing fits on up to 1 nodes",
+        "g5.48xlarge": "nothing fits on up to 1 node",
         "p3dn.24xlarge": "its GPU has no bf16 and no FlashAttention",
     }
 
