@@ -30,6 +30,7 @@ from fsdp_bench import (
     gpu,
     largest_model,
     model,
+    plan_training,
     server,
 )
 from fsdp_bench.plan.ask import SetupFields
@@ -191,9 +192,27 @@ def test_the_largest_model_is_one_call() -> None:
     assert smaller.model.num_parameters < found.model.num_parameters
 
 
+def test_a_plan_is_one_call_and_a_table() -> None:
+    both = ["fsdp1", "fsdp2"]
+    found = plan_training("1B", "1B", servers=["p4d.24xlarge"], nodes=[1, 2], api=both, checkpointing="full")
+        "1B", "1B", servers=["p4d.24xlarge"], nodes=[1, 2], api=["fsdp1", "fsdp2"], checkpointing="full"
+    )
+    assert found.winner is not None
+    assert found.winner.timed.setup.checkpointing is Checkpointing.FULL
+    table = pandas.DataFrame(found.rows())
+    assert set(table["server"]) == {"p4d.24xlarge"}
+    assert table["peak_reserved_bytes"].min() > 0
+    assert found.reason in repr(found)
+    assert found.reason in found._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda: plan_training("1B", "1B", apii="fsdp1"), "unknown field 'apii' (did you mean 'api'?)"),
+        (lambda: plan_training(), "plan_training: name the model, or hf_config"),
+        (lambda: plan_training("1B", deadline="30d"), "deadline and budget need --tokens"),
+        (lambda: plan_training("1B", "1B", servers=["p5.47xlarge"]), "did you mean"),
         (lambda: estimate("Lama-3.1-8B"), "model: 'Lama-3.1-8B' is not in the catalogue (did you mean"),
         (lambda: estimate(8), "model: 8 is not allowed; a name of the catalogue"),
         (lambda: estimate(LLAMA, "zero3"), "setup: 'zero3' is not allowed; a TrainSetup"),

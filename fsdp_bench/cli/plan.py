@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import click
 
-from fsdp_bench.catalog.loader import Catalog, load_user_catalog
+from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_choices, read_model
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
-from fsdp_bench.plan.purchase.planner import NODES, plan
-from fsdp_bench.plan.purchase.searched import Kind
+from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
 from fsdp_bench.report.terminal import new_console, print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown
@@ -60,8 +58,8 @@ def command(
 ) -> int:
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
 
-    Settings that are not stated are searched: strategy, api, checkpointing, loss, micro-batch. Without --server all
-    servers of the catalogue are looked at, which takes minutes.
+    Settings that are not stated are searched: strategy, api, checkpointing, loss, micro-batch; offload only if nothing
+    fits without. Without --server all servers of the catalogue are looked at, which takes ten seconds.
 
     \b
     fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d
@@ -85,9 +83,7 @@ def command(
         stated_price=parse_price(price) if price else None,
         headroom_bytes=parse_bytes(headroom, "headroom") if headroom else None,
     )
-    if not goal.model.has_tokens:
-        raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
-    kinds = _kinds(catalog, server)
+    kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     if as_json:
@@ -99,13 +95,6 @@ def command(
         print_answer(first, "green" if found.picked.winner is not None else "red")
         print_lines("\n".join(lines))
     return ExitCode.DONE if found.picked.winner is not None else ExitCode.DOES_NOT_FIT
-
-
-def _kinds(catalog: Catalog, names: Sequence[str]) -> list[Kind]:
-    """Return the servers that are named, by default all of the catalogue."""
-    words = [word for name in names for word in name.split(",")]
-    servers = [catalog.server(word) for word in words] or catalog.servers()
-    return [Kind(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)]
 
 
 def parse_nodes(text: str) -> list[int]:

@@ -12,5 +12,6 @@ Read in this order:
     searched.py  the offers of one kind of server, from few searches
     beyond.py    what would have to change if nothing fits
     planner.py   plan(): all offers of a goal
+    call.py      plan_training(): a plan in one call from Python
     document.py  the JSON form of a plan
 """

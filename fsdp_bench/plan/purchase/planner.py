@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from fsdp_bench.catalog.loader import Catalog
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.searched import Kind, Searched
 from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Server
 from fsdp_bench.spec.setup import Offload
 
@@ -65,6 +67,12 @@ class Plan:
         return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
 
 
+def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[Kind]:
+    """Return the servers of a catalogue that are named, by default all."""
+    servers = [catalog.server(name) for name in names] or catalog.servers()
+    return [Kind(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)]
+
+
 def plan(
     goal: Goal,
     kinds: Sequence[Kind],
@@ -78,7 +86,12 @@ def plan(
         kinds: the servers to choose from.
         nodes: the numbers of nodes to choose from.
         progress: called with each kind of server that is begun.
+
+    Raises:
+        SpecError: for a model that is not trained on tokens.
     """
+    if not goal.model.has_tokens:
+        raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
