@@ -10,9 +10,11 @@ import click
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_choices, read_model
+from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
-from fsdp_bench.plan.purchase.planner import NODES, Kind, plan
+from fsdp_bench.plan.purchase.planner import NODES, plan
+from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.report.terminal import new_console, print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown
@@ -22,7 +24,6 @@ from fsdp_bench.spec.units import parse_bytes
 
 _LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node")
-_MOST_NODES = 512
 
 
 @click.command("plan", cls=SetupCommand)
@@ -119,6 +120,6 @@ def parse_nodes(text: str) -> list[int]:
         if not low.isdigit() or (dash and not high.isdigit()):
             raise SpecError(f"nodes: {shown(text)} is not allowed; write it like '4', '1,2,8' or '1-16'")
         found += range(int(low), int(high or low) + 1)
-    if not found or min(found) < 1 or max(found) > _MOST_NODES:
-        raise SpecError(f"nodes: {shown(text)} is not allowed; 1 to {_MOST_NODES}")
+    if not found or min(found) < 1 or max(found) > MOST_NODES:
+        raise SpecError(f"nodes: {shown(text)} is not allowed; 1 to {MOST_NODES}")
     return sorted(set(found))

@@ -143,6 +143,8 @@ def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> Step
     for event in events:
         work = event.work
         if work is None:
+            if event.kind <= Kind.RECORD_STREAM:  # what the allocator alone sees
+                continue
             clock.wait(event)
             if event.kind is Kind.MARK:
                 phase, block = event.label, event.number

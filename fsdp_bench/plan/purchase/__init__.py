@@ -4,10 +4,13 @@ Read in this order:
     goal.py      Goal: the model, the tokens, the deadline, the budget, and what the user leaves open
     settings.py  the settings that are tried
     memory.py    whether a setting may fit a number of GPUs, from few simulations
+    simulated.py what is simulated once for all kinds of servers
     fastest.py   the fastest setting that fits on so many servers
     offer.py     Offer: one answer, with days, price and energy
     ranges.py    how far predictions of speed have been from published runs
     pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
+    searched.py  the offers of one kind of server, from few searches
+    beyond.py    what would have to change if nothing fits
     planner.py   plan(): all offers of a goal
     document.py  the JSON form of a plan
 """

@@ -1,30 +1,24 @@
 """The fastest setting that fits on so many servers of one kind.
 
 Of each setting the two largest micro-batches are looked at whose live bytes fit. Steps are timed in the order of their
-computation alone, until no other can be faster.
+computation alone, until no other can be faster; those whose collectives alone take too long are not timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 
-import msgspec
-
-from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict_memory
-from fsdp_bench.plan.purchase.goal import Goal
-from fsdp_bench.plan.purchase.memory import LiveBytes
+from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
-from fsdp_bench.plan.speed import speed
+from fsdp_bench.plan.purchase.simulated import Simulated, for_all_micro_batches, step_seconds
+from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
-from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.replay.traffic import traffic
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
-
-_STEPS = "gradient_accumulation_steps"
-NEVER = 2**62
-"""More bytes than any GPU has."""
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
 
 @dataclass(frozen=True)
@@ -41,67 +35,14 @@ class Timed:
         return self.tokens_per_second_per_gpu * self.cluster.world_size
 
 
-class Simulated:
-    """What was simulated for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
-
-    def __init__(self, goal: Goal, most_nodes: int) -> None:
-        self.goal, self.most_nodes = goal, most_nodes
-        self._live: dict[tuple[Kernels, int, Setting, int], LiveBytes] = {}
-        self._computation: dict[tuple[str, Setting, int], float] = {}
-
-    def live_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> LiveBytes:
-        """Return the live bytes of a setting and micro-batch, by the number of ranks."""
-        key = kernels, gpus_per_node, setting, batch
-        if key not in self._live:
-            fewest = gpus_per_node * (2 if setting.strategy.is_hybrid else 1)
-            most = max(self.most_nodes * gpus_per_node, fewest)
-            goal = self.goal
-            if goal.global_batch_tokens is not None:
-                # what one micro-batch leaves for the next is the same for two and for more
-                goal = replace(goal, global_batch_tokens=None, fixed={**goal.fixed, _STEPS: 2})
-
-            def simulate(ranks: int) -> int:
-                setup = setup_of(goal, setting, batch, ranks // gpus_per_node, gpus_per_node)
-                if setup is None or not can_run(goal, setup):
-                    return NEVER
-                return predict_memory(goal.model, setup, kernels).peak_allocated_bytes
-
-            self._live[key] = LiveBytes(simulate, fewest, most)
-        return self._live[key]
-
-    def without_communication(self, most: Cluster, setting: Setting, batch: int) -> float:
-        """Return the most tokens per second of one GPU if collectives took no time, under any strategy.
-
-        FSDP1's FULL_SHARD on the most servers computes least: it copies nothing that it gathers, and no rank's part of
-        the optimizer's step is smaller.
-        """
-        alike = setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
-        key = most.gpu.name, alike, batch
-        if key not in self._computation:
-            goal = replace(self.goal, global_batch_tokens=None)
-            setup = setup_of(goal, alike, batch, most.num_nodes, most.gpus_per_node)
-            assert setup is not None
-            accumulates = self.goal.global_batch_tokens is not None
-            seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
-            if accumulates and seconds is not None:  # at best the optimizer's time does not count
-                twice = msgspec.structs.replace(setup, gradient_accumulation_steps=2)
-                both = step_seconds(self.goal.model, twice, most, without_communication=True)
-                seconds = (both or 0.0) - seconds
-            self._computation[key] = batch * setup.sequence_length / seconds if seconds else 0.0
-        return self._computation[key]
-
-
-def step_seconds(
-    model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
-) -> float | None:
-    """Return the time of a step. Beyond the third each micro-batch takes as long as the third."""
-    count = setup.gradient_accumulation_steps
-    few = [setup] if count <= 3 else [msgspec.structs.replace(setup, gradient_accumulation_steps=n) for n in (2, 3)]
-    times = [speed(model, one, cluster, without_communication=without_communication).time.step_seconds for one in few]
-    if None in times:
-        return None
-    known = [time for time in times if time is not None]
-    return known[-1] + (count - len(known) - 1) * (known[-1] - known[0]) if len(known) > 1 else known[0]
+def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
+    """Return what a setting does to save memory; the more, the greater."""
+    return (
+        setting.offload is not Offload.NONE,
+        setting.strategy is ShardingStrategy.FULL_SHARD,
+        setting.checkpointing is Checkpointing.FULL,
+        setting.loss is not Loss.PLAIN,
+    )
 
 
 class Fastest:
@@ -114,6 +55,7 @@ class Fastest:
         self._most = self.cluster(max(simulated.most_nodes, 2))
         self._refused: dict[tuple[Setting, int], int] = {}
         """The most nodes on which the allocator was found to have no room for a setting and micro-batch."""
+        self._reached: dict[TrainSetup, float] = {}
 
     def cluster(self, num_nodes: int) -> Cluster:
         """Return so many of the servers."""
@@ -126,10 +68,37 @@ class Fastest:
             best = max((one.tokens_per_second_per_gpu for one in found), default=0.0)
             if bound <= best:
                 break
-            seconds = step_seconds(self.goal.model, setup, cluster)
-            reached = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-            found.append(Timed(cluster, setup, reached))
+            if best and self._communication_alone(cluster, setup) <= best:
+                continue
+            found.append(Timed(cluster, setup, self._speed(setup, cluster)))
         return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
+
+    def _speed(self, setup: TrainSetup, cluster: Cluster) -> float:
+        if setup not in self._reached:
+            seconds = step_seconds(self.goal.model, setup, cluster)
+            self._reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
+        return self._reached[setup]
+
+    def bound(self) -> float:
+        """Return tokens per second that one GPU does not exceed: of computation alone, on the most servers."""
+        every = settings(self.goal)
+        sharded = [one for one in every if one.strategy is ShardingStrategy.FULL_SHARD]  # it takes the least memory
+        largest = ((one, batches[-1]) for one in sharded or every if (batches := self._largest(one, self._most)))
+        return max((self._simulated.without_communication(self._most, *pair) for pair in largest), default=0.0)
+
+    def anything_fits(self, num_nodes: int) -> bool:
+        """Return whether the live bytes of some setting fit so many servers."""
+        cluster = self.cluster(num_nodes)
+        least_first = sorted(settings(self.goal), key=_saves, reverse=True)
+        return any(self._largest(setting, cluster) for setting in least_first)
+
+    def example(self, num_nodes: int) -> TrainSetup | None:
+        """Return a setup on so many servers, whether or not it fits; None if there is none with the global batch."""
+        for setting in settings(self.goal):
+            for batch in micro_batches(self.goal):
+                if (setup := self._setup(setting, batch, num_nodes)) is not None:
+                    return setup
+        return None
 
     def refuse(self, timed: Timed) -> None:
         """Leave a setting out on so many nodes and on fewer."""
@@ -148,16 +117,26 @@ class Fastest:
 
     def _largest(self, setting: Setting, cluster: Cluster) -> list[int]:
         """Return the two largest micro-batches that may fit."""
-        found: list[int] = []
-        for batch in micro_batches(self.goal):
-            if self._setup(setting, batch, cluster.num_nodes) is None:
-                if found:
-                    break  # more than the global batch
-            elif self._may_fit(setting, batch, cluster):
-                found.append(batch)
-            else:
-                break
-        return found[-2:]
+        batches = [one for one in micro_batches(self.goal) if self._setup(setting, one, cluster.num_nodes) is not None]
+        for index in reversed(range(len(batches))):
+            if self._may_fit(setting, batches[index], cluster):
+                return batches[max(index - 1, 0) : index + 1]
+        return []
+
+    def _communication_alone(self, cluster: Cluster, setup: TrainSetup) -> float:
+        """Return the tokens per second of one GPU if nothing but the collectives took time."""
+        seconds = for_all_micro_batches(setup, lambda few: self._collective_seconds(cluster, few))
+        return setup.tokens_per_step_per_rank / seconds if seconds else inf
+
+    def _collective_seconds(self, cluster: Cluster, setup: TrainSetup) -> float | None:
+        """Return the time of a step's collectives: those of one group run one by one, those of others beside them."""
+        sent = traffic(self._simulated.collectives(self._kernels, setup), setup, rates_of(setup, cluster, "cuda", None))
+        by_group: dict[str, float] = {}
+        for one in sent:
+            if one.seconds is None:
+                return None
+            by_group[one.group] = by_group.get(one.group, 0.0) + one.seconds
+        return max(by_group.values(), default=0.0)
 
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:
         return setup_of(self.goal, setting, batch, num_nodes, self.gpus_per_node)
@@ -169,6 +148,8 @@ class Fastest:
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)
         available = available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
+        if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
+            return False
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         return live.may_fit(cluster.world_size, available)
 

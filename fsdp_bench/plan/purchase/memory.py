@@ -25,9 +25,14 @@ class LiveBytes:
             self._known[ranks] = self._simulate(ranks)
         return self._known[ranks]
 
+    @property
+    def least(self) -> int:
+        """The live bytes on the most ranks."""
+        return self.at(self._largest)
+
     def may_fit(self, ranks: int, available_bytes: int) -> bool:
         """Return whether the live bytes on so many ranks are within a GPU's available memory."""
-        if self.at(self._largest) > available_bytes:
+        if self.least > available_bytes:
             return False
         below = self._smallest
         if self.at(below) <= available_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
 from fsdp_bench.plan.purchase.ranges import Range, range_of
 from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import Price
 
@@ -107,6 +109,42 @@ class Offer:
         """Whether it costs no more than the budget, at the slow end. An unknown price does not."""
         limit = self.goal.budget
         return limit is None or (self.slow_cost is not None and self.slow_cost <= limit)
+
+    @property
+    def text(self) -> str:
+        """The offer in one line: servers, days, price and setting."""
+        cluster, setup = self.cluster, self.timed.setup
+        days = [] if self.days is None else [f"{self.days:,.1f} days"]
+        price = [] if self.cost is None else [f"price {self.cost:,.0f}"]
+        speed = f"{self.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        setting = f"{setup.strategy.value} {setup.api.value} checkpointing {setup.checkpointing.value}"
+        where = f"{cluster.num_nodes} x {cluster.server.name}"
+        return ", ".join([where, *days, *price, speed, setting, f"batch {setup.micro_batch_size}"]) + " (predicted)"
+
+    def row(self) -> dict[str, Any]:
+        """Return the offer as one row of a table. Columns are called as in ``plan --json``; None is what is unknown."""
+        cluster, span, speed = self.cluster, self.range, self.timed.tokens_per_second_per_gpu
+        return {
+            "source": "predicted",
+            "model": self.goal.model.name,
+            "server": cluster.server.name,
+            "gpu": cluster.gpu.name,
+            "num_nodes": cluster.num_nodes,
+            "num_gpus": cluster.world_size,
+            **to_builtins(self.timed.setup),
+            "expandable_segments": self.expandable_segments,
+            "peak_reserved_bytes": self.prediction.needed_bytes,
+            "headroom_bytes": self.prediction.headroom_bytes,
+            "tokens_per_second_per_gpu": speed,
+            "slowest_tokens_per_second_per_gpu": None if span is None else speed * span.slowest,
+            "fastest_tokens_per_second_per_gpu": None if span is None else speed * span.fastest,
+            "seconds": self.seconds,
+            "slow_seconds": self.slow_seconds,
+            "price_per_hour": self.per_hour,
+            "cost": self.cost,
+            "slow_cost": self.slow_cost,
+            "energy_megawatt_hours": self.megawatt_hours,
+        }
 
     @cached_property
     def prediction(self) -> Prediction:

@@ -1,38 +1,27 @@
 """All offers of a goal; the winner, the cheapest, the fastest, and those that no other beats in both.
 
-On each kind of server the fastest setting is searched on few numbers of nodes. Between two of them the speed of one GPU
-is interpolated, to choose which offers to look at. Those are searched on their own number of nodes, and their memory is
-simulated with PyTorch's caching allocator; what does not fit is refused, and the choice is made again.
+A kind of server is searched when one of its offers is picked, with the speed that its GPU does not exceed. So what
+cannot win is never searched, and what is picked in the end was searched and fits by the allocator's simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import log
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Simulated, Timed
+from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
-from fsdp_bench.plan.purchase.settings import Setting, setting_of
-from fsdp_bench.spec.hardware import Gpu, Server
-from fsdp_bench.spec.price import Price
+from fsdp_bench.plan.purchase.searched import Kind, Searched
+from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.spec.hardware import Server
+from fsdp_bench.spec.setup import Offload
 
 NODES = range(1, 65)
 """The numbers of nodes that are looked at, if the user names none."""
-_GOOD = 4
-"""So many of the fastest settings on the fewest and on the most nodes are timed between them."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of server."""
-
-    server: Server
-    gpu: Gpu
-    price: Price | None
-    gpus_per_node: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class Left:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The answer to a goal."""
 
@@ -54,6 +43,26 @@ class Plan:
     left_out: tuple[Left, ...]
     num_offers: int
     """Kinds of servers and numbers of nodes on which something fits."""
+    most_useful_nodes: int | None = None
+    """The number of the winner's servers beyond which more of them do not train faster; None if more do."""
+
+    @property
+    def winner(self) -> Offer | None:
+        """The best offer; None if nothing fits, or nothing meets the deadline and the budget."""
+        return self.picked.winner
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all offers that are shown as rows of a table, the winner first: ``pandas.DataFrame(found.rows())``."""
+        return [offer.row() for offer in self.picked.all()]
+
+    def __repr__(self) -> str:
+        return "\n".join([self.reason, *(f"  {offer.text}" for offer in self.picked.all())])
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a table, for notebooks."""
+        shown = [escape(offer.text) for offer in self.picked.all()]
+        rows = "".join(f"<tr><td>{text}</td></tr>" for text in shown)
+        return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
 
 
 def plan(
@@ -70,20 +79,30 @@ def plan(
         nodes: the numbers of nodes to choose from.
         progress: called with each kind of server that is begun.
     """
-    simulated, searched, left = Simulated(goal, max(nodes)), list[_Searched](), list[Left]()
+    found = _plan(goal, kinds, nodes, progress)
+    if found.num_offers:
+        return found
+    if "offload" not in goal.fixed and "offload" not in goal.open:
+        offloaded = _plan(replace(goal, open={**goal.open, "offload": (Offload.PARAMS,)}), kinds, nodes, progress)
+        if offloaded.num_offers:
+            return offloaded
+    nearest, reason = beyond(goal, [kind for kind in kinds if _why_unknown(kind) is None], max(nodes))
+    return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
+
+
+def _plan(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
+    simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     for kind in kinds:
         progress(kind.server.name)
-        if (reason := _why_unknown(kind)) is not None:
-            left.append(Left(kind.server, reason))
-            continue
-        found = _Searched(simulated, kind, sorted(set(nodes)))
-        if found.is_empty:
-            left.append(Left(kind.server, f"nothing fits on up to {max(nodes)} nodes"))
-        elif found.is_timeless:
-            left.append(Left(kind.server, "its speed is not known: no datasheet has its rates"))
-        else:
+        reason = _why_unknown(kind)
+        if reason is None:
+            found = Searched(simulated, kind, sorted(set(nodes)))
+            reason = _why_no_offer(found, max(nodes))
+        if reason is None:
             searched.append(found)
-    return _Choice(goal, searched, tuple(left)).plan()
+        else:
+            left.append(Left(kind.server, reason))
+    return _Choice(goal, searched, left, progress).plan()
 
 
 def _why_unknown(kind: Kind) -> str | None:
@@ -94,116 +113,59 @@ def _why_unknown(kind: Kind) -> str | None:
     return None
 
 
-class _Searched:
-    """The offers of one kind of server."""
-
-    def __init__(self, simulated: Simulated, kind: Kind, nodes: Sequence[int]) -> None:
-        self.goal, self.kind, self.nodes = simulated.goal, kind, nodes
-        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node)
-        self._known: dict[int, Timed | None] = {}
-        """The fastest found on some numbers of nodes."""
-        self._whole: set[int] = set()
-        """The numbers of nodes on which all settings were looked at."""
-        self._good: dict[Setting, None] = {}
-        """The settings that were among the fastest."""
-        for count in dict.fromkeys((nodes[-1], nodes[0])):
-            self._search(count)
-        self._fill_first()
-        for count in nodes[1:-1]:
-            if count & (count - 1) == 0 and count not in self._known and self.first is not None and count > self.first:
-                self._search(count, whole=False)
-
-    def _search(self, count: int, whole: bool = True) -> Timed | None:
-        if count in self._whole or (count in self._known and not whole):
-            return self._known[count]
-        found = self._fastest.on(count, None if whole else list(self._good))
-        self._known[count] = found[0] if found else None
-        if whole:
-            self._whole.add(count)
-            self._good |= dict.fromkeys(setting_of(timed.setup) for timed in found[:_GOOD])
-        return self._known[count]
-
-    @property
-    def first(self) -> int | None:
-        """The smallest number of nodes on which something is known to fit."""
-        return min((count for count, timed in self._known.items() if timed is not None), default=None)
-
-    def _fill_first(self) -> None:
-        """Find the smallest number of nodes on which something fits, if something does on the most."""
-        low, high = 0, len(self.nodes) - 1
-        if self._known[self.nodes[high]] is None or self._known[self.nodes[low]] is not None:
-            return
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._search(self.nodes[middle]) is not None else (middle, high)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing fits."""
-        return self.first is None
-
-    @property
-    def is_timeless(self) -> bool:
-        """Whether no speed is known."""
-        return not any(found and found.tokens_per_second for found in self._known.values())
-
-    def offer(self, count: int) -> Offer | None:
-        """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
-        while (found := self._search(count, whole=False)) is not None or (found := self._search(count)) is not None:
-            for segments in (False, True):
-                offer = Offer(self.goal, found, self.kind.price, segments)
-                if offer.prediction.fits:
-                    return offer
-            self._fastest.refuse(found)
-            self._whole.discard(count)
-            del self._known[count]
-        return None
-
-    def drafts(self) -> list[Offer]:
-        """Return an offer for each number of nodes, with interpolated speeds."""
-        known = sorted((count, timed) for count, timed in self._known.items() if timed is not None)
-        found = []
-        for count in self.nodes:
-            below = [one for one in known if one[0] <= count]
-            above = [one for one in known if one[0] >= count]
-            if below and above:
-                speed = _between(count, below[-1], above[0])
-                timed = Timed(self._fastest.cluster(count), below[-1][1].setup, speed)
-                found.append(Offer(self.goal, timed, self.kind.price))
-        return found
-
-
-def _between(count: int, below: tuple[int, Timed], above: tuple[int, Timed]) -> float:
-    low, high = below[1].tokens_per_second_per_gpu, above[1].tokens_per_second_per_gpu
-    if below[0] == above[0]:
-        return low
-    return low + (high - low) * log(count / below[0]) / log(above[0] / below[0])
+def _why_no_offer(found: Searched, most: int) -> str | None:
+    if not found.nodes:
+        return f"nothing fits on up to {number_of_nodes(most)}"
+    fewest = number_of_nodes(found.nodes[0])
+    return None if found.bound else f"it may fit on {fewest}, but its speed is not known: no datasheet has its rates"
 
 
 class _Choice:
     """Chooses from drafts until what is chosen is no draft."""
 
-    def __init__(self, goal: Goal, searched: Sequence[_Searched], left: tuple[Left, ...]) -> None:
-        self._goal, self._searched, self._left = goal, searched, left
+    def __init__(
+        self, goal: Goal, searched: Sequence[Searched], left: list[Left], progress: Callable[[str], None]
+    ) -> None:
+        self._goal, self._left, self._progress = goal, left, progress
+        self._searched = {each.kind.server.name: each for each in searched}
         self._made: dict[tuple[str, int], Offer | None] = {}
 
     def plan(self) -> Plan:
         """Return the plan."""
         while True:
-            drafts = [self._made_or(draft) for each in self._searched for draft in each.drafts()]
-            offers = [offer for offer in drafts if offer is not None]
+            offers = self._offers()
             picked = pick(self._goal, offers)
-            if all(offer.key in self._made for offer in picked.all()):
+            unsearched = [each for offer in picked.all() if not (each := self._kind_of(offer)).is_searched]
+            if unsearched:
+                self._search(unsearched[0])
+            elif all(offer.key in self._made for offer in picked.all()):
                 break
-            for offer in picked.all():
-                self._make(offer)
+            else:
+                self._made |= {
+                    offer.key: self._kind_of(offer).offer(offer.cluster.num_nodes)
+                    for offer in picked.all()
+                    if offer.key not in self._made
+                }
         reason = reason_of(self._goal, picked, len(offers))
-        return Plan(self._goal, picked, reason, self._left, len(offers))
+        useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
+        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), useful)
 
-    def _made_or(self, draft: Offer) -> Offer | None:
-        return self._made.get(draft.key, draft)
+    def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
+        """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
+        alike = [offer for offer in offers if offer.cluster.server is winner.cluster.server]
+        fastest = max(alike, key=lambda offer: offer.timed.tokens_per_second).cluster.num_nodes
+        return fastest if fastest < max(offer.cluster.num_nodes for offer in alike) else None
 
-    def _make(self, draft: Offer) -> None:
-        if draft.key not in self._made:
-            own = next(each for each in self._searched if each.kind.server is draft.cluster.server)
-            self._made[draft.key] = own.offer(draft.cluster.num_nodes)
+    def _kind_of(self, offer: Offer) -> Searched:
+        return self._searched[offer.cluster.server.name]
+
+    def _offers(self) -> list[Offer]:
+        drafts = [self._made.get(draft.key, draft) for each in self._searched.values() for draft in each.drafts()]
+        return [offer for offer in drafts if offer is not None]
+
+    def _search(self, kind: Searched) -> None:
+        server = kind.kind.server
+        self._progress(server.name)
+        kind.search()
+        if not kind.has_offers:
+            self._left.append(Left(server, "its speed is not known: nothing says how its GPUs or nodes are connected"))

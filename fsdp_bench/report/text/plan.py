@@ -24,12 +24,22 @@ def plan_text(found: Plan) -> str:
     lines = [_answer(found), ""] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
     if winner is not None:
         lines += _facts(winner)
+        if found.most_useful_nodes is not None:
+            most = f"{found.most_useful_nodes} x {winner.cluster.server.name}"
+            lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
     rows = _rows(found)
     if rows:
         lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _DROPPABLE))]
     if found.left_out:
-        lines += ["", *(fact("left out", f"{left.server.name}: {left.reason}") for left in found.left_out)]
+        lines += ["", *_left_out(found)]
     return "\n".join(lines)
+
+
+def _left_out(found: Plan) -> list[str]:
+    names: dict[str, list[str]] = {}
+    for left in found.left_out:
+        names.setdefault(left.reason, []).append(left.server.name)
+    return [fact("left out", f"{', '.join(several)}: {reason}") for reason, several in names.items()]
 
 
 def _answer(found: Plan) -> str:

@@ -12,12 +12,13 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.planner import Kind, Plan, plan
+from fsdp_bench.plan.purchase.planner import Plan, plan
+from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
-from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
 NODES = (1, 2, 3)
@@ -58,7 +59,7 @@ def _brute_force(given: Goal, server: str) -> list[Offer]:
     ("name", "server"),
     [
         ("3B", "g5.48xlarge"),
-        pytest.param("Llama-3.2-1B", "g6e.48xlarge", marks=pytest.mark.slow),
+        pytest.param("Llama-3.2-1B", "p4d.24xlarge", marks=pytest.mark.slow),
         pytest.param("Llama-2-7B", "p4d.24xlarge", marks=pytest.mark.slow),
     ],
 )
@@ -127,11 +128,35 @@ def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change()
     assert "--price" in unpriced.reason
 
 
+def test_if_nothing_fits_the_nearest_that_does_is_offered() -> None:
+    asked = replace(goal("30B"), fixed={**FIXED, "offload": Offload.NONE})
+    found = plan(asked, [kind("p4d.24xlarge")], (1,))
+    assert found.winner is None
+    nearest = found.picked.nearest[0]
+    assert nearest.cluster.num_nodes > 1
+    assert nearest.prediction.fits
+    assert f"--nodes {nearest.cluster.num_nodes}" in found.reason
+
+
+def test_where_no_number_of_gpus_is_enough_it_says_what_stays_on_each() -> None:
+    long = replace(goal("7B"), fixed={**FIXED, "sequence_length": 2**19})
+    found = plan(long, [kind("p4d.24xlarge")], (1, 2))
+    assert found.winner is None
+    assert "more GPUs do not help" in found.reason
+    assert "no strategy shards activations" in found.reason
+
+
+def test_offload_is_planned_where_nothing_else_fits() -> None:
+    found = plan(goal("13B"), [kind("g5.48xlarge")], (1,))
+    assert found.winner is not None
+    assert found.winner.timed.setup.offload is Offload.PARAMS
+
+
 def test_servers_without_an_answer_are_named_with_the_reason() -> None:
     found = plan(goal("400B"), [kind("g5.48xlarge"), kind("p3dn.24xlarge")], (1,))
     assert found.picked.winner is None
     assert {left.server.name: left.reason for left in found.left_out} == {
-        "g5.48xlarge": "nothing fits on up to 1 nodes",
+        "g5.48xlarge": "nothing fits on up to 1 node",
         "p3dn.24xlarge": "its GPU has no bf16 and no FlashAttention",
     }
 
@@ -139,3 +164,17 @@ def test_servers_without_an_answer_are_named_with_the_reason() -> None:
 def test_a_goal_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(Exception, match="deadline and budget need --tokens"):
         Goal(model=model("1B"), budget=5.0)
+
+
+def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
+    asked = goal("3B", stated_price=StatedPrice(2.0, True))
+    asked = replace(asked, fixed={**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2})
+    kinds = [kind(name) for name in ("g5.48xlarge", "p4d.24xlarge", "p5.48xlarge", "ND-H100-v5")]
+    alone = [plan(asked, [one], (1, 2, 4)).picked for one in kinds]
+    picked = plan(asked, kinds, (1, 2, 4)).picked
+    cheapest, fastest = picked.cheapest, picked.fastest
+    assert cheapest is not None
+    assert fastest is not None
+    assert cheapest.cost == min(one.cheapest.cost or 0.0 for one in alone if one.cheapest)
+    speeds = [one.fastest.timed.tokens_per_second for one in alone if one.fastest]
+    assert fastest.timed.tokens_per_second == max(speeds)

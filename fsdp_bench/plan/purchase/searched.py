@@ -1,0 +1,112 @@
+"""The offers of one kind of server: at first by a bound on its speed, once they matter by search.
+
+The fastest setting is searched on few numbers of nodes. Between two of them the speed of one GPU is interpolated, to
+choose which offers to look at. Those are searched on their own number of nodes, and their memory is simulated with
+PyTorch's caching allocator; what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import log
+
+from fsdp_bench.plan.purchase.fastest import Fastest, Timed
+from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.settings import Setting, setting_of
+from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.spec.hardware import Gpu, Server
+from fsdp_bench.spec.price import Price
+
+_GOOD = 4
+"""So many of the fastest settings on the fewest and on the most nodes are timed between them."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of server."""
+
+    server: Server
+    gpu: Gpu
+    price: Price | None
+    gpus_per_node: int
+
+
+class Searched:
+    """The offers of one kind of server."""
+
+    def __init__(self, simulated: Simulated, kind: Kind, nodes: Sequence[int]) -> None:
+        self.goal, self.kind = simulated.goal, kind
+        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node)
+        self.nodes = self._that_fit(nodes)
+        """The numbers of nodes on which the live bytes of some setting fit."""
+        self.bound = self._fastest.bound() if self.nodes else 0.0
+        """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
+        self.is_searched = False
+        self._known: dict[int, Timed | None] = {}
+        """The fastest found on some numbers of nodes."""
+        self._whole: set[int] = set()
+        """The numbers of nodes on which all settings were looked at."""
+        self._good: dict[Setting, None] = {}
+        """The settings that were among the fastest."""
+
+    def _that_fit(self, nodes: Sequence[int]) -> list[int]:
+        """Return the numbers of nodes on which something may fit. What fits some nodes fits more."""
+        possible = [count for count in nodes if self._fastest.example(count) is not None]
+        first = bisect_left(possible, True, key=self._fastest.anything_fits)
+        return possible[first:]
+
+    def search(self) -> None:
+        """Look for the fastest settings on the fewest and on the most nodes, and between them among these."""
+        self.is_searched = True
+        for count in dict.fromkeys((self.nodes[-1], self.nodes[0])):
+            self._search(count)
+        for count in self.nodes[1:-1]:
+            if count & (count - 1) == 0:
+                self._search(count, whole=False)
+
+    def _search(self, count: int, whole: bool = True) -> Timed | None:
+        if count in self._whole or (count in self._known and not whole):
+            return self._known[count]
+        found = [one for one in self._fastest.on(count, None if whole else list(self._good)) if one.tokens_per_second]
+        self._known[count] = found[0] if found else None
+        if whole:
+            self._whole.add(count)
+            self._good |= dict.fromkeys(setting_of(timed.setup) for timed in found[:_GOOD])
+        return self._known[count]
+
+    @property
+    def has_offers(self) -> bool:
+        """Whether something fits that has a speed, as far as is known."""
+        return not self.is_searched or any(self._known.values())
+
+    def offer(self, count: int) -> Offer | None:
+        """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
+        while (found := self._search(count)) is not None:
+            for segments in (False, True):
+                offer = Offer(self.goal, found, self.kind.price, segments)
+                if offer.prediction.fits:
+                    return offer
+            self._fastest.refuse(found)
+            self._whole.discard(count)
+        return None
+
+    def drafts(self) -> Iterator[Offer]:
+        """Yield an offer for each number of nodes, with the bound as its speed, or with an interpolated one."""
+        known = sorted((count, timed) for count, timed in self._known.items() if timed is not None)
+        for count in self.nodes:
+            speed = self._between(count, known) if self.is_searched else self.bound
+            setup = self._fastest.example(count)
+            if speed is not None and setup is not None:
+                yield Offer(self.goal, Timed(self._fastest.cluster(count), setup, speed), self.kind.price)
+
+    @staticmethod
+    def _between(count: int, known: Sequence[tuple[int, Timed]]) -> float | None:
+        below = [one for one in known if one[0] <= count]
+        above = [one for one in known if one[0] >= count]
+        if not below or not above:
+            return None
+        (fewer, slow), (more, fast) = below[-1], above[0]
+        low, high = slow.tokens_per_second_per_gpu, fast.tokens_per_second_per_gpu
+        return low if fewer == more else low + (high - low) * log(count / fewer) / log(more / fewer)

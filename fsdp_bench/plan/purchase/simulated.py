@@ -1,0 +1,120 @@
+"""What is simulated for a goal, shared by all kinds of servers: live bytes, collectives, and the time of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.plan.purchase.goal import Goal
+from fsdp_bench.plan.purchase.memory import LiveBytes
+from fsdp_bench.plan.purchase.settings import Setting, can_run, setup_of
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.replay.traffic import collectives
+from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup
+
+_STEPS = "gradient_accumulation_steps"
+NEVER = 2**62
+"""More bytes than any GPU has."""
+_ROUNDING = 0.99
+"""A peak grows with the micro-batch on a line or above, but for the rounding of sizes: far less than a hundredth."""
+
+
+class Simulated:
+    """What was simulated for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
+
+    def __init__(self, goal: Goal, most_nodes: int) -> None:
+        self.goal, self.most_nodes = goal, most_nodes
+        self._live: dict[tuple[Kernels, int, Setting, int], LiveBytes] = {}
+        self._computation: dict[tuple[str, Setting, int], float] = {}
+        self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
+
+    def live_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> LiveBytes:
+        """Return the live bytes of a setting and micro-batch, by the number of ranks."""
+        key = kernels, gpus_per_node, setting, batch
+        if key not in self._live:
+            fewest = gpus_per_node * (2 if setting.strategy.is_hybrid else 1)
+            most = max(self.most_nodes * gpus_per_node, fewest)
+            goal = self.goal
+            if goal.global_batch_tokens is not None:
+                # what one micro-batch leaves for the next is the same for two and for more
+                goal = replace(goal, global_batch_tokens=None, fixed={**goal.fixed, _STEPS: 2})
+
+            def simulate(ranks: int) -> int:
+                setup = setup_of(goal, setting, batch, ranks // gpus_per_node, gpus_per_node)
+                if setup is None or not can_run(goal, setup):
+                    return NEVER
+                return predict_memory(goal.model, setup, kernels).peak_allocated_bytes
+
+            self._live[key] = LiveBytes(simulate, fewest, most)
+        return self._live[key]
+
+    def least_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> int:
+        """Return what a setting takes at least on the most servers: the line through one and two sequences.
+
+        A peak is a maximum of sums of which each grows evenly with the micro-batch, so it lies on that line or above.
+        """
+        one, two = (self.live_bytes(kernels, gpus_per_node, setting, few).least for few in (1, 2))
+        return int(_ROUNDING * (one + (batch - 1) * (two - one)))
+
+    def collectives(self, kernels: Kernels, setup: TrainSetup) -> list[Work]:
+        """Return the collectives of a step. They depend neither on checkpointing nor on the micro-batch or the loss."""
+        bare = msgspec.structs.replace(
+            setup,
+            micro_batch_size=1,
+            checkpointing=Checkpointing.NONE,
+            checkpointing_policy=None,
+            loss=Loss.PLAIN,
+        )
+        key = kernels, bare
+        if key not in self._collectives:
+            self._collectives[key] = collectives(steady_step(self.goal.model, bare, kernels))
+        return self._collectives[key]
+
+    def without_communication(self, most: Cluster, setting: Setting, batch: int) -> float:
+        """Return the most tokens per second of one GPU if collectives took no time, under any strategy.
+
+        FSDP1's FULL_SHARD on the most servers computes least: it copies nothing that it gathers, and no rank's part of
+        the optimizer's step is smaller.
+        """
+        alike = setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
+        key = most.gpu.name, alike, batch
+        if key not in self._computation:
+            goal = replace(self.goal, global_batch_tokens=None)
+            setup = setup_of(goal, alike, batch, most.num_nodes, most.gpus_per_node)
+            assert setup is not None
+            accumulates = self.goal.global_batch_tokens is not None
+            seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
+            if accumulates and seconds is not None:  # at best the optimizer's time does not count
+                twice = msgspec.structs.replace(setup, gradient_accumulation_steps=2)
+                both = step_seconds(self.goal.model, twice, most, without_communication=True)
+                seconds = (both or 0.0) - seconds
+            self._computation[key] = batch * setup.sequence_length / seconds if seconds else 0.0
+        return self._computation[key]
+
+
+def step_seconds(
+    model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
+) -> float | None:
+    """Return the time of a step."""
+    return for_all_micro_batches(
+        setup, lambda few: speed(model, few, cluster, without_communication=without_communication).time.step_seconds
+    )
+
+
+def for_all_micro_batches(setup: TrainSetup, seconds_of: Callable[[TrainSetup], float | None]) -> float | None:
+    """Return the seconds of all micro-batches of a step. Beyond the third each takes as long as the third."""
+    count = setup.gradient_accumulation_steps
+    few = [setup] if count <= 3 else [msgspec.structs.replace(setup, gradient_accumulation_steps=n) for n in (2, 3)]
+    times = [seconds_of(one) for one in few]
+    if None in times:
+        return None
+    known = [time for time in times if time is not None]
+    return known[-1] + (count - len(known) - 1) * (known[-1] - known[0]) if len(known) > 1 else known[0]
