@@ -1,8 +1,9 @@
-"""The notebook runs from top to bottom, and its numbers are those of the records and of the servers that it names."""
+"""The notebooks run from top to bottom; their numbers are those of the records and of the servers that they name."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def ran(committed: Any) -> Any:
         cells.append(cell)
         if cell.cell_type == "code" and "pd.DataFrame(rows)" in cell.source:
             cells.append(nbformat.v4.new_code_cell(SHOW_ROWS))
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=committed.metadata)
+    return run(nbformat.v4.new_notebook(cells=cells, metadata=committed.metadata))
+
+
+def run(notebook: Any) -> Any:
+    """Run a notebook in its folder."""
     resources = {"metadata": {"path": str(ROOT / "notebooks")}}
     return NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
 
@@ -89,3 +94,21 @@ def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
         allocated, reserved, left = (float(row[key].split()[0]) for key in ("peak allocated", "reserved", "left"))
         assert 16 * 13.0e9 / row["fewest GPUs"] < allocated * GIB < reserved * GIB
         assert -0.1 <= usable / GIB - reserved - left < 3  # what NCCL takes, as the text says; numbers have one decimal
+
+
+@pytest.mark.parametrize("name", ["capacity_planning", "reading_a_sweep"])
+def test_it_prints_what_is_committed(name: str) -> None:
+    """Where that changed on purpose: run it, look at its pictures and save it."""
+    committed = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert printed(run(nbformat.from_dict(committed))) == printed(committed)
+
+
+def test_reading_a_sweep_says_what_validate_says_of_it() -> None:
+    """results/xeon-2-cores/cpu/validation.md is written by ``validate``."""
+    text = "".join(printed(nbformat.read(ROOT / "notebooks" / "reading_a_sweep.ipynb", as_version=4)))
+    page = (ROOT / "results" / "xeon-2-cores" / "cpu" / "validation.md").read_text()
+    assert "peak allocated | 54 of 54" in page
+    assert "equal to the byte: 54 of 54" in text
+    signed = re.search(r"signed ([-+.0-9]+%)", page)
+    assert signed is not None
+    assert f"median error {signed[1]}" in text

@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from fsdp_bench.report.terminal import print_line
+from fsdp_bench.report.text.catalog_entry import catalog_entry
 from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose
+from fsdp_bench.sweep.gpu_links import probe_links
 from fsdp_bench.sweep.machine import probe_machine
+from fsdp_bench.sweep.own_server import own_server
 
 
 @click.command("doctor")
+@click.option("--as-catalog", is_flag=True, help="Print this machine as entries of a file for --catalog (TOML).")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --as-catalog: add what `calibrate` measured here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(as_json: bool) -> int:
+def command(as_catalog: bool, calibration: Path | None, as_json: bool) -> int:
     """Show this machine's hardware, and what a sweep will use of it.
 
     \b
     fsdp-bench doctor
+    fsdp-bench doctor --as-catalog > mine.toml
     """
+    if calibration is not None and not as_catalog:
+        raise SpecError("calibration: needs --as-catalog")
+    if as_catalog and as_json:
+        raise SpecError("as-catalog: prints TOML; leave --json out")
+    profile = None if calibration is None else read_profile(calibration)
     diagnosis = diagnose(probe_machine())
+    if as_catalog:
+        sys.stdout.write(catalog_entry(*own_server(diagnosis, probe_links(), profile)))
+        return ExitCode.DONE
     if as_json:
         sys.stdout.write(to_json(diagnosis).decode())
         return ExitCode.DONE

@@ -73,6 +73,8 @@ def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     if profile is None or profile.device_name not in gpu.product_names:
         return hardware
+    if gpu.context_bytes is not None:  # `doctor --as-catalog --calibration` has subtracted it
+        return hardware
     context, usable, source = profile.context_bytes, gpu.usable_memory_bytes, gpu.usable_memory_source
     if context is None or usable is None or source is None:
         return hardware

@@ -53,7 +53,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     usable_memory_source: Source | None = None
     context_bytes: Count | None = None
     """Memory of the CUDA context, if a calibration measured it; it is then subtracted from ``usable_memory_bytes``.
-    It is never in the catalogue."""
+    It is never in the built-in catalogue."""
 
     def _check(self) -> None:
         for dtype in self.dense_flops_per_second:

@@ -8,8 +8,10 @@ Read in this order:
     results/         records on disk, and the tables made of them
     frontier/        searches the largest model with real trials
     machine.py       CPU, GPUs, memory and versions of this machine
+    gpu_links.py     the links between its GPUs, and to the host
     calibration.py   fsdp-bench calibrate: measures this machine
     diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
+    own_server.py    fsdp-bench doctor --as-catalog: this machine as entries of the catalogue
     dry_run.py       starts dry runs in subprocesses
     recording.py     records a model's code in a subprocess, and keeps recordings in a cache
     architectures.py records what the models of the catalogue run, for catalog/recordings/

@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from fsdp_bench import __version__
+from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 
 
@@ -186,7 +187,7 @@ def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
     except pynvml.NVMLError:
         return (), None, ()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(pynvml.nvmlDeviceGetCount())]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in visible_gpus(pynvml.nvmlDeviceGetCount())]
         devices = tuple(
             GpuDevice(
                 index=index,
@@ -196,57 +197,12 @@ def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
             )
             for index, handle in enumerate(handles)
         )
-        return devices, _text(pynvml.nvmlSystemGetDriverVersion()), _links(handles)
+        return devices, _text(pynvml.nvmlSystemGetDriverVersion()), describe_links(handles)
     except pynvml.NVMLError:
         return (), None, ()
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(count: int) -> list[int]:
-    """Return the indices of GPUs that CUDA_VISIBLE_DEVICES allows. Names other than numbers allow all GPUs."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if setting is None:
-        return list(range(count))
-    words = [word.strip() for word in setting.split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        return list(range(count)) if words and words != ["-1"] else []
-    return [int(word) for word in words if int(word) < count]
-
-
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _links(handles: list[object]) -> tuple[str, ...]:
-    """Describe the connection of each pair of GPUs: the number of NVLinks, or the nearest common PCIe switch."""
-    import pynvml
-
-    ancestors = {
-        0: "same board",
-        10: "one PCIe switch",
-        20: "PCIe switches",
-        30: "one host bridge",
-        40: "one NUMA node",
-        50: "system",
-    }
-    described = []
-    for i, first in enumerate(handles):
-        for j in range(i + 1, len(handles)):
-            with contextlib.suppress(pynvml.NVMLError):
-                level = pynvml.nvmlDeviceGetTopologyCommonAncestor(first, handles[j])
-                links = _num_nvlinks(first)
-                described.append(f"{i}-{j} {f'NVLink x{links}' if links else ancestors.get(level, f'level {level}')}")
-    return tuple(described)
-
-
-def _num_nvlinks(handle: object) -> int:
-    import pynvml
-
-    active = 0
-    for link in range(18):
-        try:
-            active += pynvml.nvmlDeviceGetNvLinkState(handle, link) == 1
-        except pynvml.NVMLError:
-            break
-    return active

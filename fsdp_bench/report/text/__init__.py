@@ -11,6 +11,7 @@ Read in this order:
     nothing_fits.py      if nothing fits: what the nearest setting needs, and what would help
     dry_run.py           dry runs: live bytes, and whether the setup fits
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, what it read from the GPU
+    catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
     communicators.py     NCCL's communicators and their GPU memory
     common.py            text for unknown values, hardware, and lines of a name and a value
 """

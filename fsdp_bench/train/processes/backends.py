@@ -20,14 +20,18 @@ def facts() -> dict[str, object]:
         "cuda_available": cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
         "gloo": dist.is_gloo_available(),
-        "gpus": [
-            {
-                "name": torch.cuda.get_device_name(index),
-                "total_memory_bytes": torch.cuda.get_device_properties(index).total_memory,
-                "native_bf16": torch.cuda.get_device_capability(index) >= (8, 0),
-            }
-            for index in range(torch.cuda.device_count() if cuda else 0)
-        ],
+        "gpus": [_gpu(index) for index in range(torch.cuda.device_count() if cuda else 0)],
+    }
+
+
+def _gpu(index: int) -> dict[str, object]:
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "name": properties.name,
+        "total_memory_bytes": properties.total_memory,
+        "native_bf16": torch.cuda.get_device_capability(index) >= (8, 0),
+        "num_multiprocessors": properties.multi_processor_count,
+        "l2_cache_bytes": getattr(properties, "L2_cache_size", None),  # torch 2.6 and later
     }
 
 

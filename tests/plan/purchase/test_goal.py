@@ -67,6 +67,8 @@ def test_prices_name_servers_of_the_catalogue_and_a_missing_one_is_none() -> Non
         assert BUILT_IN.server(price.server).name == price.server
         assert price.per_hour(Tariff.ON_DEMAND)
         assert price.source.date > "2025"
+        for less in (price.reserved_per_hour, price.spot_per_hour):
+            assert less is None or less < (price.on_demand_per_hour or 0)
     assert BUILT_IN.price(BUILT_IN.server("DGX-H100")) is None
     assert prices()[0].per_hour(Tariff.SPOT) is None
 
