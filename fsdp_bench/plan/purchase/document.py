@@ -6,6 +6,7 @@ from typing import Any
 
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
+from fsdp_bench.plan.purchase.ranges import peak_range
 from fsdp_bench.spec.codec import to_builtins
 
 
@@ -36,7 +37,7 @@ def _offer(offer: Offer | None) -> dict[str, Any] | None:
     if offer is None:
         return None
     span, memory = offer.range, offer.prediction
-    speed = offer.timed.tokens_per_second_per_gpu
+    speed, peaks = offer.timed.tokens_per_second_per_gpu, peak_range(offer.timed.setup.compile)
     return {
         "server": offer.cluster.server.name,
         "gpu": offer.cluster.gpu.name,
@@ -47,6 +48,10 @@ def _offer(offer: Offer | None) -> dict[str, Any] | None:
         "memory": {
             "peak_allocated_bytes": memory.estimate.memory.peak_allocated_bytes,
             "peak_reserved_bytes": memory.needed_bytes,
+            "peak_reserved_bytes_range": None
+            if peaks is None
+            else [round(memory.needed_bytes * peaks.lowest), round(memory.needed_bytes * peaks.highest)],
+            "range_because": None if peaks is None else peaks.because,
             "headroom_bytes": memory.headroom_bytes,
         },
         "tokens_per_second_per_gpu": speed,

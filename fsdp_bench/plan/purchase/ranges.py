@@ -1,6 +1,7 @@
-"""How far predictions of speed have been from published runs, by GPU generation: a range beside a predicted speed.
+"""How far predictions have been from published runs: a range beside a predicted speed, and beside a predicted peak.
 
-catalog/speed_errors.json has the errors of ``validate --against published``; ``python -m tests.docs.update`` writes it.
+catalog/prediction_errors.json has the errors of ``validate --against published``. ``python -m
+fsdp_bench.validate.published.ranges`` prints it anew, and a test holds it equal to what validate shows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import msgspec
 from fsdp_bench.spec.hardware import Gpu
 
 
-class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The errors of published runs on one GPU generation, eager or compiled."""
+class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The errors of published runs of one kind."""
 
     num_runs: int
     families: tuple[str, ...]
@@ -23,6 +24,13 @@ class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lowest: float
     """``predicted / published - 1``."""
     highest: float
+
+
+class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The errors of speed by ``A100 eager``, ``H100 compiled``, ...; of peaks of memory by ``eager`` and ``compiled``."""
+
+    speed: dict[str, Errors]
+    memory: dict[str, Errors]
 
 
 class Range(NamedTuple):
@@ -35,10 +43,10 @@ class Range(NamedTuple):
 
 
 @cache
-def speed_errors() -> dict[str, SpeedErrors]:
-    """Return the errors by ``A100 eager``, ``H100 compiled``, ..."""
-    data = files("fsdp_bench.catalog").joinpath("speed_errors.json").read_bytes()
-    return msgspec.json.decode(data, type=dict[str, SpeedErrors])
+def prediction_errors() -> PredictionErrors:
+    """Return the errors that come with fsdp-bench."""
+    data = files("fsdp_bench.catalog").joinpath("prediction_errors.json").read_bytes()
+    return msgspec.json.decode(data, type=PredictionErrors)
 
 
 def range_of(gpu: Gpu, compiled: bool) -> Range | None:
@@ -47,17 +55,38 @@ def range_of(gpu: Gpu, compiled: bool) -> Range | None:
     It contains the prediction itself.
     """
     name = f"{gpu.name.split('-')[0]} {'compiled' if compiled else 'eager'}"
-    found = speed_errors().get(name)
+    found = prediction_errors().speed.get(name)
     if found is None or "PCIE" in gpu.name.upper():
         return None
     slowest, fastest = 1 / (1 + max(found.highest, 0.0)), 1 / (1 + min(found.lowest, 0.0))
     return Range(slowest, fastest, f"{_in_words(found)} in {found.num_runs} published {name} runs")
 
 
-def _in_words(errors: SpeedErrors) -> str:
+def _in_words(errors: Errors) -> str:
     low, high = errors.lowest, errors.highest
     if low >= 0:
         return f"predictions were {low:.0%} to {high:.0%} too fast"
     if high <= 0:
         return f"predictions were {-high:.0%} to {-low:.0%} too slow"
     return f"predictions were up to {high:.0%} too fast and up to {-low:.0%} too slow"
+
+
+class PeakRange(NamedTuple):
+    """The peaks that earlier errors leave possible, as multiples of the predicted one."""
+
+    lowest: float
+    highest: float
+    because: str
+    """The errors, in words."""
+
+
+def peak_range(compiled: bool) -> PeakRange | None:
+    """Return the range of a peak of memory: what other frameworks' code took in published runs of the same kind."""
+    kind = "compiled" if compiled else "eager"
+    found = prediction_errors().memory.get(kind)
+    if found is None:
+        return None
+    low, high = 1 / (1 + max(found.highest, 0.0)), 1 / (1 + min(found.lowest, 0.0))
+    less = f"{1 - low:.0%} less to " if low < 1 else "up to "
+    because = f"other frameworks' code took {less}{high - 1:.0%} more in {found.num_runs} published {kind} peaks"
+    return PeakRange(low, high, because)

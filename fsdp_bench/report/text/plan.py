@@ -6,6 +6,7 @@ from datetime import date
 
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
+from fsdp_bench.plan.purchase.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
@@ -21,7 +22,7 @@ _ENOUGH_DAYS = 10
 def plan_text(found: Plan) -> str:
     """Return a plan as text; the first line is the answer."""
     winner = found.picked.winner
-    lines = [_answer(found), ""] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
+    lines = [_answer(found)] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
     if winner is not None:
         lines += _facts(winner)
         if found.most_useful_nodes is not None:
@@ -63,6 +64,8 @@ def _facts(offer: Offer) -> list[str]:
     )
     if left is not None and kept is not None:
         memory += f", {format_gib(left)} left; {format_gib(kept)} of that kept free for the CUDA context and NCCL"
+    span = peak_range(setup.compile)
+    memory += f"; {span.because}" if span is not None else ""
     lines = [
         fact("model", f"{goal.model.name}: {goal.model.describe()}"),
         fact("training", f"{tokens}{_batch(setup)}"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.purchase.ranges import range_of, speed_errors
-from fsdp_bench.validate.published.ranges import errors_by_generation
+from fsdp_bench.plan.purchase.ranges import peak_range, prediction_errors, range_of
+from fsdp_bench.validate.published.ranges import errors_of_predictions
 
 
 def test_the_file_holds_what_validate_shows() -> None:
-    assert speed_errors() == errors_by_generation()
+    assert prediction_errors() == errors_of_predictions()
 
 
 def test_a_range_contains_the_prediction_and_is_none_where_nothing_was_compared() -> None:
@@ -18,3 +18,10 @@ def test_a_range_contains_the_prediction_and_is_none_where_nothing_was_compared(
     assert "too fast in 8 published H100 eager runs" in found.because
     for name in ("B200", "MI300X", "H100-PCIe", "A10G"):
         assert range_of(BUILT_IN.gpu(name), compiled=False) is None
+
+
+def test_a_peak_has_the_range_of_published_peaks() -> None:
+    found = peak_range(compiled=False)
+    assert found is not None
+    assert found.lowest <= 1 < found.highest
+    assert "published eager peaks" in found.because
