@@ -27,7 +27,7 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The errors of speed by ``A100 eager``, ``H100 compiled``, ...; of peaks of memory by ``eager`` and ``compiled``."""
+    """The errors of speed by ``A100 eager``, ``H100 compiled``, ...; of peaks by ``eager`` and ``compiled``."""
 
     speed: dict[str, Errors]
     memory: dict[str, Errors]
