@@ -178,6 +178,13 @@ class Placement(NamedTuple):
         return sizes
 
 
+def place_names(hardware: Hardware) -> tuple[str | None, str | None, int | None, int | None]:
+    """Return the names of the server and the GPU, the number of nodes and of GPUs on each; None for what is unknown."""
+    if isinstance(hardware, Cluster):
+        return hardware.server.name, hardware.gpu.name, hardware.num_nodes, hardware.gpus_per_node
+    return None, hardware.name if hardware else None, None, None
+
+
 def find_placement(
     gpu_name: str | Gpu | None = None,
     server_name: str | Server | None = None,

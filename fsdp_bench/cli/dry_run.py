@@ -7,22 +7,29 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fsdp_bench.catalog.lookup import Hardware
-from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupCommand, SetupOptions, headroom_option, setup_options
+from fsdp_bench.cli.common.options import (
+    SETUP_FIELDS,
+    SETUP_LISTS,
+    SetupCommand,
+    SetupOptions,
+    headroom_option,
+    setup_options,
+)
 from fsdp_bench.cli.common.setups import (
     config_meant,
     read_code,
     read_lora,
-    read_model,
+    read_models,
     read_setups,
     warn_of_sliding_window,
 )
-from fsdp_bench.cli.predict import LISTS
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
@@ -31,7 +38,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.sweep.dry_run import NEEDS_CODE, DryRunError, dry_runs, result_of
@@ -66,7 +73,7 @@ NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "lora", "qlora", "p
 @headroom_option
 @click.option("--trace", type=click.Path(path_type=Path), help="Write every allocation and free into this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@setup_options(lists=LISTS)
+@setup_options(lists=SETUP_LISTS)
 def command(
     options: SetupOptions,
     kernels: KernelSet,
@@ -88,28 +95,36 @@ def command(
 
     Exit codes: 0: fits, or unknown. 3: does not fit (of several: none fits). 2: bad input. 1: the dry run crashed.
     """
-    setups, hardware = read_setups(options)
-    if gpu_memory is not None:
-        hardware = sized(hardware, gpu_memory, None)
-    kept = stated_headroom(headroom, hardware)
+    readings = read_setups(options)
+    if module:
+        _refuse_model(options)
     config = None if module else config_meant(options)
-    model = None if module or config is not None else read_model(options)
-    if isinstance(model, RecordedModel):
+    is_built_in = module is None and config is None
+    models: Sequence[Model | None] = read_models(readings) if is_built_in else [None] * len(readings)
+    if any(isinstance(model, RecordedModel) for model in models):
         raise SpecError(NEEDS_CODE)
-    reasons = [impossible(one, kernels) if model is None else why_impossible(model, one, kernels) for one in setups]
-    can_run = [setup for setup, reason in zip(setups, reasons, strict=True) if reason is None]
+    setups = [reading.setup for reading in readings]
+    reasons = [
+        impossible(one, kernels) if model is None else why_impossible(model, one, kernels)
+        for one, model in zip(setups, models, strict=True)
+    ]
+    can_run = [index for index, reason in enumerate(reasons) if reason is None]
     if not can_run:
         raise SpecError(reasons[0])
-    if model is not None:
-        warn_of_sliding_window(options, can_run[0].sequence_length)
-    subject: dict[str, Any] = {"model": model}
+    if is_built_in:
+        warn_of_sliding_window(options, max(setups[index].sequence_length for index in can_run))
+    subject: dict[str, Any] = {}
     if config is not None:
         whose = "torchtitan" if read_code(options) == "torchtitan" else "huggingface"
         subject = {"config": config, "lora": read_lora(options), "code": whose}
-    if module:
-        subject = {"module": _module(options, module, block)}
-    specs = _specs(can_run, kernels, subject, block, trace)
-    runs, errors = _run(specs, hardware, kept)
+    subjects = [
+        {"module": _module(_as_given(readings[index].options, options), module, block)}
+        if module
+        else {"model": models[index], **subject}
+        for index in can_run
+    ]
+    specs = _specs([setups[index] for index in can_run], kernels, subjects, block, trace)
+    runs, errors = _run(specs, [_place(readings[index].hardware, gpu_memory, headroom) for index in can_run])
     refused = [
         f"impossible: {setup.strategy.value}: {reason}"
         for setup, reason in zip(setups, reasons, strict=True)
@@ -141,10 +156,23 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
         print_lines("\n".join(lines))
 
 
+def _place(hardware: Hardware, gpu_memory: str | None, headroom: str | None) -> tuple[Hardware, int | None]:
+    """Return the hardware with its usable memory, and the memory to keep free."""
+    if gpu_memory is not None:
+        hardware = sized(hardware, gpu_memory, None)
+    return hardware, stated_headroom(headroom, hardware)
+
+
+def _as_given(one: SetupOptions, given: SetupOptions) -> SetupOptions:
+    """Return a combination of options without the sizes that the user did not give."""
+    batch = one.batch if given.is_given("batch") else None
+    return replace(one, batch=batch, seq=one.seq if given.is_given("seq") else None)
+
+
 def _specs(
     setups: Sequence[TrainSetup],
     kernels: KernelSet,
-    subject: Mapping[str, Any],
+    subjects: Sequence[Mapping[str, Any]],
     block: str | None,
     trace: Path | None,
 ) -> list[DryRunSpec]:
@@ -152,19 +180,30 @@ def _specs(
         raise SpecError("--trace accepts one setup; several were given")
     if trace is not None and not trace.resolve().parent.is_dir():
         raise SpecError(f"trace: {str(trace.parent)!r} is no folder")
-    if "module" not in subject and block is not None:
+    if "module" not in subjects[0] and block is not None:
         raise SpecError("--transformer-block requires --module")
     path = str(trace.resolve()) if trace else None
-    return [DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject) for setup in setups]
+    return [
+        DryRunSpec(setup=setup, kernels=kernels, trace=path, **subject)
+        for setup, subject in zip(setups, subjects, strict=True)
+    ]
 
 
-def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
-    """Read --module and its options; refuse options that it would ignore."""
-    given = [name for name in NOT_OF_A_MODULE if getattr(options, name) is not None]
+def _refuse_model(options: SetupOptions) -> None:
+    """Refuse options that --module would ignore.
+
+    Raises:
+        SpecError: naming the option.
+    """
+    given = [name for name in NOT_OF_A_MODULE if options.is_given(name)]
     if given == ["loss"]:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
     if given:
         raise SpecError(f"--module and --{given[0].replace('_', '-')} each name a model; keep one")
+
+
+def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
+    """Read --module and its options."""
     by_field = {SETUP_FIELDS[option]: getattr(options, option) for option in SIZES.values()}
     arguments = {field: value for field, value in by_field.items() if value is not None}
     user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
@@ -172,8 +211,10 @@ def _module(options: SetupOptions, function: str, block: str | None) -> UserModu
     return user
 
 
-def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> tuple[list[DryRun], list[DryRunError]]:
-    """Run every spec; if one crashes, the others still run.
+def _run(
+    specs: Sequence[DryRunSpec], places: Sequence[tuple[Hardware, int | None]]
+) -> tuple[list[DryRun], list[DryRunError]]:
+    """Run every spec, each with its hardware and the memory to keep free; if one crashes, the others still run.
 
     Raises:
         MachineError: when the dry run rejects the user's module or setup.
@@ -185,7 +226,7 @@ def _run(specs: Sequence[DryRunSpec], hardware: Hardware, kept: int | None) -> t
     runs, errors = [], []
     for index, spec in enumerate(specs):
         try:
-            runs.append(DryRun(spec, result_of(answers[index]), hardware, kept))
+            runs.append(DryRun(spec, result_of(answers[index]), *places[index]))
         except DryRunError as error:
             errors.append(error)
     return runs, errors

@@ -88,7 +88,8 @@ def _refuse_repeated(command: click.Command, arguments: list[str], context: clic
             continue
         if option.is_flag and not option.secondary_opts:
             continue  # a flag given twice means the same as once
-        lists = "; several values go with commas between them" if "by comma" in (option.help or "") else ""
+        is_list = getattr(option, "is_list", False) or "by comma" in (option.help or "")
+        lists = "; several values go with commas between them" if is_list else ""
         raise click.UsageError(f"{option.opts[0]} is given {times} times; give it once{lists}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace as struct_replace
 
+from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.cli.common.charts import check_chart, save_chart
 from fsdp_bench.cli.common.options import (
+    SETUP_LISTS,
     SetupCommand,
     SetupOptions,
     calibration_option,
@@ -21,11 +23,14 @@ from fsdp_bench.cli.common.options import (
     headroom_option,
     setup_options,
 )
-from fsdp_bench.cli.common.setups import read_code, read_model, read_setups, warn_of_sliding_window
-from fsdp_bench.cli.predict import LISTS
+from fsdp_bench.cli.common.progress import show_progress
+from fsdp_bench.cli.common.setups import Reading, read_code, read_models, read_setups, warn_of_sliding_window
+from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
-from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes
+from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes, title_of
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
+from fsdp_bench.plan.table.columns import TableOptions
+from fsdp_bench.plan.table.rows import MAX_SIZE_COLUMNS
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -56,8 +61,7 @@ _CONTRADICTED = {
 }
 """Options that contradict ``--of QUANTITY``, by quantity."""
 
-WIDTH = 90
-"""Characters of the progress line."""
+_COMPILED = "; the first time, the allocator's rules are compiled for some seconds"
 
 Target = tuple[Cluster | Gpu, list[Quantity]]
 """Hardware, and one quantity to search for each setting."""
@@ -66,7 +70,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 
 
 @click.command("max-size", cls=SetupCommand)
-@setup_options(lists=LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
+@setup_options(lists=SETUP_LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
 @click.option(
     "--of",
     "--dial",
@@ -91,6 +95,7 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option("--published", is_flag=True, help="Compare the one published chart of this kind (2022) with predictions.")
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw bars by strategy; .svg too.")
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
 def command(
     options: SetupOptions,
@@ -105,12 +110,17 @@ def command(
     expandable_segments: bool,
     published: bool,
     chart: Path | None,
+    sort: str | None,
+    only_fits: bool,
+    columns: str | None,
+    csv: Path | None,
     as_json: bool,
 ) -> int:
     """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
 
     With --of it finds the most layers, the largest batch, the longest sequence or the fewest GPUs of a model instead.
-    --server and --gpu may be given several times.
+    Every option of the hardware and the setup takes several values by comma, or all: --seq 4096,8192 --compile on,off.
+    --server and --gpu may also be given several times.
 
     \b
     fsdp-bench max-size --server p5.48xlarge --nodes 2 --chart size.png
@@ -119,6 +129,8 @@ def command(
 
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
+    table = read_table(MAX_SIZE_COLUMNS, sort, columns, only_fits, csv, as_json)
+    check_csv(csv)
     if chart is not None:
         check_chart(chart)
     if published:
@@ -129,7 +141,7 @@ def command(
     if chart is not None:
         from fsdp_bench.report.charts.max_size_rows import arrange
 
-        arrangement = arrange([(_name(hardware), quantities) for hardware, quantities in targets])
+        arrangement = arrange([(title_of(hardware, quantities[0]), quantities) for hardware, quantities in targets])
     show = _show_progress if sys.stderr.isatty() else _show_nothing
     show(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
@@ -139,15 +151,16 @@ def command(
         raise SpecError(cells[0].impossible)
     if chart is not None and arrangement is not None:
         _draw(found, arrangement, chart)
-    return _print(found, as_json)
+    if csv is not None:
+        from fsdp_bench.report.text.max_size import all_rows
+
+        write_csv(csv, MAX_SIZE_COLUMNS, all_rows(found, table))
+    return _print(found, table, as_json, is_silent=str(csv) == "-")
 
 
 def _show_progress(done: int, total: int) -> None:
     """Show the progress of the search on one line of the terminal; erase the line at the end."""
-    text = f"{done} of {total} settings"
-    if not done:
-        text += "; the first time, the allocator's rules are compiled for some seconds"
-    click.echo(f"\r{text:<{WIDTH}}" if done < total else f"\r{'':<{WIDTH}}\r", nl=False, err=True)
+    show_progress(done, total, "settings", "" if done else _COMPILED)
 
 
 def _show_nothing(_done: int, _total: int) -> None:
@@ -164,7 +177,7 @@ def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Pat
         print_line("no picture: there is no bar to draw", error=True)
 
 
-def _print(results: Sequence[HardwareResult], as_json: bool) -> int:
+def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool, is_silent: bool) -> int:
     from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
 
@@ -172,10 +185,10 @@ def _print(results: Sequence[HardwareResult], as_json: bool) -> int:
     if as_json:
         failed = {"nothing_fits": nothing_fits_document(failure, nothing_fits_sentence(failure)) if failure else None}
         sys.stdout.write(to_json({**document_of(results), **failed}).decode())
-    else:
+    elif not is_silent:
         from fsdp_bench.report.text.max_size import report
 
-        first, *rest = report(results, failure).split("\n")
+        first, *rest = report(results, failure, table).split("\n")
         print_answer(first, "red" if failure else None)
         print_lines("\n".join(rest))
     return ExitCode.DOES_NOT_FIT if failure else ExitCode.DONE
@@ -190,36 +203,55 @@ def _targets(
     if not servers and not gpus:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME")
     _refuse_contradictions(options, quantity)
-    named = [replace(options, server=name) for name in dict.fromkeys(servers)]
-    named += [replace(options, gpu=name) for name in dict.fromkeys(gpus)]
-    return [_target(one, quantity, to_known) for one in named]
+    named = [replace(options, server=name) for name in _names(servers)]
+    named += [replace(options, gpu=name) for name in _names(gpus)]
+    return [target for one in named for target in _targets_on(one, quantity, to_known)]
+
+
+def _names(words: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(name.strip() for word in words for name in word.split(",")))
 
 
 def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
-    given = [name for name in _CONTRADICTED[quantity] if getattr(options, name) is not None]
+    given = [name for name in _CONTRADICTED[quantity] if options.is_given(name)]
     if given and quantity == "params":
         allowed = ", ".join(QUANTITIES[1:])
         raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to look for: --of {allowed}")
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')} is what --of {quantity} looks for; leave one out")
+    if quantity == "gpus" and "shard_size" in options.several:
+        raise SpecError("shard-size: --of gpus looks for the number of GPUs; name one shard size")
 
 
-def _target(options: SetupOptions, quantity: str, to_known: Known) -> Target:
+def _targets_on(options: SetupOptions, quantity: str, to_known: Known) -> Iterator[Target]:
+    """Yield a target for each number of nodes or GPUs of one server or GPU."""
     if quantity == "gpus":  # the search has its own counts; these only let hybrid strategies be read
         shard = options.shard_size or 2
         counts = {"world_size": 2 * shard} if options.gpu is not None else {"nodes": options.shard_size}
         options = replace(options, **counts)
-    setups, hardware = read_setups(options)
-    known = to_known(hardware)
+    if quantity == "sequence_length":
+        options = replace(options, seq=1)
+    readings: dict[tuple[object, ...], list[Reading]] = {}
+    for reading in read_setups(options):
+        readings.setdefault((place_names(reading.hardware), reading.setup.world_size), []).append(reading)
+    for alike in readings.values():
+        known = to_known(alike[0].hardware)
+        yield known, _quantities(alike, quantity, known)
+
+
+def _quantities(readings: Sequence[Reading], quantity: str, hardware: Cluster | Gpu) -> list[Quantity]:
+    """Return what to search under each setting on one kind of hardware."""
+    setups = [reading.setup for reading in readings]
+    options = readings[0].options
     if quantity == "params":
         family = Family(options.family or Family.LLAMA)
-        return known, [size_ladder(family, setup, known, code=read_code(options)) for setup in setups]
-    is_sequence = quantity == "sequence_length"
-    model = read_model(replace(options, seq=1) if is_sequence else options)
-    warn_of_sliding_window(options, LONGEST_SEQUENCE if is_sequence else setups[0].sequence_length)
+        return [size_ladder(family, setup, hardware, code=read_code(options)) for setup in setups]
+    longest = LONGEST_SEQUENCE if quantity == "sequence_length" else max(setup.sequence_length for setup in setups)
+    warn_of_sliding_window(options, longest)
+    pairs = zip(read_models(readings), setups, strict=True)
     if quantity == "gpus":
-        return known, [gpu_counts(model, _in_nodes(setup, known), known) for setup in setups]
-    return known, [OF_ONE_MODEL[quantity](model, setup, known) for setup in setups]
+        return [gpu_counts(model, _in_nodes(setup, hardware), hardware) for model, setup in pairs]
+    return [OF_ONE_MODEL[quantity](model, setup, hardware) for model, setup in pairs]
 
 
 def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
@@ -228,10 +260,6 @@ def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
     if not setup.strategy.is_hybrid or setup.shard_size is not None or each == 1:
         return setup
     return struct_replace(setup, world_size=2 * each, shard_size=each)
-
-
-def _name(hardware: Cluster | Gpu) -> str:
-    return hardware.server.name if isinstance(hardware, Cluster) else hardware.name
 
 
 def _published(chart: Path | None, as_json: bool) -> int:

@@ -20,7 +20,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.units import parse_bytes
 
-_LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
+_LISTS = ("strategy", "api", "offload", "checkpointing", "loss")
 _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node")
 
 

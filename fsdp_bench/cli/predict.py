@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_bench.cli.common.charts import check_chart, save_figure
-from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
-from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
+from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_figure
+from fsdp_bench.cli.common.options import (
+    EVERY_OPTION,
+    SetupCommand,
+    SetupOptions,
+    calibration_option,
+    headroom_option,
+    setup_options,
+)
+from fsdp_bench.cli.common.progress import progress_line
+from fsdp_bench.cli.common.setups import read_models, read_setups, sliding_window_of
+from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
 from fsdp_bench.plan.document import document, refusal
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Prediction, Question, answers
+from fsdp_bench.plan.table.columns import TableOptions
+from fsdp_bench.plan.table.rows import PREDICTION_COLUMNS
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.profile import read_profile
+from fsdp_bench.spec.profile import Profile, read_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FILE = click.Path(path_type=Path)
-LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer")
 
 
 @click.command("predict", cls=SetupCommand)
-@setup_options(lists=LISTS)
+@setup_options(lists=EVERY_OPTION)
 @click.option(
     "--kernels",
     default="cuda",
@@ -55,6 +66,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 @click.option(
     "--scaling", type=_FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     options: SetupOptions,
@@ -68,46 +80,75 @@ def command(
     step_chart: Path | None,
     trade_off: Path | None,
     scaling: Path | None,
+    sort: str | None,
+    only_fits: bool,
+    columns: str | None,
+    csv: Path | None,
     as_json: bool,
 ) -> int:
     """Predict memory, time and fit of a setup, with the breakdown at the peak.
 
-    Options that take lists make several setups: a table, the fastest that fits first.
+    Every option of the model, the hardware and the setup takes several values by comma, or all: --batch 1,2,4
+    --compile on,off. Their combinations are a table, the fastest that fits first.
 
     \b
     fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge
     fsdp-bench predict --params 70B --server p5.48xlarge --nodes 4 --strategy all
     fsdp-bench predict --hf-config config.json --gpu H100-SXM --chart memory.png
+    fsdp-bench predict --params 7B --server p5.48xlarge --nodes 1,2 --batch 1,2,4
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
-    setups, hardware = read_setups(options)
-    model, window = read_model(options), sliding_window_of(options)
+    table = read_table(PREDICTION_COLUMNS, sort, columns, only_fits, csv, as_json)
     profile = read_profile(calibration) if calibration else None
-    if gpu_memory is not None:
-        hardware = sized(hardware, gpu_memory, profile)
-    elif hardware is not None:
-        hardware = without_context(hardware, profile)
-    kept = stated_headroom(headroom, hardware)
-    questions = [
-        Question(model, setup, hardware, kernels, Build(load), expandable_segments, profile, kept, window)
-        for setup in setups
-    ]
-    refused = [question for question in questions if question.impossible]
-    if len(refused) == len(questions):
-        raise SpecError(refused[0].impossible)
+    assumed = (kernels, Build(load), expandable_segments, profile)
+    questions = _questions(options, gpu_memory, headroom, assumed)
+    if len(questions) == 1 and (table.is_given or csv is not None):
+        raise SpecError("--sort, --only-fits, --columns and --csv are of a table of several setups; one was given")
+    possible = [question for question in questions if not question.impossible]
+    if not possible:
+        raise SpecError(questions[0].impossible)
     for path in (chart, step_chart, trade_off, scaling):
         if path is not None:
             check_chart(path)
-    predictions = [answer(question) for question in questions if not question.impossible]
+    check_csv(csv)
+    predictions = list(answers(possible, progress_line("setups", len(possible))))
+    refused = [question for question in questions if question.impossible]
     for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
         save_figure(figure, path)
-    _print(predictions, questions, as_json)
+    if csv is not None:
+        from fsdp_bench.report.text.prediction_table import arranged
+
+        write_csv(csv, PREDICTION_COLUMNS, [row for _, row in arranged(predictions, refused, table)])
+    if csv is None or str(csv) != "-":
+        _print(predictions, questions, table, as_json)
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
-def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_json: bool) -> None:
+def _questions(
+    options: SetupOptions,
+    gpu_memory: str | None,
+    headroom: str | None,
+    assumed: tuple[str, Build, bool, Profile | None],
+) -> list[Question]:
+    """Return a question for every combination of the options."""
+    readings = read_setups(options)
+    windows = {one: sliding_window_of(replace(options, code=one)) for one in {each.options.code for each in readings}}
+    questions = []
+    for model, (one, setup, hardware) in zip(read_models(readings), readings, strict=True):
+        if gpu_memory is not None:
+            hardware = sized(hardware, gpu_memory, assumed[3])
+        elif hardware is not None:
+            hardware = without_context(hardware, assumed[3])
+        kept = stated_headroom(headroom, hardware)
+        questions.append(Question(model, setup, hardware, *assumed, kept, windows[one.code]))
+    return questions
+
+
+def _print(
+    predictions: Sequence[Prediction], questions: Sequence[Question], table: TableOptions, as_json: bool
+) -> None:
     if as_json:
         sys.stdout.write(to_json(_document(predictions, questions)).decode())
         return
@@ -122,7 +163,7 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
         print_lines("\n".join(lines))
     else:
         refused = [question for question in questions if question.impossible]
-        first, *lines = side_by_side(predictions, refused).split("\n")
+        first, *lines = side_by_side(predictions, refused, table).split("\n")
         print_answer(first, None)
         print_lines("\n".join(lines))
 
@@ -131,8 +172,8 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
     """Return the JSON document of one setup, or of several in the order of the options."""
     if len(questions) == 1:
         return document(predictions[0])
-    answers = iter(predictions)
-    return {"predictions": [refusal(q) if q.impossible else document(next(answers)) for q in questions]}
+    found = iter(predictions)
+    return {"predictions": [refusal(q) if q.impossible else document(next(found)) for q in questions]}
 
 
 def _figures(
@@ -145,6 +186,9 @@ def _figures(
 ) -> list[tuple[Path, Figure]]:
     """Make every chart before any is written, so that an error in one leaves no file."""
     made: list[tuple[Path, Figure]] = []
+    if not any((chart, step_chart, trade_off, scaling)):
+        return made
+    refuse_unlike([prediction.question for prediction in predictions])
     questions = [prediction.question for prediction in predictions]
     if chart is not None:
         from fsdp_bench.report.charts.memory_timeline import timeline_figure

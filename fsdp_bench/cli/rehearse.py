@@ -10,7 +10,8 @@ import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.cli.common.charts import check_chart, save_figure
-from fsdp_bench.cli.common.options import Count, headroom_option
+from fsdp_bench.cli.common.lists import Count
+from fsdp_bench.cli.common.options import headroom_option
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines

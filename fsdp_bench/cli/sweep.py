@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from fsdp_bench.cli.common.forgiving import prints_if_it_can
 from fsdp_bench.cli.common.frontier import list_searches, search
-from fsdp_bench.cli.common.options import Count
+from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.charts.trials.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import click
 
 from fsdp_bench.catalog.lookup import CODES
-from fsdp_bench.cli.common.options import Count, calibration_option, given_options
+from fsdp_bench.cli.common.lists import Count
+from fsdp_bench.cli.common.options import calibration_option, given_options
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from fsdp_bench.catalog.lookup import Hardware, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
-from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
+from fsdp_bench.plan.defaults import DEFAULT_PRECISION, default_sequence_length
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
@@ -220,9 +220,7 @@ def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: Model | 
     """Return the fields. If there is no setup, add the defaults of all commands for fields that are not given."""
     if setup is not None:
         return fields
-    longest = model.max_position_embeddings if model is not None else None
-    length = min(DEFAULT_SEQUENCE_LENGTH, longest or DEFAULT_SEQUENCE_LENGTH)
-    return {"precision": DEFAULT_PRECISION, "sequence_length": length, **fields}
+    return {"precision": DEFAULT_PRECISION, "sequence_length": default_sequence_length(model), **fields}
 
 
 def _read(

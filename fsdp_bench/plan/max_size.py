@@ -136,11 +136,7 @@ class HardwareResult:
     @property
     def title(self) -> str:
         """Name and number: ``2 x g5.48xlarge``. Only the name if the number of GPUs is searched."""
-        if self.cells[0].quantity.name == "world_size":
-            return self.name
-        if isinstance(self.hardware, Cluster):
-            return self.name if self.hardware.num_nodes == 1 else f"{self.hardware.num_nodes} x {self.name}"
-        return f"{self.cells[0].setup.world_size} x {self.name}"
+        return title_of(self.hardware, self.cells[0].quantity)
 
     @property
     def gpu(self) -> Gpu:
@@ -156,6 +152,14 @@ class HardwareResult:
     def nothing_fits(self) -> bool:
         """Whether the smallest candidate of every answered setting does not fit."""
         return bool(self.answered) and all(cell.fits is None for cell in self.answered)
+
+
+def title_of(hardware: Cluster | Gpu, quantity: Quantity) -> str:
+    """Return the name and number of what a quantity is searched on; only the name if the number is searched."""
+    name = hardware.server.name if isinstance(hardware, Cluster) else hardware.name
+    count = hardware.num_nodes if isinstance(hardware, Cluster) else quantity[0].setup.world_size
+    is_alone = quantity.name == "world_size" or (isinstance(hardware, Cluster) and count == 1)
+    return name if is_alone else f"{count} x {name}"
 
 
 def max_sizes(

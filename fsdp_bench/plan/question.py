@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -210,6 +211,16 @@ def answer(question: Question) -> Prediction:
         headroom_bytes=question.headroom_bytes,
     )
     return Prediction(question, found)
+
+
+def answers(questions: Iterable[Question], progress: Callable[[int], None] = lambda done: None) -> Iterator[Prediction]:
+    """Yield the prediction of every question, memory and time. ``progress`` gets the number of answers so far."""
+    progress(0)
+    for done, question in enumerate(questions, 1):
+        found = answer(question)
+        found.needed_bytes, found.speed  # noqa: B018 - predicted here, and kept
+        progress(done)
+        yield found
 
 
 def _recorded_note(model: RecordedModel) -> str:

@@ -6,5 +6,6 @@ Read in this order:
     validation/  comparisons of two sources of numbers as text
     charts/      all charts, drawn with matplotlib
     table.py     tables that fit the width of the terminal
+    csv_text.py  rows as CSV
     terminal.py  prints, with control characters escaped
 """

@@ -31,6 +31,8 @@ class TableColumn:
     """Whether the column is aligned on the right."""
     drop_priority: int = 0
     """If the table is too wide, the column with the highest priority is left out first; 0 is wrapped instead."""
+    most_characters: int | None = None
+    """Characters of a line above which a cell is wrapped, however wide the table may be."""
 
     @property
     def name(self) -> str:
@@ -65,6 +67,22 @@ def table_columns(
         TableColumn(header, tuple(own), header in right, places.get(header, 0))
         for header, own in zip(headers, cells, strict=True)
     ]
+
+
+def column_of(
+    header: str,
+    cells: Sequence[str],
+    is_number: bool = False,
+    drop_priority: int = 0,
+    most_characters: int | None = None,
+) -> TableColumn:
+    """Return one column of a table."""
+    return TableColumn(header, tuple(cells), is_number, drop_priority, most_characters)
+
+
+def fits_width(columns: Sequence[TableColumn], others: int) -> bool:
+    """Whether columns fit the terminal beside others of so many characters, without text of theirs on two lines."""
+    return _needed(columns).maximum + others <= terminal_width()
 
 
 def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent: int = 0) -> list[str]:
@@ -127,6 +145,7 @@ def _table(columns: Sequence[TableColumn]) -> Table:
             overflow="fold",
             no_wrap=column.is_number,
             min_width=min(max(map(len, words), default=0), _LONGEST_WORD),
+            max_width=column.most_characters,
             vertical="top",
         )
     for cells in zip(*(column.cells for column in columns), strict=True):

@@ -83,7 +83,7 @@ def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Calla
         (("--params", "10M", f"--{ESCAPES}\n"), "\\x1b]0;title\\x07"),
         (("--strategy", "FULL_SHARD", "--strategy", "NO_SHARD"), "--strategy is given 2 times; give it once; several"),
         (("--seq", "16", "--seq", "32"), "--seq is given 2 times; give it once"),
-        (("--params", "10M", "--no-sync", "--sync-every-micro-batch"), "given 2 times"),
+        (("--params", "10M", "--no-sync", "--sync-every-micro-batch"), "is given on and off"),
     ],
 )
 def test_a_bad_word_on_the_command_line_is_one_line(words: tuple[str, ...], part: str) -> None:

@@ -9,7 +9,7 @@ from fsdp_bench.cli.common.setups import read_setups
 
 
 def test_eight_gpus_a_node_are_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    (setup,), _ = read_setups(SetupOptions(gpu="H100-SXM", nodes=4))
+    ((_, setup, _),) = read_setups(SetupOptions(gpu="H100-SXM", nodes=4))
     assert setup.world_size == 32
     assert capsys.readouterr().err == "note: 8 GPUs on each node are assumed; --gpus-per-node says how many\n"
 
@@ -20,6 +20,6 @@ def test_nothing_is_assumed_that_is_said(capsys: pytest.CaptureFixture[str]) -> 
         (SetupOptions(gpu="H100-SXM"), 1),
         (SetupOptions(server="p5.48xlarge", nodes=2), 16),
     ):
-        (setup,), _ = read_setups(words)
+        ((_, setup, _),) = read_setups(words)
         assert setup.world_size == world
     assert capsys.readouterr().err == ""

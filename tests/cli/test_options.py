@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fsdp_bench.cli.common.lists import PRECISIONS
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.cli.common.setups import PRECISIONS, read_model, read_setup, read_setups
+from fsdp_bench.cli.common.setups import read_model, read_setup, read_setups
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import (
@@ -243,8 +244,9 @@ def test_a_command_that_asks_for_lists_crosses_them() -> None:
         lists=LISTS,
         defaults={"checkpointing": "none,full"},
     )
-    setups, hardware = read_setups(words)
-    assert isinstance(hardware, Cluster)
+    readings = read_setups(words)
+    assert all(isinstance(reading.hardware, Cluster) for reading in readings)
+    setups = [reading.setup for reading in readings]
     assert len(setups) == 2 * 5 * 2  # a strategy given twice counts once
     assert {(setup.strategy.value, setup.shard_size) for setup in setups} == {("FULL_SHARD", None), ("HYBRID_SHARD", 8)}
     assert {setup.precision.name for setup in setups} == set(PRECISIONS)
@@ -252,7 +254,8 @@ def test_a_command_that_asks_for_lists_crosses_them() -> None:
 
 def test_all_of_everything_is_there_also_what_cannot_run() -> None:
     everything = dict.fromkeys(LISTS, "all")
-    setups, _ = read_setups(parse("--world-size", "8", "--api", "fsdp2", model=False, lists=LISTS, defaults=everything))
+    words = parse("--world-size", "8", "--api", "fsdp2", model=False, lists=LISTS, defaults=everything)
+    setups = [reading.setup for reading in read_setups(words)]
     assert len(setups) == 5 * 5 * 3 * 3  # strategies, precisions, offload, checkpointing modes
     reasons = {impossible(setup, "cuda") for setup in setups}
     assert None in reasons

@@ -2,7 +2,10 @@
 
 Read in this order:
     options.py     the options that describe a setup
+    lists.py       options of several values, and every combination of them
     setups.py      from options to a model, a setup and hardware
+    tables.py      the options that sort, select and write tables
+    progress.py    the progress of many predictions
     facts.py       facts of the catalogue as lines
     sweeping.py    output of the commands that run or read trials
     frontier.py    a sweep file with [frontier]

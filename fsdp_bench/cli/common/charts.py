@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ from fsdp_bench.spec.errors import SpecError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fsdp_bench.plan.question import Question
 
 
 def check_chart(path: Path) -> None:
@@ -23,6 +25,20 @@ def check_chart(path: Path) -> None:
         raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
     if not path.parent.is_dir():
         raise SpecError(f"chart: {str(path.parent)!r} is no folder")
+
+
+def refuse_unlike(questions: Sequence[Question]) -> None:
+    """Refuse setups that one picture cannot show.
+
+    Raises:
+        SpecError: for several models, or several servers or numbers of GPUs.
+    """
+    from fsdp_bench.report.text.setups import PLACES, varying_fields
+
+    if several := [field for field in varying_fields(questions) if field in PLACES]:
+        raise SpecError(
+            f"chart: the setups differ in {several[0].replace('_', ' ').replace('num ', '')}; a picture is of one"
+        )
 
 
 def save_chart(draw: Callable[[Path], None], path: Path) -> None:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from fsdp_bench.cli.common.lists import FLAGS, Values
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
+from fsdp_bench.plan.table.columns import OPTION_FIELDS
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count
@@ -69,6 +71,12 @@ class SetupOptions:
     forward_prefetch: bool | None = None
     limit_all_gathers: bool | None = None
     use_orig_params: bool | None = None
+    several: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Options with several values, by name. Their own fields are None; lists.py makes one set of options of each."""
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user gave an option, with one value or several."""
+        return getattr(self, name) is not None or name in self.several
 
 
 class SetupCommand(click.Command):
@@ -89,33 +97,15 @@ class SetupCommand(click.Command):
 
 
 class _Option(click.Option):
-    """An option that knows its section of the help text."""
+    """An option that knows its section of the help text, how the help writes it, and whether it takes lists."""
 
-    def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
+    def __init__(self, declarations: list[str], *, group: str, form: str, is_list: bool, **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
-        self.group = group
+        self.group, self.form, self.is_list = group, form, is_list
 
-
-class Count(click.IntRange):
-    """A click type: a whole number of at least 1, and at most ``most`` if that is given."""
-
-    def __init__(self, most: int | None = None) -> None:
-        super().__init__(1, most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to a number.
-
-        Raises:
-            SpecError: if the text is not a whole number in the range.
-        """
-        try:
-            count = int(value)
-        except ValueError:
-            count = 0
-        if count < 1 or count > (self.max or count):
-            allowed = "1 or more" if self.max is None else f"1 to {self.max:g}"
-            raise SpecError(f"{_named(param)}: {shown(value)} is not allowed; a whole number, {allowed}")
-        return count
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option as it is written on the command line, and its help."""
+        return None if self.hidden else (self.form.replace("/--", " / --"), self.help or "")
 
 
 def given_options() -> list[str]:
@@ -124,20 +114,12 @@ def given_options() -> list[str]:
     return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
-def _named(param: click.Parameter | None) -> str:
-    """Return an option's name for messages."""
-    return param.opts[0].lstrip("-") if param is not None else "count"
-
-
-_COUNT = Count()
 _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
     **{name: name for name in ("checkpointing_policy", "activation_offload", "optimizer_in_backward")},
-    "batch": "micro_batch_size",
-    "seq": "sequence_length",
-    "accumulate": "gradient_accumulation_steps",
+    **OPTION_FIELDS,
     **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
     **{name: name for name in ("reshard_after_forward", "reshard_last_block", "fp32_head")},
     **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
@@ -208,12 +190,18 @@ _DEFAULTS = {
 }
 """Defaults that differ from TrainSetup's; cli/common/setups.py applies them."""
 
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"), _COUNT),
-    "reshard_after_forward": _COUNT,
-    **dict.fromkeys(("hf_config", "recorded", "catalog"), _FILE),
-    "max_grad_norm": float,
-}
+_FILES = ("hf_config", "recorded", "catalog")
+
+
+MODEL_LISTS = ("model", "params", "family", "code", "lora", "qlora")
+"""Options that name a model and take several values."""
+SETUP_LISTS = (
+    *("server", "gpu", "nodes", "gpus_per_node", "world_size", "shard_size", "min_num_params"),
+    *SETUP_FIELDS,
+)
+"""Options that describe hardware and setup, each of which takes several values."""
+EVERY_OPTION = (*MODEL_LISTS, *SETUP_LISTS)
+"""All options that take several values."""
 
 
 def setup_options(
@@ -228,8 +216,8 @@ def setup_options(
 
     Args:
         model: whether the command takes a model; otherwise it takes only the ladder's ``--family``.
-        lists: names of the options that take several values by comma, or ``all``. Possible are strategy, api,
-            precision, offload, checkpointing and optimizer.
+        lists: names of the options that take several values by comma (lists.py); the help of each says so, unless it
+            is EVERY_OPTION, which the command's own help is to say.
         defaults: default values that differ from those of other commands, by option.
         repeatable: names of the options that may be given several times. The command gets each as a separate argument,
             a tuple, and its field in ``options`` is None.
@@ -246,9 +234,14 @@ def setup_options(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(**values: Any) -> int:
-            names = [field.name for field in fields(SetupOptions) if field.name not in (*repeatable, *without)]
-            options = {name: values.pop(name) for name in names if name in values}
-            return function(options=SetupOptions(**options), **values)
+            names = [one.name for one in fields(SetupOptions) if one.name not in (*repeatable, *without)]
+            given = {name: _given(name, values) for name in names if name in values}
+            several = {name: value for name, value in given.items() if isinstance(value, tuple)}
+            for name in several.keys() - set(lists):
+                written = shown(click.get_current_context().meta[name])
+                raise SpecError(f"{name.replace('_', '-')}: {written} is several values; one is allowed here")
+            one_each = {name: value for name, value in given.items() if name not in several}
+            return function(options=SetupOptions(**one_each, several=several), **values)
 
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
@@ -259,6 +252,23 @@ def setup_options(
         return decorated
 
     return decorate
+
+
+def _given(name: str, values: dict[str, Any]) -> Any:
+    """Take an option's value, or the tuple of its several values; of ``--this/--no-that`` the one that was given.
+
+    Raises:
+        SpecError: if both were given.
+    """
+    value, is_off = values.pop(name), values.pop(_off(name), False)
+    if value is not None and is_off:
+        raise SpecError(f"--{name.replace('_', '-')}: is given on and off; keep one, or write on,off for both")
+    return False if is_off else value
+
+
+def _off(name: str) -> str:
+    """Return the name under which click passes ``--no-that`` of ``--this/--no-that``."""
+    return f"{name}_off"
 
 
 headroom_option = click.option(
@@ -289,18 +299,23 @@ def _option(
     """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
     name = _name(form)
-    if name in lists:
+    if name in lists and lists is not EVERY_OPTION:
         text += " Several by comma, or all."
     if name in repeatable:
         text += " May be given several times."
     if (default := defaults.get(name) or (_common_default(name) if metavar else None)) is not None:
         text += f" Default: {default}."
-    attributes: dict[str, Any] = {"group": group, "help": text, "default": defaults.get(name)}
-    if metavar:
-        attributes |= {"metavar": metavar, "type": _TYPES.get(name, str), "multiple": name in repeatable}
-    else:
-        attributes |= {"is_flag": True, "type": bool}
-    return click.option(declaration, name, cls=_Option, **attributes)
+    common: dict[str, Any] = {"cls": _Option, "group": group, "form": form, "is_list": name in lists}
+    attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}
+    attributes["type"] = _FILE if name in _FILES else str if name in repeatable else Values(name)
+    if name not in FLAGS:
+        return click.option(declaration, name, metavar=metavar, **attributes, **common)
+    on, _, off = declaration.partition("/")
+    switch_on = click.option(on, name, is_flag=False, flag_value="on", metavar="on|off", **attributes, **common)
+    if not off:
+        return switch_on
+    switch_off = click.option(off, _off(name), is_flag=True, hidden=True, **common)
+    return lambda function: switch_on(switch_off(function))
 
 
 def _name(form: str) -> str:

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.catalog.lookup import CODES, POSITIONS, Hardware, Placement, find_placement, with_code
+from fsdp_bench.catalog.lookup import CODES, POSITIONS, Hardware, Placement, find_placement, place_names, with_code
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
-from fsdp_bench.cli.common.options import SETUP_FIELDS, SetupOptions
-from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH, USUAL_GPUS_PER_NODE
+from fsdp_bench.cli.common.lists import each_of
+from fsdp_bench.cli.common.options import MODEL_LISTS, SETUP_FIELDS, SetupOptions
+from fsdp_bench.plan.defaults import (
+    DEFAULT_PRECISION,
+    DEFAULT_SEQUENCE_LENGTH,
+    USUAL_GPUS_PER_NODE,
+    default_sequence_length,
+)
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import (
-    Api,
-    Checkpointing,
-    Offload,
-    OptimizerKind,
-    Precision,
-    ShardingStrategy,
-    TrainSetup,
-    Wrap,
-)
+from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import parse_count
 
-PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
-"""The values of ``--precision all``."""
+_WRITTEN_OTHERWISE = ("min_num_params", "shard_size")
+"""Options whose value is read together with others'."""
 
-_VOCABULARIES: dict[str, type[StrEnum]] = {
-    "strategy": ShardingStrategy,
-    "api": Api,
-    "offload": Offload,
-    "checkpointing": Checkpointing,
-    "optimizer": OptimizerKind,
-}
-_LISTS = (*_VOCABULARIES, "precision")
+_FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in _WRITTEN_OTHERWISE}
+"""Options each with the field of TrainSetup that gets its value unchanged."""
 
-_FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in (*_LISTS, "min_num_params")}
-"""Options that take one value, each with the field of TrainSetup that gets this value unchanged."""
+_OF_THE_MODEL = ("model", "hf_config", "recorded", "code", "lora", "qlora", "params", "family", "activation_offload")
+"""Options that a model depends on, beside the sequence length."""
+
+
+class Reading(NamedTuple):
+    """One combination of the options, and what it means."""
+
+    options: SetupOptions
+    """The options, each with one value."""
+    setup: TrainSetup
+    hardware: Hardware
 
 
 def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware]:
@@ -60,27 +58,41 @@ def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware]:
         SpecError: if an option is not allowed, or if the setup cannot run on GPUs.
     """
     catalog = load_user_catalog(options.catalog)
-    setups, hardware = _setups(options, catalog)
-    if len(setups) > 1:
-        several = next(name for name in _LISTS if len(_values(name, getattr(options, name))) > 1)
-        raise SpecError(f"{several}: {shown(getattr(options, several))} is several values; one is allowed here")
-    (setup,) = setups
-    model = _model(options, catalog, setup.sequence_length)
-    if (reason := why_impossible(model, setup, "cuda")) is not None:
+    (reading,) = _readings(options, catalog)
+    model = _model(reading.options, catalog, reading.setup.sequence_length)
+    if (reason := why_impossible(model, reading.setup, "cuda")) is not None:
         raise SpecError(reason)
-    warn_of_sliding_window(options, setup.sequence_length)
-    return model, setup, hardware
+    warn_of_sliding_window(options, reading.setup.sequence_length)
+    return model, reading.setup, reading.hardware
 
 
-def read_setups(options: SetupOptions) -> tuple[tuple[TrainSetup, ...], Hardware]:
-    """Return a setup for every combination of the options that take lists, and the hardware; read no model.
+def read_setups(options: SetupOptions) -> list[Reading]:
+    """Return a setup and its hardware for every combination of the options that have several values; read no model.
 
-    Combinations that cannot run are included; spec.setup.impossible returns the reason for each.
+    Combinations that cannot run are included; spec.setup.impossible returns the reason for each. What differs only in
+    options that mean nothing to it, such as the shard size to FULL_SHARD, is included once.
 
     Raises:
-        SpecError: if an option is not allowed.
+        SpecError: if an option is not allowed, or for too many combinations.
     """
-    return _setups(options, load_user_catalog(options.catalog))
+    return _readings(options, load_user_catalog(options.catalog))
+
+
+def read_models(readings: Sequence[Reading]) -> list[Model]:
+    """Read the model of every combination; each that the options name is read once.
+
+    Raises:
+        SpecError: as read_model.
+    """
+    catalog = load_user_catalog(readings[0].options.catalog)
+    found: dict[tuple[Any, ...], Model] = {}
+    models = []
+    for options, setup, _ in readings:
+        key = (setup.sequence_length, *(getattr(options, name) for name in _OF_THE_MODEL))
+        if key not in found:
+            found[key] = _model(options, catalog, setup.sequence_length)
+        models.append(found[key])
+    return models
 
 
 def read_model(options: SetupOptions) -> Model:
@@ -102,17 +114,17 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
         SpecError: if an option is not allowed.
     """
     options = _with_defaults(options, load_user_catalog(options.catalog))
-    stated: dict[str, list[Any]] = {
-        field: [getattr(options, name)] for name, field in _FIELDS.items() if getattr(options, name) is not None
+    stated: dict[str, tuple[Any, ...]] = {
+        field: options.several.get(name, (getattr(options, name),))
+        for name, field in _FIELDS.items()
+        if options.is_given(name)
     }
-    stated |= {name: list(_values(name, getattr(options, name))) for name in _LISTS if getattr(options, name)}
     read = {
         field: tuple(getattr(from_text({field: value}, TrainSetup), field) for value in values)
         for field, values in stated.items()
         if field not in _DEPENDENT
     }
-    for field in _DEPENDENT & stated.keys():
-        read[field] = tuple(stated[field])
+    read |= {field: stated[field] for field in stated.keys() & _DEPENDENT}
     fixed = {field: values[0] for field, values in read.items() if len(values) == 1}
     return fixed, {field: values for field, values in read.items() if len(values) > 1}
 
@@ -126,18 +138,15 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
 
     The default sequence length is DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
     """
-    precision = options.precision or DEFAULT_PRECISION
-    if options.seq is not None:
-        return replace(options, precision=precision)
-    is_named = options.params is None and (options.model is not None or options.hf_config is not None)
-    positions = DEFAULT_SEQUENCE_LENGTH
-    if is_named and options.recorded is None:
+    if not options.is_given("precision"):
+        options = replace(options, precision=DEFAULT_PRECISION)
+    if options.is_given("seq"):
+        return options
+    model = None
+    if options.params is None and any((options.model, options.hf_config, options.recorded)):
         with suppress(NotRecorded):
             model = _model(options, catalog, 1, may_record=False)
-            positions = model.max_position_embeddings or positions
-            if isinstance(model, RecordedModel):
-                positions -= positions % model.code.multiple
-    return replace(options, precision=precision, seq=min(DEFAULT_SEQUENCE_LENGTH, positions))
+    return replace(options, seq=default_sequence_length(model))
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
@@ -278,47 +287,46 @@ def _tell_recording(what: str) -> None:
     print_line(f"recording the model's code, once: {what} ...", error=True)
 
 
-def _setups(options: SetupOptions, catalog: Catalog) -> tuple[tuple[TrainSetup, ...], Hardware]:
-    options = _with_defaults(options, catalog)
-    place = _place(options, catalog)
-    common = {field: getattr(options, name) for name, field in _FIELDS.items() if getattr(options, name) is not None}
-    if options.min_num_params is not None:
-        if (options.wrap or "").strip().lower() != Wrap.SIZE:
-            raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
-        common["min_num_params"] = parse_count(options.min_num_params, "min-num-params")
-    setups = tuple(
-        from_text({**common, **cell, **_sharding(options, cell, place)}, TrainSetup) for cell in _cells(options)
-    )
-    if options.shard_size is not None and not any(setup.strategy.is_hybrid for setup in setups):
+def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
+    _assume_gpus_per_node(options)
+    found: dict[tuple[Any, ...], Reading] = {}
+    for named in each_of(options, MODEL_LISTS):
+        for one in each_of(_with_defaults(named, catalog)):
+            reading = _reading(one, _place(one, catalog))
+            model = tuple(getattr(one, name) for name in _OF_THE_MODEL)
+            found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
+    setups = [reading.setup for reading in found.values()]
+    if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
         raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
-    return setups, place.hardware
+    if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
+        raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
+    return list(found.values())
 
 
-def _cells(options: SetupOptions) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the options that may have several values."""
-    values = {name: _values(name, getattr(options, name)) for name in _LISTS if getattr(options, name) is not None}
-    for cell in itertools.product(*values.values()):
-        yield dict(zip(values, cell, strict=True))
+def _reading(options: SetupOptions, place: Placement) -> Reading:
+    """Read options that have one value each."""
+    given = {field: getattr(options, name) for name, field in _FIELDS.items() if getattr(options, name) is not None}
+    if options.min_num_params is not None and given.get("wrap", "").strip().lower() == Wrap.SIZE:
+        given["min_num_params"] = parse_count(options.min_num_params, "min-num-params")
+    strategy = ShardingStrategy(given.get("strategy", TrainSetup().strategy))
+    sizes = place.sizes(strategy, options.shard_size if strategy.is_hybrid else None)
+    return Reading(options, from_text({**given, **sizes}, TrainSetup), place.hardware)
 
 
-def _values(name: str, text: str | None) -> list[str]:
-    """Split a list by comma; ``all`` means every known value; a value given twice counts once."""
-    known = PRECISIONS if name == "precision" else tuple(member.value for member in _VOCABULARIES[name])
-    if text is None or text.strip().lower() == "all":
-        return list(known) if text else []
-    read = Precision.parse if name == "precision" else _VOCABULARIES[name]
-    return list(dict.fromkeys(str(read(word)) for word in text.split(",")))
+def _assume_gpus_per_node(options: SetupOptions) -> None:
+    """Print a note on standard error if the number of GPUs on a node is assumed."""
+    if _assumes_gpus(options) and max((*options.several.get("nodes", ()), options.nodes or 1)) > 1:
+        print_line(
+            f"note: {USUAL_GPUS_PER_NODE} GPUs on each node are assumed; --gpus-per-node says how many", error=True
+        )
 
 
-def _sharding(options: SetupOptions, cell: dict[str, Any], place: Placement) -> dict[str, int]:
-    """Return the world size and, for a hybrid strategy, the shard size, by field name."""
-    strategy = ShardingStrategy(cell.get("strategy", TrainSetup().strategy))
-    return place.sizes(strategy, options.shard_size if strategy.is_hybrid else None)
+def _assumes_gpus(options: SetupOptions) -> bool:
+    return not any(map(options.is_given, ("server", "world_size", "gpus_per_node")))
 
 
 def _place(options: SetupOptions, catalog: Catalog) -> Placement:
     each = options.gpus_per_node
-    if options.server is None and options.world_size is None and each is None and (options.nodes or 1) > 1:
+    if _assumes_gpus(options) and (options.nodes or 1) > 1:
         each = USUAL_GPUS_PER_NODE
-        print_line(f"note: {each} GPUs on each node are assumed; --gpus-per-node says how many", error=True)
     return find_placement(options.gpu, options.server, options.nodes, each, options.world_size, catalog)

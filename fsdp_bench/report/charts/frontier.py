@@ -22,8 +22,8 @@ from fsdp_bench.report.charts.max_size import (
 from fsdp_bench.report.charts.max_size import draw as draw_chart
 from fsdp_bench.report.charts.trials.trial_facts import ORDER, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
-from fsdp_bench.report.text.prediction import common_line
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
+from fsdp_bench.report.text.setups import common_line
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.units import format_count, format_gib
 

@@ -21,8 +21,8 @@ from fsdp_bench.report.charts.max_size import (
 from fsdp_bench.report.charts.trials.trial_facts import ORDER
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
-from fsdp_bench.report.text.prediction import common_line
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text
+from fsdp_bench.report.text.setups import SELDOM, SIZES, common_line, named, value_of
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -30,7 +30,7 @@ from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.spec.units import format_gib
 
 SERVER = "server"
-LEVELS = (SERVER, "optimizer", "api", "offload", "precision", "checkpointing")
+LEVELS = (SERVER, *SELDOM, "optimizer", "api", *SIZES, "offload", "precision", "checkpointing")
 """Fields that may vary within a strategy, outermost level of labels first."""
 
 MOST_REASONS = 3
@@ -70,14 +70,17 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
 
 
 def _label(field: str, name: str, setup: TrainSetup) -> str:
-    return name if field == SERVER else str(getattr(setup, field))
+    if field == SERVER:
+        return name
+    text = value_of(setup, field)
+    return named(field, text) if field in (*SELDOM, *SIZES) else text
 
 
 def max_size_chart(results: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizeChart:
     """Return the chart of predicted results."""
     first = results[0].cells[0]
     text = QUANTITY_TEXTS[first.quantity.name]
-    cells = [(one.name, cell) for one in results for cell in one.cells]
+    cells = [(one.title, cell) for one in results for cell in one.cells]
     orders = {level: list(dict.fromkeys(_label(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
 
     def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
@@ -89,7 +92,7 @@ def max_size_chart(results: Sequence[HardwareResult], arrangement: Arrangement) 
     field, rows = arrangement.rows, []
     for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
         chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
-        title = word if field in (None, SERVER) else f"{field} {word}"
+        title = word if field in (None, SERVER, *SELDOM, *SIZES) else f"{field} {word}"
         rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
     return MaxSizeChart(
         title=f"{text.title} (predicted): {_servers(results)}",
@@ -124,10 +127,16 @@ def _subtitle(results: Sequence[HardwareResult]) -> str:
     first = results[0].cells[0]
     name, model = first.quantity.name, first.quantity[0].model
     what = f"{model.kind} models" if name == "num_parameters" else model.name
-    batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence"}
-    batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU"
-    both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
-    return f"{what}, {batch.get(name, both)}, by sharding strategy"
+    varying = {name, *(field for field in SIZES if len(_values(results, field)) > 1)}
+    batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence, "}
+    batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU, "
+    both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU, "
+    known = "" if varying.issuperset(SIZES) else next((batch[field] for field in SIZES if field in varying), both)
+    return f"{what}, {known}by sharding strategy"
+
+
+def _values(results: Sequence[HardwareResult], field: str) -> set[str]:
+    return {value_of(cell.setup, field) for one in results for cell in one.cells}
 
 
 def _servers(results: Sequence[HardwareResult]) -> str:
@@ -143,7 +152,7 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     """Return the conditions that a reader needs to repeat the chart."""
     first = results[0].cells[0]
     setups = [cell.setup for one in results for cell in one.cells]
-    varying = [level for level in LEVELS[1:] if len({str(getattr(setup, level)) for setup in setups}) > 1]
+    varying = [level for level in LEVELS[1:] if len(_values(results, level)) > 1]
     lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     lines += [_hardware(one) for one in results]

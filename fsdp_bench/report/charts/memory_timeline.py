@@ -17,7 +17,7 @@ from fsdp_bench.plan.chart_data.memory_timeline import (
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, legend, new_frame, value_axis
 from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
+from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.verdict import required_lines, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from fsdp_bench.plan.chart_data.scaling import ScalingCurve, scaling_curves
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.figure import legend, new_frame, value_axis
-from fsdp_bench.report.text.prediction import common_line, title, varying_fields
+from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster

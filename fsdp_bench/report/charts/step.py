@@ -11,7 +11,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.schedule import Intervals, Span, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.prediction import common_line, setup_line, title, varying_fields
+from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.speed import percent, rests_on, throughput_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError

@@ -10,7 +10,7 @@ from fsdp_bench.plan.chart_data.trade_off import TradeOffPoint, pareto_frontier,
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, new_frame, value_axis
 from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.prediction import common_line, title, varying_fields
+from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.errors import SpecError

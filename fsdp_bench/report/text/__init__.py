@@ -4,7 +4,9 @@ Read in this order:
     prediction.py        one prediction: peak, breakdown, time
     verdict.py           whether a setup fits, in one line
     speed.py             step time, exposed communication, tokens per second
+    setups.py            a setup as a line, several by what they differ in
     prediction_table.py  several predictions in one table
+    cells.py             cells and headers of every column that a table can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
     max_size.py          the largest model that fits, one row for each setting
     quantity_text.py     names of what max-size searches: model size, layers, batch, sequence, GPUs

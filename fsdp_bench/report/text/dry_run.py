@@ -9,7 +9,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction import header_of, labels, title, varying_fields
+from fsdp_bench.report.text.setups import header_of, labels, title, varying_fields
 from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
@@ -86,11 +86,15 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
         _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
         "",
         f"{first.name}, {format_count(first.result.num_parameters)} parameters",
-        f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0 of"
-        f" {first.spec.setup.world_size}",
+        f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0"
+        + ("" if _differ_in_ranks(runs) else f" of {first.spec.setup.world_size}"),
         "",
         *table_lines(table_columns(header, rows, {"peak\nallocated", "reserved,\npredicted"}, ["in phase"])),
     ])  # fmt: skip
+
+
+def _differ_in_ranks(runs: Sequence[DryRun]) -> bool:
+    return len({run.spec.setup.world_size for run in runs}) > 1
 
 
 def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:

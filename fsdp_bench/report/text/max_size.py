@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from fsdp_bench.plan.advice.nothing_fits import NothingFits
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_text
 from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.table.columns import Row, TableOptions
+from fsdp_bench.plan.table.rows import setting_row
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.table import TableColumn, column_of, table_columns, table_lines
+from fsdp_bench.report.text.cells import cell_text, column_header, is_number
 from fsdp_bench.report.text.common import fact
 from fsdp_bench.report.text.nothing_fits import nothing_fits_lines
-from fsdp_bench.report.text.prediction import (
-    common_line,
-    hardware_facts,
-    header_of,
-    labels,
-    modelled,
-    title,
-    varying_fields,
-)
+from fsdp_bench.report.text.prediction import modelled
+from fsdp_bench.report.text.prediction_table import label_columns
 from fsdp_bench.report.text.quantity_text import model_line, quantity_text, value_text
+from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
 from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.hardware import Cluster
@@ -42,13 +39,14 @@ DROPPABLE = (
 """Headers of columns to leave out if the terminal is too narrow, in this order."""
 
 
-def report(results: Sequence[HardwareResult], failure: NothingFits | None) -> str:
+def report(results: Sequence[HardwareResult], failure: NothingFits | None, options: TableOptions | None = None) -> str:
     """Return one table per server or GPU; the first line is the answer."""
+    options = options or TableOptions()
     several = len(results) > 1 or any(len(one.answered) > 1 for one in results)
     lines = nothing_fits_lines(failure, several) if failure else []
     for one in results:
         answer = [] if failure and len(results) == 1 else [_answer(one), ""]
-        lines += [*([""] if lines else []), *answer, *_table(one)]
+        lines += [*([""] if lines else []), *answer, *_table(one, options)]
     return "\n".join(lines)
 
 
@@ -58,16 +56,22 @@ def _answer(result: HardwareResult) -> str:
         return f"{result.title}: unknown what fits (predicted)"
     if result.nothing_fits:
         return f"{result.title}: nothing fits (predicted)"
-    return best_line(result, varying_fields([cell.question for cell in result.cells]))
+    return best_line(result, _varying(result))
 
 
-def _table(result: HardwareResult) -> list[str]:
-    first = result.cells[0]
-    varying = varying_fields([cell.question for cell in result.cells])
+def _varying(result: HardwareResult) -> list[str]:
+    """Return what the settings differ in, without the strategy. The first candidates' model or GPUs are no setting."""
+    return [field for field in varying_fields([cell.question for cell in result.cells]) if field not in PLACES]
+
+
+def _table(result: HardwareResult, options: TableOptions) -> list[str]:
+    first, varying = result.cells[0], _varying(result)
+    strategies = {strategy_text(cell.question) for cell in result.cells}
+    shares_strategy = bool(varying) and len(strategies) == 1
     lines = [
         fact("model", model_line(first)),
-        fact("setup", common_line(first.setup, varying, first.quantity.name)),
-        *hardware_facts(first.question, "up to " if first.quantity.name == "world_size" else ""),
+        fact("setup", common_line(first.setup, varying, first.quantity.name, shares_strategy)),
+        *hardware_facts([first.question], "up to " if first.quantity.name == "world_size" else ""),
         fact("modelled", modelled(first.question)),
         fact("fits", meaning(result)),
         *(fact("load", line) for line in load_lines(first)),
@@ -75,15 +79,45 @@ def _table(result: HardwareResult) -> list[str]:
     timed = next((cell.at for cell in result.answered if cell.at is not None), None)
     if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
-    has_host = any(cell.setup.uses_host_memory for cell in result.answered)
     if result.answered:
-        header, numbers = _header(result, varying, has_host)
-        fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
-        rows = [_row(cell, varying, has_host, result.with_time) for cell in fitting_first]
-        lines += ["", *table_lines(table_columns(header, rows, numbers, DROPPABLE))]
+        lines += ["", *_rows(result, varying, shares_strategy, options)]
     notes = dict.fromkeys(note for cell in result.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(result)]
+
+
+def settings_rows(result: HardwareResult, options: TableOptions) -> list[tuple[SettingResult, Row]]:
+    """Return the settings with an answer, each with its row: those under which something fits first, or as sorted."""
+    fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
+    return options.arranged((cell, setting_row(cell, result.with_time)) for cell in fitting_first)
+
+
+def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[Row]:
+    """Return a row for every setting on every kind of hardware, with or without an answer."""
+    rows = [row for one in results for _, row in settings_rows(one, options)]
+    others = [cell for one in results for cell in one.cells if cell.found is None]
+    return [*rows, *([] if options.only_fits else [setting_row(cell, with_time=False) for cell in others])]
+
+
+def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
+    """Return the table of the settings with an answer."""
+    rows = settings_rows(result, options)
+    if not rows:
+        return ["nothing fits under any setting"]
+    cells = [cell for cell, _ in rows]
+    if options.columns:
+        chosen = options.columns
+        return table_lines(
+            [
+                column_of(column_header(name), [cell_text(name, row) for _, row in rows], is_number(name))
+                for name in chosen
+            ]
+        )
+    has_host = any(cell.setup.uses_host_memory for cell in result.answered)
+    header, numbers = _header(result, has_host)
+    answer = table_columns(header, [_row(cell, has_host, result.with_time) for cell in cells], numbers, DROPPABLE)
+    settings: list[TableColumn] = label_columns([cell.shown for cell in cells], varying, shares_strategy, 40)
+    return table_lines([*settings, *answer])
 
 
 def _unanswered(result: HardwareResult) -> list[str]:
@@ -147,21 +181,19 @@ def host_line(result: HardwareResult) -> str:
     return f"offloaded states within the {format_gib(has)} of a node"
 
 
-def _header(result: HardwareResult, varying: Sequence[str], has_host: bool) -> tuple[list[str], set[str]]:
-    """Return the headers of all columns, and those of numeric columns."""
+def _header(result: HardwareResult, has_host: bool) -> tuple[list[str], set[str]]:
+    """Return the headers of the answer's columns, and those of numeric columns."""
     name = result.cells[0].quantity.name
-    header = ["strategy", *map(header_of, varying), COLUMN, "without\nOOM"]
+    header = [COLUMN, "without\nOOM"]
     header += ["layers x\nhidden"] if name == "num_parameters" else []
     header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if result.with_time else ())]
     numbers = {COLUMN, "without\nOOM", "reserved", "host\nmemory", "layers x\nhidden", *SPEEDS}
     return [*header, "limited by"], numbers
 
 
-def _row(cell: SettingResult, varying: Sequence[str], has_host: bool, with_time: bool) -> list[str]:
+def _row(cell: SettingResult, has_host: bool, with_time: bool) -> list[str]:
     name, at = cell.quantity.name, cell.at
-    row = [*labels(cell.shown, varying)]
-    row.append(NONE if cell.fits is None else value_text(name, cell.fits))
-    row.append(NONE if cell.runs is None else value_text(name, cell.runs))
+    row = [NONE if value is None else value_text(name, value) for value in (cell.fits, cell.runs)]
     if name == "num_parameters":
         row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
     row.append(_reserved_percent(at) if at else "")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
-from fsdp_bench.report.text.prediction import remedy_line, title, varying_fields
+from fsdp_bench.report.text.prediction import remedy_line
 from fsdp_bench.report.text.quantity_text import quantity_text, value_text
+from fsdp_bench.report.text.setups import title, varying_fields
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 

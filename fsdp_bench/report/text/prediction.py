@@ -8,6 +8,7 @@ from fsdp_bench.plan.advice.remedies import Remedy
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.text.common import fact
 from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.report.text.verdict import (
     place_text,
@@ -16,33 +17,10 @@ from fsdp_bench.report.text.verdict import (
     verdict,
 )
 from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib
 
 _BAR = 30
 """Characters of the longest bar."""
-
-_OFTEN = ("precision", "offload", "checkpointing", "optimizer")
-_SELDOM = (
-    "checkpointing_policy",
-    "activation_offload",
-    "optimizer_in_backward",
-    "gradient_accumulation_steps",
-    "sync_every_micro_batch",
-    "max_grad_norm",
-    "loss",
-    "compile",
-    "wrap",
-    "reshard_after_forward",
-    "reshard_last_block",
-    "fp32_head",
-    "backward_prefetch",
-    "forward_prefetch",
-    "limit_all_gathers",
-    "use_orig_params",
-)
-"""Fields that are printed only if they differ from TrainSetup's default."""
 
 
 def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
@@ -95,7 +73,7 @@ def _asked(prediction: Prediction) -> list[str]:
     return [
         fact("model", f"{question.model.name}: {question.model.describe()}"),
         fact("setup", setup_line(question.setup)),
-        *hardware_facts(question),
+        *hardware_facts([question]),
         fact("modelled", modelled(question, prediction.estimate.memory.peak_rank)),
     ]
 
@@ -106,54 +84,6 @@ def modelled(question: Question, rank: int = 0) -> str:
     segments = ", expandable segments" if question.expandable_segments else ""
     which = f"rank {rank}, which needs the most" if rank else "rank 0"
     return f"torch {TORCH_VERSION}, {kernels} kernels, {which}{segments}"
-
-
-def setup_line(setup: TrainSetup) -> str:
-    """Return a setup as one line: the main fields, then other fields that differ from their defaults."""
-    name = setup.strategy.value
-    if setup.effective_strategy is not setup.strategy:
-        name += f" (runs as {setup.effective_strategy.value})"
-    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
-    if 1 < setup.shard_group_size < setup.world_size:
-        ranks += f" in shard groups of {setup.shard_group_size}"
-    parts = [
-        f"{name} under {setup.api.value}",
-        ranks,
-        str(setup.precision),
-        f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens",
-        f"checkpointing {setup.checkpointing.value}",
-        f"offload {setup.offload.value}",
-        setup.optimizer.value,
-    ]
-    return ", ".join([*parts, *seldom(setup)])
-
-
-def seldom(setup: TrainSetup) -> list[str]:
-    """Return the fields in _SELDOM that differ from their defaults."""
-    default = TrainSetup()
-    changed = [field for field in _SELDOM if getattr(setup, field) != getattr(default, field)]
-    return [f"{spaced(field)} {_value(getattr(setup, field))}" for field in changed]
-
-
-def _value(value: object) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def hardware_facts(question: Question, prefix: str = "") -> list[str]:
-    """Return the hardware, and the source of the GPU's usable memory."""
-    hardware, gpu = question.hardware, question.gpu
-    if gpu is None:
-        return [fact("hardware", "none named")]
-    name = f"{question.setup.world_size} x {gpu.name}"
-    if isinstance(hardware, Cluster):
-        name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
-    source = gpu.usable_memory_source
-    if gpu.usable_memory_bytes is None or source is None:
-        return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
-    return [
-        fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
-        fact("", f"source: {source.title} ({source.date})"),
-    ]
 
 
 def _peak(prediction: Prediction) -> list[str]:
@@ -241,51 +171,3 @@ def required_facts(predictions: Sequence[Prediction]) -> list[str]:
     """Return the required headroom on each GPU, with its source."""
     known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
     return [fact("headroom", line) for line in required_lines(known)]
-
-
-def varying_fields(questions: Sequence[Question]) -> list[str]:
-    """Return the fields in which setups differ, without the strategy."""
-    return [field for field in ("api", *_OFTEN) if len({getattr(q.setup, field) for q in questions}) > 1]
-
-
-def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = None) -> str:
-    """Return the fields that the setups share; ``sought`` is the field whose best value is searched for, if any."""
-    ranks = "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
-    parts = ["as few ranks as fit" if sought == "world_size" else ranks]
-    parts += [] if "api" in varying else [setup.api.value]
-    batch = "as many as fit" if sought == "micro_batch_size" else setup.micro_batch_size
-    tokens = "as many tokens as fit" if sought == "sequence_length" else f"{setup.sequence_length} tokens"
-    parts += [f"batch {batch} x {tokens}"]
-    for field in _OFTEN:
-        if field not in varying:
-            value = str(getattr(setup, field))
-            parts.append(value if field in ("precision", "optimizer") else f"{field} {value}")
-    return ", ".join([*parts, *seldom(setup)])
-
-
-def labels(question: Question, varying: Sequence[str]) -> list[str]:
-    """Return the cells that identify a setup in a table: its strategy and the varying fields."""
-    setup = question.setup
-    name = setup.strategy.value
-    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
-        name += f" ({setup.shard_group_size})"
-    if setup.effective_strategy is not setup.strategy:
-        name += f" (runs {setup.effective_strategy.value})"
-    return [name, *(str(getattr(setup, field)) for field in varying)]
-
-
-def title(question: Question, varying: Sequence[str]) -> str:
-    """Return the name of a setup in a sentence: its strategy and the varying fields."""
-    strategy, *values = labels(question, varying)
-    named = zip(varying, values, strict=True)
-    return ", ".join([strategy, *(f"{f} {v}" if f in ("checkpointing", "offload") else v for f, v in named)])
-
-
-def header_of(field: str) -> str:
-    """Return the header of a field's column."""
-    return {"checkpointing": "check-\npointing"}.get(field, field)
-
-
-def spaced(name: str) -> str:
-    """Return a field's name with blanks for underscores."""
-    return name.replace("_", " ")

@@ -1,4 +1,7 @@
-"""Several predictions as one table: the conclusion, then one row per setup, the fastest that fits first."""
+"""Several predictions as one table: the conclusion, then one row per setup, the fastest that fits first.
+
+The fastest is the one that trains the most tokens a second per GPU: steps may be of different tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +10,153 @@ from math import inf
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.report.text.prediction import (
+from fsdp_bench.plan.table.columns import Row, TableOptions
+from fsdp_bench.plan.table.rows import prediction_row, refusal_row
+from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
+from fsdp_bench.report.text.cells import cell_text, column_header, is_number
+from fsdp_bench.report.text.common import fact
+from fsdp_bench.report.text.prediction import modelled, required_facts
+from fsdp_bench.report.text.setups import (
+    NUMBERS,
     common_line,
     hardware_facts,
     header_of,
     labels,
-    modelled,
-    required_facts,
-    spaced,
+    model_facts,
+    names_of,
+    strategy_text,
     title,
     varying_fields,
 )
-from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, step_text
-from fsdp_bench.report.text.verdict import fits_text, verdict
+from fsdp_bench.report.text.speed import rests_on, step_text
+from fsdp_bench.report.text.verdict import verdict
 from fsdp_bench.spec.units import format_gib
 
-DROPPABLE = ("exposed", "peak\nallocated", "left", "in phase", "MFU", "mostly", "step", "tokens/s\nper GPU")
-"""Headers of columns to leave out if the terminal is too narrow, in this order."""
+_USUAL = (
+    *("peak_allocated_bytes", "peak_phase", "needed_bytes", "fits", "headroom_bytes", "largest_category"),
+    *("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu"),
+)
+"""Columns of the answer if the user names none."""
+_DROPPED = (
+    *("exposed_fraction", "peak_allocated_bytes", "headroom_bytes", "peak_phase", "mfu", "largest_category"),
+    *("step_seconds", "tokens_per_second_per_gpu"),
+)
+"""Columns to leave out if the terminal is too narrow, in this order."""
 
 
-def side_by_side(predictions: Sequence[Prediction], refused: Sequence[Question]) -> str:
-    """Return the conclusion and one row per setup, for several setups of one model on the same hardware.
+_SETUP_WIDTH = 40
+"""Characters of a line of the one column that says what a row is of, where several would be too wide."""
 
-    Setups that fit come first, sorted by speed.
+
+def arranged(
+    predictions: Sequence[Prediction], refused: Sequence[Question], options: TableOptions
+) -> list[tuple[Question, Row]]:
+    """Return the rows of a table, each with its question: the fastest that fits first, or as the user sorts them.
+
+    Setups that cannot run are the last rows.
     """
+    rows = [(found.question, prediction_row(found)) for found in sorted(predictions, key=_order)]
+    return options.arranged([*rows, *((question, refusal_row(question)) for question in refused)])
+
+
+def side_by_side(
+    predictions: Sequence[Prediction], refused: Sequence[Question], options: TableOptions | None = None
+) -> str:
+    """Return the conclusion and one row per setup. Setups that fit come first, sorted by speed."""
+    options = options or TableOptions()
     questions = [*(prediction.question for prediction in predictions), *refused]
-    varying = varying_fields(questions)
-    speeds = [header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS]
-    peaks = ["peak\nallocated", "in phase", "needs", "fits", "left", "mostly"]
-    headers = ["strategy", *map(header_of, varying), *peaks, *speeds]
-    rows = [[*labels(p.question, varying), *_cells(p)] for p in sorted(predictions, key=_order)]
-    numbers = {"peak\nallocated", "needs", "left", *speeds}
-    first = questions[0]
+    varying, first = varying_fields(questions), questions[0]
+    shares_strategy = bool(varying) and len(set(map(strategy_text, questions))) == 1
+    rows = [(question, row) for question, row in arranged(predictions, refused, options) if not row["impossible"]]
+    shown = "" if len(rows) == len(predictions) else f", of which {len(rows)} are shown"
+    rates = dict.fromkeys(rests_on(found.speed, found.question.profile) for found in predictions)
     lines = [
         conclusion(predictions, varying),
         "",
-        fact("predicted", f"{len(predictions)} setups; peaks of rank 0 on one GPU"),
-        fact("model", f"{first.model.name}: {first.model.describe()}"),
-        fact("setup", common_line(first.setup, varying)),
-        *hardware_facts(first),
+        fact("predicted", f"{len(predictions):,} setups{shown}; peaks of rank 0 on one GPU"),
+        *model_facts(questions),
+        fact("setup", common_line(first.setup, varying, strategy=shares_strategy)),
+        *hardware_facts(questions),
         fact("modelled", modelled(first)),
-        fact("rates", rests_on(predictions[0].speed, first.profile)),
+        *(fact("rates", text) for text in rates),
         fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
         *required_facts(predictions),
         "",
-        *table_lines(table_columns(headers, rows, numbers, DROPPABLE)),
+        *(table_lines(_columns(rows, varying, shares_strategy, options)) if rows else ["no setup fits"]),
+        *_refused_lines(refused, varying),
     ]
-    if refused:
-        lines.append("")
-        lines += [f"impossible: {title(q, varying)}: {q.impossible}" for q in refused]
     notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return "\n".join(lines)
+
+
+def _fastest(fitting: Sequence[Prediction]) -> str:
+    """Return what the first row is: the fastest; per GPU, if setups train on different tokens or numbers of GPUs."""
+    setups = [found.question.setup for found in fitting]
+    differ = len({(setup.tokens_per_step_per_rank, setup.world_size) for setup in setups}) > 1
+    return "trains the most tokens per GPU" if differ else "is the fastest"
+
+
+def _columns(
+    rows: Sequence[tuple[Question, Row]], varying: Sequence[str], shares_strategy: bool, options: TableOptions
+) -> list[TableColumn]:
+    """Return the columns that the user names; by default what setups differ in, and the answer."""
+    chosen = options.columns or _USUAL
+    answer = [
+        column_of(
+            column_header(name),
+            [cell_text(name, row) for _, row in rows],
+            is_number(name),
+            len(_DROPPED) - _DROPPED.index(name) if name in _DROPPED and not options.columns else 0,
+        )
+        for name in chosen
+    ]
+    return answer if options.columns else [*label_columns([q for q, _ in rows], varying, shares_strategy, 24), *answer]
+
+
+def label_columns(
+    questions: Sequence[Question], varying: Sequence[str], shares_strategy: bool, others: int
+) -> list[TableColumn]:
+    """Return the columns that say which setup a row is of, or one column of all where they would be too wide.
+
+    Args:
+        questions: one for each row.
+        varying: what the setups differ in, without the strategy.
+        shares_strategy: whether all have the same strategy, which then has no column.
+        others: characters that the table's other columns need.
+    """
+    cells = list(zip(*(labels(question, varying) for question in questions), strict=True))
+    headers = ["strategy", *map(header_of, varying)]
+    columns = [
+        column_of(header, own, field in NUMBERS)
+        for header, field, own in zip(headers, ["", *varying], cells, strict=True)
+    ][shares_strategy:]
+    if fits_width(columns, others):
+        return columns
+    names = [[*([] if shares_strategy else [strategy_text(q)]), *names_of(q, varying)] for q in questions]
+    return [column_of("setup", [", ".join(words) for words in names], most_characters=_SETUP_WIDTH)]
+
+
+def _refused_lines(refused: Sequence[Question], varying: Sequence[str]) -> list[str]:
+    """Return a line for each reason why setups cannot run."""
+    reasons: dict[str | None, list[Question]] = {}
+    for question in refused:
+        reasons.setdefault(question.impossible, []).append(question)
+    lines = [
+        f"impossible: {title(alike[0], varying)}{f' and {len(alike) - 1} more' if alike[1:] else ''}: {reason}"
+        for reason, alike in reasons.items()
+    ]
+    return ["", *lines] if lines else []
 
 
 _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
 
 
 def _order(prediction: Prediction) -> tuple[int, float, int]:
-    """Return the sort key of a row: whether the setup fits, then its step time, then its memory."""
+    """Return the sort key of a row: whether the setup fits, then the time of a token on a GPU, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
-    return _RANK[prediction.verdict], inf if seconds is None else seconds, prediction.needed_bytes
+    work = prediction.question.setup.tokens_per_step_per_rank
+    return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
 
 
 def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str:
@@ -89,25 +176,6 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
         least = min(fitting, key=lambda one: one.needed_bytes)
         name, reserved = title(least.question, varying), f"{format_gib(least.needed_bytes)} reserved"
         return f"{of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
-    fastest = "is the fastest" if len(fitting) > 1 else "trains"
+    fastest = _fastest(fitting) if len(fitting) > 1 else "trains"
     speed = f"{step_text(time)} a step, {tokens:,.0f} tokens/s per GPU"
     return f"{of}, {name} {fastest} (predicted): {speed}, {reserved}"
-
-
-def _cells(prediction: Prediction) -> list[str]:
-    memory = prediction.estimate.memory
-    largest = prediction.largest_category
-    fraction = memory.breakdown_bytes[largest] / memory.peak_allocated_bytes
-    return [
-        format_gib(memory.peak_allocated_bytes),
-        memory.peak_phase,
-        _size(prediction.needed_bytes if prediction.question.kernels == "cuda" else None, UNKNOWN),
-        fits_text(prediction),
-        _size(prediction.headroom_bytes, UNKNOWN),
-        f"{spaced(largest)} {fraction:.0%}",
-        *(["-"] * len(SPEED_COLUMNS) if prediction.fits is False else speed_cells(prediction.speed)),
-    ]
-
-
-def _size(num_bytes: int | None, otherwise: str) -> str:
-    return otherwise if num_bytes is None else format_gib(num_bytes)

@@ -1,0 +1,207 @@
+"""Options of several values, such as ``--batch 1,2,4``: how they are read, and every combination of them.
+
+``all`` stands for every known value of an option with a vocabulary, ``default`` for an option that is not given where
+that has no other name. Values of some options contain commas themselves: several of these go with ``;`` between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdp_bench.catalog.lookup import CODES
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Precision,
+    ShardingStrategy,
+    Wrap,
+)
+
+if TYPE_CHECKING:
+    from fsdp_bench.cli.common.options import SetupOptions
+
+MOST_SETUPS = 10_000
+"""The most combinations of lists: minutes of predictions."""
+
+PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
+"""The values of ``--precision all``."""
+
+VOCABULARIES: dict[str, type[StrEnum]] = {
+    "strategy": ShardingStrategy,
+    "api": Api,
+    "offload": Offload,
+    "checkpointing": Checkpointing,
+    "optimizer": OptimizerKind,
+    "loss": Loss,
+    "wrap": Wrap,
+    "backward_prefetch": BackwardPrefetch,
+    "family": Family,
+}
+FLAGS = (
+    *("activation_offload", "optimizer_in_backward", "sync_every_micro_batch", "compile", "reshard_last_block"),
+    *("fp32_head", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
+)
+"""Options that are on or off."""
+COUNTS = (
+    *("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"),
+    "reshard_after_forward",
+)
+_WITH_DEFAULT = ("checkpointing_policy", "max_grad_norm", "reshard_after_forward", "shard_size", "lora", "qlora")
+"""Options whose default has no other name: ``default`` in a list stands for it."""
+_WITH_COMMAS = ("lora", "qlora")
+"""Options whose values contain commas: several go with ``;`` between them."""
+
+_FIRST = ("strategy", "api", "offload", "checkpointing", "optimizer", "precision")
+"""Options that vary more slowly than the others of a setup, in this order: the order of several predictions in JSON."""
+
+
+class Count(click.IntRange):
+    """A click type: a whole number of at least 1, and at most ``most`` if that is given."""
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__(1, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert text to a number.
+
+        Raises:
+            SpecError: if the text is not a whole number in the range.
+        """
+        try:
+            count = int(value)
+        except ValueError:
+            count = 0
+        if count < 1 or count > (self.max or count):
+            allowed = "1 or more" if self.max is None else f"1 to {self.max:g}"
+            name = param.opts[0].lstrip("-") if param is not None else "count"
+            raise SpecError(f"{name}: {shown(value)} is not allowed; a whole number, {allowed}")
+        return count
+
+
+COUNT = Count()
+
+
+class Values(click.ParamType[Any]):
+    """A click type: the value of an option, or the tuple of its several values."""
+
+    name = "text"
+
+    def __init__(self, option: str) -> None:
+        self.option = option
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the words of a list. A value given twice counts once.
+
+        Raises:
+            SpecError: for a word that is not allowed.
+        """
+        if not isinstance(value, str):
+            return value
+        if ctx is not None:
+            ctx.meta[self.option] = value
+        read = self._reader(param, ctx)
+        values = tuple(dict.fromkeys(map(read, _words(self.option, value))))
+        return values if len(values) > 1 else values[0]
+
+    def _reader(self, param: click.Parameter | None, ctx: click.Context | None) -> Callable[[str], Any]:
+        name = self.option
+        if name in _WITH_DEFAULT:
+            return lambda word: None if _folded(word) == "default" else _plain(name, word, param, ctx)
+        return lambda word: _plain(name, word, param, ctx)
+
+
+def _plain(name: str, word: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    """Read one word of an option."""
+    if name in FLAGS:
+        return _on_or_off(name, word)
+    if name in COUNTS:
+        return COUNT.convert(word.strip(), param, ctx)
+    if name == "max_grad_norm":
+        return click.types.convert_type(float).convert(word.strip(), param, ctx)
+    if name == "precision":
+        return str(Precision.parse(word))
+    if name in VOCABULARIES:
+        return str(VOCABULARIES[name](word))
+    return word.strip()
+
+
+def _on_or_off(name: str, word: str) -> bool:
+    switches = {"on": True, "off": False, "true": True, "false": False}
+    if _folded(word) not in switches:
+        raise SpecError(f"{name.replace('_', '-')}: {shown(word)} is not allowed; on, off, or on,off for both")
+    return switches[_folded(word)]
+
+
+def _words(name: str, text: str) -> list[str]:
+    """Return the words of a list; for ``all`` those of every known value."""
+    if _folded(text) == "all":
+        known = _known(name)
+        if known:
+            return known
+    if name == "checkpointing_policy":
+        return [policy for part in text.split(";") for policy in _policies(part)]
+    return text.split(";" if name in _WITH_COMMAS else ",")
+
+
+def _known(name: str) -> list[str]:
+    if name == "precision":
+        return list(PRECISIONS)
+    if name == "code":
+        return list(CODES)
+    return ["on", "off"] if name in FLAGS else [member.value for member in VOCABULARIES.get(name, ())]
+
+
+def _policies(text: str) -> Iterator[str]:
+    """Yield the policies of a text: operators that follow each other are one policy, every other word is its own."""
+    is_operator = itertools.groupby(
+        text.split(","), key=lambda word: not _folded(word).startswith(("every", "default"))
+    )
+    for are_operators, words in is_operator:
+        yield from [",".join(words)] if are_operators else words
+
+
+def _folded(word: str) -> str:
+    return word.strip().lower()
+
+
+def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iterator[SetupOptions]:
+    """Yield the options once for every combination of the values of those that have several.
+
+    Args:
+        options: the options.
+        names: the options to take apart; the others keep their several values. By default all.
+
+    Raises:
+        SpecError: for more than MOST_SETUPS combinations.
+    """
+    chosen = {name: values for name, values in options.several.items() if names is None or name in names}
+    count = math.prod(map(len, options.several.values()))
+    if count > MOST_SETUPS:
+        longest = max(options.several, key=lambda name: len(options.several[name])).replace("_", "-")
+        raise SpecError(
+            f"{count:,} setups are too many; up to {MOST_SETUPS:,}: a shorter list of --{longest}, or others"
+        )
+    rest = {name: values for name, values in options.several.items() if name not in chosen}
+    order = sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else -1 if _is_place(name) else 9)
+    for values in itertools.product(*(chosen[name] for name in order)):
+        yield replace(options, several=rest, **dict(zip(order, values, strict=True)))
+
+
+def _is_place(name: str) -> bool:
+    """Whether an option names a model or hardware."""
+    return name in ("model", "params", "family", "code", "lora", "qlora", "server", "gpu", "nodes", "world_size") or (
+        name == "gpus_per_node"
+    )

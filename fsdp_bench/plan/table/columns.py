@@ -1,0 +1,136 @@
+"""Columns of tables by name: which ones users mean, in which order rows stand, and which rows are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fsdp_bench.spec.errors import SpecError, nearest, shown
+
+Row = dict[str, Any]
+"""One row: values by the name of their column, None where there is none."""
+T = TypeVar("T")
+
+OPTION_FIELDS = {
+    "batch": "micro_batch_size",
+    "seq": "sequence_length",
+    "accumulate": "gradient_accumulation_steps",
+}
+"""Options of the command line with another name than their field of TrainSetup."""
+
+_HEADERS = {
+    "nodes": "num_nodes",
+    "phase": "peak_phase",
+    "in_phase": "peak_phase",
+    "needs": "needed_bytes",
+    "left": "headroom_bytes",
+    "mostly": "largest_category",
+    "exposed": "exposed_fraction",
+    "tokens": "tokens_per_second_per_gpu",
+    "tokens/s": "tokens_per_second_per_gpu",
+    "tokens/s_per_gpu": "tokens_per_second_per_gpu",
+    "reserved": "peak_reserved_bytes",
+    "layers": "num_hidden_layers",
+}
+"""Headers of tables, with the column that each is of."""
+_AT_PEAK = re.compile(r"\w+(?=_at_peak)")
+"""The category in the name of a column of bytes at the peak."""
+_REASONS = ("impossible", "unknown", "exceeds", "rates", "for_eager")
+"""Columns that an error message leaves out, to be short."""
+_UNITS = ("_bytes", "_seconds")
+
+_RANKS = {
+    "verdict": ("fits", None, "runs_with_retries", "does_not_fit"),
+    "fits": (True, None, False),
+}
+"""Columns whose values have an order of their own."""
+
+
+def find_column(word: str, known: Sequence[str], option: str) -> str:
+    """Return the column that a word means: its name, its name without the unit, an option, or the header of a table.
+
+    Raises:
+        SpecError: naming the nearest column, and the columns.
+    """
+    folded = word.strip().lower().replace("-", "_").replace(" ", "_")
+    short = short_names(known)
+    by_word = {**{header: name for header, name in _HEADERS.items() if name in known}, **short}
+    if folded in known:
+        return folded
+    if folded in by_word:
+        return by_word[folded]
+    hidden = {*_setup_columns(known), *_REASONS}
+    results = dict.fromkeys(_AT_PEAK.sub("CATEGORY", name) for name in short if short[name] not in hidden)
+    raise SpecError(
+        f"{option}: {shown(word.strip())} is no column{nearest(folded, (*by_word, *known))};"
+        f" {', '.join(results)}, or an option of the setup"
+    )
+
+
+def short_names(known: Sequence[str]) -> dict[str, str]:
+    """Return the columns by their short names: the option that sets it, or the name without its unit."""
+    options = {field: option for option, field in OPTION_FIELDS.items()}
+    return {options.get(name, _without_unit(name)): name for name in known}
+
+
+def _without_unit(name: str) -> str:
+    return next((name.removesuffix(unit) for unit in _UNITS if name.endswith(unit)), name)
+
+
+def _setup_columns(known: Sequence[str]) -> Sequence[str]:
+    """Return the columns before the answer: model, hardware and setup."""
+    return known[: known.index("impossible")] if "impossible" in known else ()
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Which rows and columns of a table are shown, and in which order."""
+
+    sort: tuple[tuple[str, bool], ...] = ()
+    """Columns to sort by, each with whether the largest value comes first. Without any: the table's own order."""
+    columns: tuple[str, ...] = ()
+    """The columns of the printed table; without any, its usual ones."""
+    only_fits: bool = False
+    """Whether rows that do not fit, or of which it is not known, are left out."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything differs from the table's usual form."""
+        return self != TableOptions()
+
+    def arranged(self, rows: Iterable[tuple[T, Row]]) -> list[tuple[T, Row]]:
+        """Return the rows that are shown, each with what it is of, in their order."""
+        kept = [(item, row) for item, row in rows if not self.only_fits or row["fits"] is True]
+        for name, is_descending in reversed(self.sort):
+            known = [one for one in kept if _is_known(name, one[1][name])]
+            unknown = [one for one in kept if not _is_known(name, one[1][name])]
+            kept = [*sorted(known, key=lambda one: _rank(name, one[1][name]), reverse=is_descending), *unknown]
+        return kept
+
+
+def read_table_options(
+    known: Sequence[str], sort: str | None = None, columns: str | None = None, only_fits: bool = False
+) -> TableOptions:
+    """Read ``--sort step,-batch``, ``--columns a,b`` and ``--only-fits``.
+
+    Raises:
+        SpecError: for a column that is not known.
+    """
+    keys = []
+    for word in sort.split(",") if sort else ():
+        name = word.strip()
+        keys.append((find_column(name.removeprefix("-"), known, "sort"), name.startswith("-")))
+    chosen = [find_column(word, known, "columns") for word in columns.split(",")] if columns else []
+    return TableOptions(tuple(keys), tuple(dict.fromkeys(chosen)), only_fits)
+
+
+def _is_known(name: str, value: Any) -> bool:
+    return name in _RANKS or value is not None
+
+
+def _rank(name: str, value: Any) -> Any:
+    if name in _RANKS:
+        return _RANKS[name].index(value)
+    return value.lower() if isinstance(value, str) else value

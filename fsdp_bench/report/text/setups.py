@@ -1,0 +1,228 @@
+"""Setups as text: one as a line; several by what differs between them, in a table and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.table.columns import OPTION_FIELDS
+from fsdp_bench.report.text.common import fact
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_count, format_gib
+
+PLACES = ("model", "server", "gpu", "num_nodes", "gpus_per_node", "world_size")
+"""What setups may differ in beside the fields of a step: the model and the hardware."""
+OFTEN = ("precision", "offload", "checkpointing", "optimizer")
+SIZES = ("micro_batch_size", "sequence_length")
+SELDOM = (
+    "checkpointing_policy",
+    "activation_offload",
+    "optimizer_in_backward",
+    "gradient_accumulation_steps",
+    "sync_every_micro_batch",
+    "max_grad_norm",
+    "loss",
+    "compile",
+    "wrap",
+    "min_num_params",
+    "reshard_after_forward",
+    "reshard_last_block",
+    "fp32_head",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+)
+"""Fields that are printed only if they differ from TrainSetup's default."""
+
+DEFAULT = "default"
+"""The text of a field without a value of its own: by default something else decides it."""
+NUMBERS = ("num_nodes", "gpus_per_node", "world_size", *SIZES, "gradient_accumulation_steps", "reshard_after_forward")
+"""Fields whose column is aligned on the right."""
+_BARE = ("model", "server", "gpu", "api", "precision", "optimizer")
+"""Fields whose values say in a sentence what they are."""
+_HEADERS = {
+    "checkpointing": "check-\npointing",
+    "checkpointing_policy": "policy",
+    "num_nodes": "nodes",
+    "world_size": "GPUs",
+    "gradient_accumulation_steps": "accu-\nmulate",
+    **{field: option for option, field in OPTION_FIELDS.items() if option != "accumulate"},
+}
+
+
+def setup_line(setup: TrainSetup) -> str:
+    """Return a setup as one line: the main fields, then other fields that differ from their defaults."""
+    name = setup.strategy.value
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs as {setup.effective_strategy.value})"
+    ranks = _ranks(setup)
+    if 1 < setup.shard_group_size < setup.world_size:
+        ranks += f" in shard groups of {setup.shard_group_size}"
+    parts = [
+        f"{name} under {setup.api.value}",
+        ranks,
+        str(setup.precision),
+        f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens",
+        f"checkpointing {setup.checkpointing.value}",
+        f"offload {setup.offload.value}",
+        setup.optimizer.value,
+    ]
+    return ", ".join([*parts, *seldom(setup)])
+
+
+def seldom(setup: TrainSetup, without: Collection[str] = ()) -> list[str]:
+    """Return the fields in SELDOM that differ from their defaults."""
+    default = TrainSetup()
+    changed = [field for field in SELDOM if getattr(setup, field) != getattr(default, field) and field not in without]
+    return [f"{spaced(field)} {value_text(field, getattr(setup, field))}" for field in changed]
+
+
+def _ranks(setup: TrainSetup) -> str:
+    return "1 rank" if setup.world_size == 1 else f"{setup.world_size} ranks"
+
+
+def varying_fields(questions: Sequence[Question]) -> list[str]:
+    """Return what setups differ in, without the strategy: model, hardware, fields of the step."""
+    fields = ("api", *OFTEN, *SIZES, *SELDOM)
+    found = [field for field in (*PLACES, *fields) if len({_value_of(one, field) for one in questions}) > 1]
+    if "server" in found:  # each has its own
+        found = [field for field in found if field not in ("gpu", "gpus_per_node")]
+    if "num_nodes" in found or any(isinstance(one.hardware, Cluster) for one in questions):
+        found = [field for field in found if field != "world_size"]
+    return found
+
+
+def _value_of(question: Question, field: str) -> Any:
+    if field == "model":
+        return getattr(question.model, "name", None)  # None where a dry run is of a user's own module
+    if field in PLACES[1:-1]:
+        return place_names(question.hardware)[PLACES.index(field) - 1]
+    return getattr(question.setup, field)
+
+
+def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = None, strategy: bool = False) -> str:
+    """Return the fields that the setups share.
+
+    Args:
+        setup: one of the setups.
+        varying: what they differ in, without the strategy.
+        sought: the field whose best value is searched for, if any.
+        strategy: whether they share the strategy.
+    """
+    parts = [setup.strategy.value] if strategy else []
+    if not set(varying) & set(PLACES[1:]):
+        parts.append("as few ranks as fit" if sought == "world_size" else _ranks(setup))
+    parts += [] if "api" in varying else [setup.api.value]
+    batch = "as many as fit" if sought == "micro_batch_size" else setup.micro_batch_size
+    tokens = "as many tokens as fit" if sought == "sequence_length" else f"{setup.sequence_length} tokens"
+    sizes = [*([] if "micro_batch_size" in varying else [f"batch {batch}"])]
+    sizes += [] if "sequence_length" in varying else [tokens]
+    parts += [" x ".join(sizes)] if sizes else []
+    for field in OFTEN:
+        if field not in varying:
+            value = str(getattr(setup, field))
+            parts.append(value if field in ("precision", "optimizer") else f"{field} {value}")
+    return ", ".join([*parts, *seldom(setup, varying)])
+
+
+def strategy_text(question: Question) -> str:
+    """Return a setup's strategy, with the size of its shard groups and what runs instead, if that is another."""
+    setup = question.setup
+    name = setup.strategy.value
+    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
+        name += f" ({setup.shard_group_size})"
+    if setup.effective_strategy is not setup.strategy:
+        name += f" (runs {setup.effective_strategy.value})"
+    return name
+
+
+def labels(question: Question, varying: Sequence[str]) -> list[str]:
+    """Return the cells that identify a setup in a table: its strategy and the varying fields."""
+    return [strategy_text(question), *(value_text(field, _value_of(question, field)) for field in varying)]
+
+
+def title(question: Question, varying: Sequence[str]) -> str:
+    """Return the name of a setup in a sentence: its strategy and the varying fields."""
+    return ", ".join([strategy_text(question), *names_of(question, varying)])
+
+
+def names_of(question: Question, varying: Sequence[str]) -> list[str]:
+    """Return the varying fields of a setup as in a sentence, without those that have no value of their own."""
+    _, *values = labels(question, varying)
+    return [named(field, value) for field, value in zip(varying, values, strict=True) if value != DEFAULT]
+
+
+def named(field: str, value: str) -> str:
+    """Return a field with its value, as in a sentence."""
+    if field in _BARE:
+        return value
+    if field in ("num_nodes", "world_size"):
+        return f"{value} {header_of(field)}" if value != "1" else f"1 {header_of(field)[:-1]}"
+    options = {name: option for option, name in OPTION_FIELDS.items()}
+    return f"{options.get(field, spaced(field))} {value}"
+
+
+def value_text(field: str, value: Any) -> str:
+    """Return the value of a field of the setup, as text."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return DEFAULT
+    return format_count(value) if field == "min_num_params" else str(value)
+
+
+def value_of(setup: TrainSetup, field: str) -> str:
+    """Return the value of a field of a setup, as text."""
+    return value_text(field, getattr(setup, field))
+
+
+def header_of(field: str) -> str:
+    """Return the header of a field's column."""
+    return _HEADERS.get(field, field.replace("_", "\n"))
+
+
+def spaced(name: str) -> str:
+    """Return a field's name with blanks for underscores."""
+    return name.replace("_", " ")
+
+
+def model_facts(questions: Sequence[Question]) -> list[str]:
+    """Return each model of the questions."""
+    return [fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)]
+
+
+def hardware_facts(questions: Sequence[Question], prefix: str = "") -> list[str]:
+    """Return the hardware of the questions, and the source of each GPU's usable memory."""
+    counts: dict[tuple[str | None, ...], list[Question]] = {}
+    for question in questions:
+        server, gpu, _, each = place_names(question.hardware)
+        counts.setdefault((server, gpu, str(each)), []).append(question)
+    return [line for alike in counts.values() for line in _hardware_facts(alike, prefix)]
+
+
+def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
+    """Return the hardware of questions that differ in the number of nodes or GPUs alone."""
+    hardware, gpu = questions[0].hardware, questions[0].gpu
+    if gpu is None:
+        return [fact("hardware", "none named")]
+    name = f"{_numbers(q.setup.world_size for q in questions)} x {gpu.name}"
+    if isinstance(hardware, Cluster):
+        nodes = _numbers(q.hardware.num_nodes for q in questions if isinstance(q.hardware, Cluster))
+        name = f"{nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    source = gpu.usable_memory_source
+    if gpu.usable_memory_bytes is None or source is None:
+        return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
+    return [
+        fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
+        fact("", f"source: {source.title} ({source.date})"),
+    ]
+
+
+def _numbers(counts: Any) -> str:
+    """Return different counts as text: ``1, 2, 4``; of many the least and the most."""
+    different = sorted(set(counts))
+    return ", ".join(map(str, different)) if len(different) <= 6 else f"{different[0]} to {different[-1]}"
