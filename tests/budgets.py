@@ -122,6 +122,12 @@ def largest_models(server: str) -> None:
     print(f"{'max-size, all settings, ' + server:<38}{process_seconds(words):6.1f} s   budget 15 s, 150 settings")
 
 
+def plan_of(model: str) -> None:
+    """Time a plan over the whole catalogue on 1 to 64 nodes as a whole process, once."""
+    words = [sys.executable, "-m", "fsdp_bench.cli.main", "plan", "--model", model, "--tokens", "1T", "--deadline", "60d"]
+    print(f"{'plan, every server, ' + model:<38}{process_seconds(words):6.1f} s   budget 10 s")
+
+
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--precision", "bf16-mixed"]
 
 if __name__ == "__main__":
@@ -135,4 +141,6 @@ if __name__ == "__main__":
     dry_run_of_8b("fsdp2")
     largest_models("g5.48xlarge")
     largest_models("p5.48xlarge")
+    for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Qwen2.5-7B"):
+        plan_of(name)
     sweep_overhead()

@@ -1,18 +1,19 @@
 """The fastest setting that fits on so many servers of one kind.
 
-Of each setting the two largest micro-batches are looked at whose live bytes fit. Steps are timed in the order of their
-computation alone, until no other can be faster; those whose collectives alone take too long are not timed.
+Of each setting the two largest micro-batches are looked at whose live bytes fit. Settings that compute the same are
+looked at together, in the order of their computation alone, until no other can be faster; those whose collectives alone
+take too long are not timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
-from fsdp_bench.plan.purchase.simulated import Simulated, for_all_micro_batches, step_seconds
+from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
@@ -45,6 +46,10 @@ def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
     )
 
 
+def _best(found: Sequence[Timed]) -> float:
+    return max((one.tokens_per_second_per_gpu for one in found), default=0.0)
+
+
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
@@ -64,14 +69,32 @@ class Fastest:
     def on(self, num_nodes: int, among: Iterable[Setting] | None = None) -> list[Timed]:
         """Return the settings whose live bytes fit so many servers and that may be the fastest, the fastest first."""
         cluster, found = self.cluster(num_nodes), list[Timed]()
-        for bound, setup in self._candidates(cluster, settings(self.goal) if among is None else among):
-            best = max((one.tokens_per_second_per_gpu for one in found), default=0.0)
-            if bound <= best:
+        for bound, group in self._classes(cluster, settings(self.goal) if among is None else among):
+            if bound <= _best(found):
                 break
-            if best and self._communication_alone(cluster, setup) <= best:
+            self._time(cluster, group, found)
+        return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
+
+    def _classes(self, cluster: Cluster, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
+        """Return settings that compute the same, with the speed of that alone at the largest batch, fastest first."""
+        groups: dict[Setting, list[Setting]] = {}
+        for setting in among:
+            groups.setdefault(computation_of(setting), []).append(setting)
+        found = []
+        for group in groups.values():
+            batches = [batch for setting in group for batch in self._batches(setting, cluster.num_nodes)]
+            if batches:
+                found.append((self._simulated.without_communication(self._most, group[0], max(batches)), group))
+        return sorted(found, key=lambda pair: -pair[0])
+
+    def _time(self, cluster: Cluster, among: Sequence[Setting], found: list[Timed]) -> None:
+        """Add the settings that may fit and may be faster than what was found."""
+        for bound, setup in self._candidates(cluster, among):
+            if bound <= _best(found):
+                return
+            if found and self._communication_alone(cluster, setup) <= _best(found):
                 continue
             found.append(Timed(cluster, setup, self._speed(setup, cluster)))
-        return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
 
     def _speed(self, setup: TrainSetup, cluster: Cluster) -> float:
         if setup not in self._reached:
@@ -81,16 +104,23 @@ class Fastest:
 
     def bound(self) -> float:
         """Return tokens per second that one GPU does not exceed: of computation alone, on the most servers."""
-        every = settings(self.goal)
-        sharded = [one for one in every if one.strategy is ShardingStrategy.FULL_SHARD]  # it takes the least memory
-        largest = ((one, batches[-1]) for one in sharded or every if (batches := self._largest(one, self._most)))
-        return max((self._simulated.without_communication(self._most, *pair) for pair in largest), default=0.0)
+        levels: dict[tuple[Checkpointing, str | None], list[Setting]] = {}
+        for setting in settings(self.goal):  # none before selective before full: each computes more
+            levels.setdefault((setting.checkpointing, setting.policy), []).append(setting)
+        for level in levels.values():
+            if self._anything_of(level, self._most):
+                return max(bound for bound, _ in self._classes(self._most, level))
+        return 0.0
+
+    def _anything_of(self, among: Sequence[Setting], cluster: Cluster) -> bool:
+        """Return whether the live bytes of some of these settings fit, with the smallest micro-batch."""
+        sharded = [one for one in among if one.strategy is ShardingStrategy.FULL_SHARD]  # it takes the least memory
+        smallest = ((one, self._batches(one, cluster.num_nodes)[:1]) for one in sharded or among)
+        return any(self._may_fit(one, batch, cluster) for one, batches in smallest for batch in batches)
 
     def anything_fits(self, num_nodes: int) -> bool:
         """Return whether the live bytes of some setting fit so many servers."""
-        cluster = self.cluster(num_nodes)
-        least_first = sorted(settings(self.goal), key=_saves, reverse=True)
-        return any(self._largest(setting, cluster) for setting in least_first)
+        return self._anything_of(sorted(settings(self.goal), key=_saves, reverse=True), self.cluster(num_nodes))
 
     def example(self, num_nodes: int) -> TrainSetup | None:
         """Return a setup on so many servers, whether or not it fits; None if there is none with the global batch."""
@@ -117,11 +147,15 @@ class Fastest:
 
     def _largest(self, setting: Setting, cluster: Cluster) -> list[int]:
         """Return the two largest micro-batches that may fit."""
-        batches = [one for one in micro_batches(self.goal) if self._setup(setting, one, cluster.num_nodes) is not None]
+        batches = self._batches(setting, cluster.num_nodes)
         for index in reversed(range(len(batches))):
             if self._may_fit(setting, batches[index], cluster):
                 return batches[max(index - 1, 0) : index + 1]
         return []
+
+    def _batches(self, setting: Setting, num_nodes: int) -> list[int]:
+        """Return the micro-batches that make the global batch."""
+        return [one for one in micro_batches(self.goal) if self._setup(setting, one, num_nodes) is not None]
 
     def _communication_alone(self, cluster: Cluster, setup: TrainSetup) -> float:
         """Return the tokens per second of one GPU if nothing but the collectives took time."""

@@ -61,6 +61,8 @@ class Simulated:
 
         A peak is a maximum of sums of which each grows evenly with the micro-batch, so it lies on that line or above.
         """
+        if batch <= 2:
+            return self.live_bytes(kernels, gpus_per_node, setting, batch).least
         one, two = (self.live_bytes(kernels, gpus_per_node, setting, few).least for few in (1, 2))
         return int(_ROUNDING * (one + (batch - 1) * (two - one)))
 
@@ -84,7 +86,7 @@ class Simulated:
         FSDP1's FULL_SHARD on the most servers computes least: it copies nothing that it gathers, and no rank's part of
         the optimizer's step is smaller.
         """
-        alike = setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
+        alike = computation_of(setting)
         key = most.gpu.name, alike, batch
         if key not in self._computation:
             goal = replace(self.goal, global_batch_tokens=None)
@@ -98,6 +100,11 @@ class Simulated:
                 seconds = (both or 0.0) - seconds
             self._computation[key] = batch * setup.sequence_length / seconds if seconds else 0.0
         return self._computation[key]
+
+
+def computation_of(setting: Setting) -> Setting:
+    """Return the setting that stands for all that compute the same, under whatever wrapper."""
+    return setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
 
 
 def step_seconds(
