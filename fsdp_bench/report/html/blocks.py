@@ -92,10 +92,17 @@ class Table:
     """Columns that have the same text in all rows, and that text."""
     kind: str = "table"
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it has so many rows that filters help."""
+        return len(self.rows) >= FEWEST_TO_FILTER
 
-FEWEST_TO_FILTER = 6
+
+FEWEST_TO_FILTER = 8
 """Tables of fewer rows have no filters."""
 MOST_CHOICES = 8
+MOST_COLUMNS = 12
+"""Most columns of a table that an upright page holds."""
 LONGEST_CHOICE = 30
 """Only texts of at most so many characters are filtered by."""
 
@@ -274,6 +281,11 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a table is so wide that it is printed on a page on its side."""
+        return any(isinstance(block, Table) and len(block.columns) > MOST_COLUMNS for block in self.blocks)
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,18 @@ class Scale:
         """Whether the axis begins at zero."""
         return self.low == 0
 
-    def ticks(self, form: str = "{:,.6g}") -> tuple[Tick, ...]:
+    def ticks(self) -> tuple[Tick, ...]:
         """Return ticks at round numbers."""
         values = _powers(self.low, self.high) if self.is_log else _steps(self.low, self.high)
-        return tuple(Tick(self.at(value), form.format(value)) for value in values)
+        return tuple(Tick(self.at(value), _text(value)) for value in values)
+
+
+def _text(value: float) -> str:
+    """Return a number as short as a narrow screen needs: ``250k``."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 10 * size or (size > 1e3 and value >= size):
+            return f"{value / size:,.6g}{letter}"
+    return f"{value:,.6g}"
 
 
 def from_zero(values: Sequence[float]) -> Scale:

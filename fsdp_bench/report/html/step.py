@@ -150,16 +150,20 @@ def _boxes(spans: Sequence[tuple[float, float]], scale: Scale) -> str:
     return "".join(found)
 
 
-def lanes_of(streams: DrawnStreams, num_micro_batches: int) -> tuple[Lanes, Lanes]:
-    """Return the whole step, and blocks in the middle of backward."""
+def lanes_of(streams: DrawnStreams, num_drawn: int, num_micro_batches: int) -> tuple[Lanes, Lanes]:
+    """Return the step as far as it is drawn, and a part of it enlarged."""
     exposed = streams.exposed_communication_seconds
     remarks = (
-        f"{format_seconds(streams.step_seconds)} a step: operators {format_seconds(streams.compute_seconds)},"
+        f"{format_seconds(streams.step_seconds)} for what is drawn:"
+        f" operators {format_seconds(streams.compute_seconds)},"
         f" collectives {format_seconds(streams.communication_seconds)}, of which {format_seconds(exposed)} exposed",
     )
-    many = f" of {num_micro_batches} micro-batches" if num_micro_batches > 1 else ""
-    whole = lanes(streams.whole, f"The whole step{many}, rank 0 (predicted)", remarks)
-    return whole, lanes(streams.middle_of_backward, "Blocks in the middle of backward (predicted)")
+    what = "The whole step"
+    if num_drawn < num_micro_batches:
+        what = f"{num_drawn} of the step's {num_micro_batches} micro-batches, and the optimizer"
+    part = "Blocks in the middle of backward" if num_drawn == 1 else "A part of it, enlarged"
+    whole = lanes(streams.whole, f"{what}, rank 0 (predicted)", remarks)
+    return whole, lanes(streams.middle_of_backward, f"{part} (predicted)")
 
 
 def breakdown_bars(breakdown: dict[str, int], caption: str) -> Bars:

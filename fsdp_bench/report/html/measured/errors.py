@@ -16,6 +16,8 @@ from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_r
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 
 NOT_HERE = "its code would have to be recorded first: fsdp-bench validate RESULTS"
+MOST_BLOCKS = 4096
+"""Most blocks, of all micro-batches of a step, that are simulated: the numbers of a record may be anything."""
 Numbered = Sequence[tuple[int, TrialRecord]]
 
 
@@ -26,10 +28,17 @@ def error_section(numbered: Numbered, profile: Profile | None) -> Section:
     return Section(f"Predicted against {source}", tuple(blocks))
 
 
-def _compared(record: TrialRecord) -> MemoryComparison:
+def why_not_simulated(record: TrialRecord) -> str | None:
+    """Return why a report does not simulate a trial; None if it does. Nothing that a record names is ever run."""
     if isinstance(record.model, ModelCode):
-        return MemoryComparison(label=record.id, error=NOT_HERE)
-    return compare_with_record(record)
+        return NOT_HERE
+    size = record.model.num_hidden_layers * record.setup.gradient_accumulation_steps
+    return None if size <= MOST_BLOCKS else f"{size} blocks of all micro-batches are too many to simulate in a report"
+
+
+def _compared(record: TrialRecord) -> MemoryComparison:
+    reason = why_not_simulated(record)
+    return compare_with_record(record) if reason is None else MemoryComparison(label=record.id, error=reason)
 
 
 def _memory(numbered: Numbered, source: str) -> list[Block]:
@@ -81,9 +90,8 @@ def _memory_table(known: Sequence[tuple[int, TrialRecord, MemoryComparison]], so
 
 
 def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
-    compared = [
-        (number, record, compare_time(record, profile)) for number, record in numbered if not _needs_code(record)
-    ]
+    fit_in = [(number, record) for number, record in numbered if why_not_simulated(record) is None]
+    compared = [(number, record, compare_time(record, profile)) for number, record in fit_in]
     known = [one for one in compared if one[2].error is not None]
     blocks: list[Block] = []
     if known:
@@ -100,10 +108,6 @@ def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
     return blocks + [
         Text(f"Time is not compared of {count}: {reason or UNKNOWN}.") for reason, count in reasons.items()
     ]
-
-
-def _needs_code(record: TrialRecord) -> bool:
-    return isinstance(record.model, ModelCode)
 
 
 def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Block:

@@ -7,34 +7,25 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data.drawn import drawn_memory, drawn_streams
-from fsdp_bench.plan.chart_data.memory_timeline import rank_timeline
-from fsdp_bench.plan.chart_data.step_streams import StepStreams
-from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.trials.trial_facts import conditions
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Plot, Section, Text
 from fsdp_bench.report.html.measured.errors import error_section
 from fsdp_bench.report.html.measured.frontier import frontier_blocks
+from fsdp_bench.report.html.measured.one_step import step_sections
 from fsdp_bench.report.html.measured.trials import bar_sections, trade_off, trial_table
-from fsdp_bench.report.html.step import lanes_of, memory_plot, phase_bars
 from fsdp_bench.report.measured.conclusion import comparable, findings, nothing_fits, what_is_shared
 from fsdp_bench.report.measured.frontier_text import summary
+from fsdp_bench.report.measured.tables import disagrees
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction import setup_line
 from fsdp_bench.spec.codec import from_json
-from fsdp_bench.spec.errors import ResultsError, SpecError
+from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord
-from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, read_records, sweep_folders
-from fsdp_bench.validate.memory import kernels_of
-from fsdp_bench.validate.step_time import compare_time
 
 
 @dataclass(frozen=True)
@@ -153,15 +144,18 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
     if sweep.frontier is not None:
         found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier)[1:])))
     marked = _named_by_the_answer(sweep)
-    found.append(Section("Trials", (trial_table(ran, marked), *_skipped(sweep))))
+    found.append(Section("Trials", (trial_table(ran, marked), *_notes(sweep))))
     found += [] if sweep.frontier is not None else bar_sections(sweep.records, sweep.machine)
-    found += _step_sections(marked[-1:], profile)
+    found += step_sections(marked[-1], profile) if marked else []
     return [*found, error_section(ran, profile), _conditions(sweep)]
 
 
-def _skipped(sweep: SweepFolder) -> list[Block]:
+def _notes(sweep: SweepFolder) -> list[Block]:
     reasons = [record.reason or UNKNOWN for record in sweep.records if record.outcome is Outcome.SKIPPED]
-    return [Text(f"Skipped {reasons.count(reason)}: {reason}") for reason in dict.fromkeys(reasons)]
+    notes = [f"Skipped {reasons.count(reason)}: {reason}" for reason in dict.fromkeys(reasons)]
+    if any(disagrees(record) for record in sweep.records):
+        notes.append("* by the profiler; steps without communication save another part of the step, by over 10 points.")
+    return list(map(Text, notes))
 
 
 def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
@@ -176,58 +170,6 @@ def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
     known = sorted((one for one in sweep.compared if peak(one)), key=lambda one: (peak(one), one.step_seconds or 0.0))
     timed = [one for one in sweep.compared if one.tokens_per_second_per_gpu]
     return [*known[:1], *([max(timed, key=lambda one: one.tokens_per_second_per_gpu or 0.0)] if timed else [])]
-
-
-def _step_sections(chosen: list[TrialRecord], profile: Profile | None) -> list[Section]:
-    """Return one predicted step of a trial: memory over it beside what was measured, and what runs when."""
-    if not chosen:
-        return []
-    (trial,) = chosen
-    which = "the fastest trial" if trial.tokens_per_second_per_gpu else "the trial with the least memory"
-    title = f"Memory over one step of {which}"
-    if isinstance(trial.model, ModelCode):
-        why = "Its code would have to be recorded first, which a report does not do; fsdp-bench predict draws it."
-        return [Section(title, (Text(why),))]
-    try:
-        blocks = _memory_blocks(trial)
-    except SpecError as error:
-        blocks = [Text(f"Not predicted: {error}")]
-    return [Section(title, (Text(f"{trial.model.name}: {setup_line(trial.setup)}"), *blocks)), _streams(trial, profile)]
-
-
-def _memory_blocks(trial: TrialRecord) -> list[Block]:
-    timeline = rank_timeline(trial.model, trial.setup, kernels_of(trial), 0)  # type: ignore[arg-type]
-    memory = trial.ranks[0].memory if trial.ranks else None
-    gpu = gpu_by_product_name(trial.ranks[0].device_name) if trial.ranks else None
-    usable = trial.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    drawn = drawn_memory(timeline)
-    peaks = {phase.name: phase.peak.total for phase in timeline.phases}
-    highest = {name: max(phase.peak.total for phase in timeline.phases if phase.name == name) for name in peaks}
-    return [
-        memory_plot(drawn, "Memory of rank 0 over one training step (predicted)", usable),
-        phase_bars(
-            highest,
-            f"Peak of each phase of rank 0, predicted and {trial.source}",
-            None if memory is None else memory.phases,
-        ),
-    ]
-
-
-def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
-    title, compared = "What runs when", compare_time(trial, profile)
-    if compared.predicted_seconds is None:
-        return Section(title, (Text(f"Unknown: {compared.reason}."),))
-    kernels = "cpu" if trial.hardware == "cpu" else "cuda"
-    gpu = gpu_by_product_name(trial.ranks[0].device_name) if kernels == "cuda" else None
-    asked = Question(trial.model, trial.setup, gpu, kernels, profile=profile)  # type: ignore[arg-type]
-    alone = trial.device == "emulated"
-    found = speed(asked.model, asked.setup, gpu, kernels, profile, with_spans=True, without_communication=alone)
-    drawn = drawn_streams(StepStreams(asked, found))
-    if drawn is None:
-        return Section(title, (Text("Unknown."),))
-    measured = Facts((("step, predicted", f"{drawn.step_seconds * 1e3:,.1f} ms"),
-                      ("step, measured", f"{(trial.step_seconds or 0) * 1e3:,.1f} ms")))  # fmt: skip
-    return Section(title, (*lanes_of(drawn, trial.setup.gradient_accumulation_steps), measured))
 
 
 def _conditions(sweep: SweepFolder) -> Section:

@@ -93,7 +93,7 @@ def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
         _number(record.tokens_per_second_per_gpu, "{:,.0f}"),
         _number(record.mfu, "{:.1%}"),
         _seconds(record.communication_seconds),
-        Cell(f"{exposed.text} (ways differ)", exposed.number) if disagrees(record) else exposed,
+        Cell(f"{exposed.text} *", exposed.number) if disagrees(record) else exposed,
         Cell("; ".join(filter(None, (record.reason, *record.suspect)))),
     )
     return Row(cells, is_marked)

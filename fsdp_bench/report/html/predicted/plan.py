@@ -113,7 +113,12 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
     blocks.append(Facts(tuple(_memory_facts(winner, usable))))
     found = [Section("Memory of the winner", tuple(blocks))]
     if step is not None and step.streams is not None:
-        found.append(Section("What runs when", lanes_of(step.streams, step.num_micro_batches)))
+        found.append(
+            Section(
+                "What runs when",
+                lanes_of(step.streams, step.num_micro_batches, winner.setup.gradient_accumulation_steps),
+            )
+        )
     return found
 
 
