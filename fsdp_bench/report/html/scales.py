@@ -10,6 +10,8 @@ from fsdp_bench.report.html.blocks import Tick
 
 _WIDE = 20.0
 """From so many times the least value on an axis is logarithmic."""
+_MOST_POWERS = 8
+"""About so many powers of ten have ticks."""
 _NEAR = 0.5
 """If the least value is above this fraction of the greatest, the axis does not begin at zero."""
 
@@ -71,6 +73,13 @@ def _steps(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    first, last = floor(log10(low)), ceil(log10(high))
+    powers = range(first, last + 1, max((last - first) // _MOST_POWERS, 1))
     sizes = (1, 2, 5) if len(powers) <= 4 else (1,)
     return [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
+
+
+def remarks_of(y: Scale, what: str, are_merged: bool) -> tuple[str, ...]:
+    """Return what a reader of a plot has to know: an axis that does not begin at zero, points that share a mark."""
+    cut = () if y.begins_at_zero else (f"the axis of {what} does not begin at zero",)
+    return (*cut, *(("points that would overlap share a mark, at their mean",) if are_merged else ()))

@@ -115,7 +115,7 @@ def _answer(sweep: SweepFolder) -> list[str]:
     if not compared:
         return [nothing_fits([record for _, record in sweep.ran])]
     first, *rest = findings(compared) or ["nothing was measured"]
-    return [f"{what_is_shared(compared)}: {first}", *rest]
+    return [f"{what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
 
 
 def _headline(sweep: SweepFolder) -> tuple[Block, ...]:

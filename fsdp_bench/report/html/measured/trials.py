@@ -25,7 +25,7 @@ from fsdp_bench.report.html.blocks import (
     Table,
     table,
 )
-from fsdp_bench.report.html.scales import around, from_zero
+from fsdp_bench.report.html.scales import around, from_zero, remarks_of
 from fsdp_bench.report.measured.tables import disagrees, outcome_text, strategy_text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.record import TrialRecord
@@ -42,6 +42,7 @@ COLORS = {
     bars.EXPOSED: "exposed-part",
     bars.OVERLAPPED: "overlapped",
 }
+_LEGEND = {bars.EXPOSED: "exposed: no compute meanwhile; its share stands beside the bar"}
 NUMBERED = 40
 """Most points that are numbered; more are dots."""
 _TEXTS: dict[str, Callable[[float], str]] = {
@@ -51,8 +52,8 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 }
 _TITLES = (
     "#", "strategy", "model", "world size", "api", "precision", "checkpointing", "offload", "optimizer", "loss",
-    "batch", "sequence", "outcome", "peak allocated", "in phase", "reserved", "step", "tokens/s per rank", "MFU",
-    "communication", "exposed", "reason",
+    "batch", "sequence", "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU",
+    "in phase", "reserved", "reason",
 )  # fmt: skip
 _NUMBERS = (
     "#", "world size", "batch", "sequence", "peak allocated", "reserved", "step", "tokens/s per rank", "MFU",
@@ -87,13 +88,13 @@ def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
         Cell(str(setup.sequence_length), setup.sequence_length),
         Cell(outcome_text(record), is_warning=not record.fits),
         _bytes(memory.peak_allocated_bytes if memory else None),
-        Cell((memory.peak_phase if memory else "") or UNKNOWN),
-        _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
-        _seconds(record.step_seconds),
         _number(record.tokens_per_second_per_gpu, "{:,.0f}"),
-        _number(record.mfu, "{:.1%}"),
+        _seconds(record.step_seconds),
         _seconds(record.communication_seconds),
         Cell(f"{exposed.text} *", exposed.number) if disagrees(record) else exposed,
+        _number(record.mfu, "{:.1%}"),
+        Cell((memory.peak_phase if memory else "") or UNKNOWN),
+        _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
         Cell("; ".join(filter(None, (record.reason, *record.suspect)))),
     )
     return Row(cells, is_marked)
@@ -131,6 +132,7 @@ def trade_off(numbered: Sequence[tuple[int, TrialRecord]], caption: str) -> Plot
     line = f"M{10 * corners[0][0]:.1f} {1000 - 10 * corners[0][1]:.1f}" + "".join(
         f"H{10 * left:.1f}V{1000 - 10 * low:.1f}" for left, low in corners[1:]
     )
+    points = _points(placed, places, best)
     front = "no other trial is faster with less memory"
     return Plot(
         caption=caption,
@@ -139,9 +141,9 @@ def trade_off(numbered: Sequence[tuple[int, TrialRecord]], caption: str) -> Plot
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
         shapes=(Shape("front", line, is_line=True),),
-        points=tuple(_points(placed, places, best)),
+        points=tuple(points),
         legend=(Legend("best", front), Legend("point", "other trials that fit")),
-        remarks=() if y.begins_at_zero else ("the axis of tokens/s does not begin at zero",),
+        remarks=remarks_of(y, "tokens/s", len(points) < len(placed)),
     )
 
 
@@ -202,7 +204,7 @@ def _bars(chart: Chart, trials: ChartTrials) -> Bars | None:
         for group, own in zip(trials.groups, drawn, strict=True)
     ]
     shown = {part for bar in everything for part, size in bar.pieces if size}
-    legend = tuple(Legend(color, part) for part, color in COLORS.items() if part in shown)
+    legend = tuple(Legend(color, _LEGEND.get(part, part)) for part, color in COLORS.items() if part in shown)
     remark = chart.emulated if first.device == "emulated" else ""
     meaning = chart.meaning.get(first.hardware, chart.meaning["cuda"]) + remark
     levels = f"; each bar: {', '.join(trials.levels)}" if trials.levels else ""

@@ -42,7 +42,7 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
     if chosen is not None:
         one, cell = chosen
         setting = " ".join(scalar(cell.setup.get(field)) for field in ("strategy", "api", "precision"))
-        answer = f"{_value(one, cell.fits_value)} with {setting} on {hardware_of(one.server)}"
+        answer = f"{_value(one, cell.fits_value)} with {setting} on {hardware_of(one.server)} ({one.source})"
     facts = [("hardware", hardware_of(one.server)) for one in servers]
     facts += [("fits", first.fits_means)] if first.fits_means else []
     facts += [("PyTorch", f"{first.torch or UNKNOWN}, as modelled"), ("source", f"{first.source}, no GPU was used")]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fsdp_bench.report.charts.trade_off import boxes_apart
 from fsdp_bench.report.html.blocks import Block, Cell, Legend, Plot, Point, Row, Shape, Table, table
 from fsdp_bench.report.html.documents import OfferDocument, PlanDocument, ServerDocument
-from fsdp_bench.report.html.scales import around
+from fsdp_bench.report.html.scales import around, remarks_of
 from fsdp_bench.report.text.common import UNKNOWN
 
 DAY = 86_400
@@ -74,8 +74,8 @@ def _labels(plan: PlanDocument, offer: OfferDocument) -> str:
 
 
 _TITLES = (
-    "#", "offer", "server", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "tokens/s per GPU",
-    "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss", "offload", "micro-batch",
+    "#", "offer", "server", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "currency",
+    "tokens/s per GPU", "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss", "offload", "micro-batch",
     "micro-batches a step", "expandable segments",
 )  # fmt: skip
 _NUMBERS = (
@@ -87,9 +87,7 @@ _NUMBERS = (
 def offer_table(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Table:
     """Return one row for each offer, the winner first."""
     rows = [_row(plan, number, offer) for number, offer in enumerate(offers, start=1)]
-    rest = plan.num_offers - len(offers)
-    more = f"; of {plan.num_offers} that fit, {rest} that others beat are not listed" if rest > 0 else ""
-    return table(f"Offers (predicted){more}", _TITLES, rows, _NUMBERS)
+    return table(f"{len(offers)} of {plan.num_offers} offers that fit (predicted)", _TITLES, rows, _NUMBERS)
 
 
 def _row(plan: PlanDocument, number: int, offer: OfferDocument) -> Row:
@@ -105,6 +103,7 @@ def _row(plan: PlanDocument, number: int, offer: OfferDocument) -> Row:
         _cell(offer.slow_seconds if known else None, days_text, "" if offer.seconds is None else UNKNOWN),
         _cell(offer.cost, money_text, "" if offer.seconds is None else UNKNOWN),
         _cell(offer.slow_cost if known else None, money_text, "" if offer.seconds is None else UNKNOWN),
+        Cell(currency_of(plan, offer).strip()),
         Cell(speed_text(offer), offer.tokens_per_second_per_gpu),
         _gib(memory.peak_reserved_bytes),
         _gib(memory.headroom_bytes),
@@ -151,7 +150,8 @@ def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
     )
     unpriced = len(offers) - len(priced)
     remarks = ["each line leads to the slow end of the range, at which predictions were off in published runs"]
-    remarks += [] if y.begins_at_zero else ["the price axis does not begin at zero"]
+    points = list(_points(plan, priced, places))
+    remarks += remarks_of(y, "prices", len(points) < len(priced))
     remarks += [f"{unpriced} offers have no known price"] if unpriced else []
     return Plot(
         caption="Price against days: the numbers are those of the table below (predicted)",
@@ -160,7 +160,7 @@ def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
         shapes=(Shape("range", whiskers, is_line=True),),
-        points=tuple(_points(plan, priced, places)),
+        points=tuple(points),
         legend=(
             Legend("winner", "winner"),
             Legend("point", "other offers"),

@@ -67,8 +67,8 @@ def _answer(plan: PlanDocument) -> str:
         return "No plan"
     where = f"{winner.num_nodes} x {winner.server} ({winner.num_gpus} {winner.gpu})"
     if winner.seconds is None:
-        return f"{where}: {speed_text(winner)} tokens/s per GPU"
-    return f"{where}: {days_span(winner)} days, {cost_span(plan, winner)}"
+        return f"{where} ({plan.source}): {speed_text(winner)} tokens/s per GPU"
+    return f"{where} ({plan.source}): {days_span(winner)} days, {cost_span(plan, winner)}"
 
 
 def _tiles(plan: PlanDocument, winner: OfferDocument) -> Tiles:

@@ -28,7 +28,7 @@ from fsdp_bench.report.html.blocks import (
     table,
 )
 from fsdp_bench.report.html.documents import PredictedServer, PredictionDocument
-from fsdp_bench.report.html.scales import around, from_zero
+from fsdp_bench.report.html.scales import around, from_zero, remarks_of
 from fsdp_bench.report.html.step import breakdown_bars, phase_bars
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.prediction import spaced
@@ -71,7 +71,7 @@ def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
         return Page(title, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
     fitting = sum(one.fits is True for one in predictions)
-    answer = f"{fitting} of {len(predictions)} setups fit"
+    answer = f"{fitting} of {len(predictions)} setups fit ({first.source})"
     if best is not None and _tokens(best):
         answer += f"; the fastest is {_name(best)}, {_tokens(best):,.0f} tokens/s per GPU"
     chart = _trade_off(predictions)
@@ -85,7 +85,8 @@ def _answer(one: PredictionDocument) -> str:
     memory, of = one.memory, one.server.gpu_memory_bytes
     needed = None if memory is None else memory.needed_bytes or memory.peak_allocated_bytes
     text = "" if needed is None else f": needs {format_gib(needed)}"
-    return f"{_verdict(one).capitalize()}{text}" + ("" if of is None or not text else f" of {format_gib(of)} usable")
+    usable = "" if of is None or not text else f" of {format_gib(of)} usable"
+    return f"{_verdict(one).capitalize()} ({one.source}){text}{usable}"
 
 
 def _tokens(one: PredictionDocument) -> float:
@@ -215,7 +216,7 @@ def _trade_off(predictions: Sequence[PredictionDocument]) -> Plot | None:
         limit,
         tuple(points),
         legend=(Legend("best", "fits"), Legend("unfit", "does not fit"), *_limit_legend(usable)),
-        remarks=() if y.begins_at_zero else ("the axis of tokens/s does not begin at zero",),
+        remarks=remarks_of(y, "tokens/s", len(points) < len(known)),
     )
 
 
