@@ -75,8 +75,8 @@ def _labels(plan: PlanDocument, offer: OfferDocument) -> str:
 
 _TITLES = (
     "#", "offer", "server", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "currency",
-    "tokens/s per GPU", "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss", "offload", "micro-batch",
-    "micro-batches a step", "expandable segments",
+    "tokens/s per GPU", "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss", "offload",
+    "micro-batch", "micro-batches a step", "expandable segments",
 )  # fmt: skip
 _NUMBERS = (
     "#", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "tokens/s per GPU", "reserved, GiB",
