@@ -130,6 +130,15 @@ def test_a_click_sorts_numbers_as_numbers_and_again_the_other_way(
     assert header.get_attribute("aria-sort") == "descending"
 
 
+def test_seconds_are_after_milliseconds(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
+    opened = show(reports["hostile"])
+    _table(opened).get_by_role("button", name="step").click()
+    shown = _column(opened, "step")
+    assert {text.split()[1] for text in shown} == {"ms", "s"}
+    seconds = [float(text.split()[0]) * {"ms": 1e-3, "s": 1.0}[text.split()[1]] for text in shown]
+    assert seconds == sorted(seconds)
+
+
 def test_the_keyboard_sorts_words(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
     opened = show(reports["sweep"])
     button = _table(opened).get_by_role("button", name="strategy")
