@@ -109,6 +109,7 @@ LONGEST_CHOICE = 30
 
 def table(caption: str, titles: Sequence[str], rows: Sequence[Row], numbers: Sequence[str] = ()) -> Table:
     """Return a table; columns of words with the same text in all rows are named above it, and empty ones left out."""
+    assert all(len(row.cells) == len(titles) for row in rows), "a cell for every column"
     columns, kept, shared = [], [], []
     for place, title in enumerate(titles):
         texts = tuple(dict.fromkeys(row.cells[place].text for row in rows))
@@ -281,6 +282,13 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
+    link: str | None = None
+    """Its name in the list of sections. None: the title; empty: it is not in the list."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the list of sections; empty if it is not there."""
+        return self.title if self.link is None else self.link
 
     @property
     def is_wide(self) -> bool:

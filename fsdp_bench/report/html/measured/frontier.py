@@ -9,9 +9,9 @@ from fsdp_bench.report.html.blocks import BarGroup, BarLine, Bars, Block, Cell, 
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
+from fsdp_bench.spec.setup import ShardingStrategy
 
 _FIELDS = (
-    "strategy",
     "checkpointing",
     "offload",
     "precision",
@@ -32,20 +32,22 @@ def frontier_blocks(record: FrontierRecord) -> list[Block]:
 
 
 def _bars(record: FrontierRecord, cells: list[FrontierCell]) -> Bars:
-    """Return one bar for each cell, cells of one quantity and model on one scale."""
-    groups: dict[tuple[str, str, int], list[FrontierCell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.quantity.name, _model(cell), cell.setup.world_size), []).append(cell)
-    made = []
-    for (name, model, ranks), own in groups.items():
-        varying = [field for field in _FIELDS if len({str(getattr(cell.setup, field)) for cell in own}) > 1]
-        known = [largest.fits for cell in own for largest in (cell.measured, cell.predicted) if largest is not None]
-        highest = max(known, default=0) or 1
-        title = f"{model} on {ranks} ranks: {QUANTITY_TEXTS[name].title.lower()}"
-        ordered = sorted(own, key=lambda cell: ORDER.index(cell.setup.strategy))
-        made.append(
-            BarGroup(title, tuple(_bar(cell, _name(cell, varying), highest, record.source) for cell in ordered))
+    """Return one bar for each cell, grouped by strategy; cells of one quantity and model are on one scale."""
+    highest: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[str, str, int, ShardingStrategy], list[FrontierCell]] = {}
+    for cell in sorted(cells, key=lambda cell: ORDER.index(cell.setup.strategy)):
+        scale = cell.quantity.name, _model(cell)
+        known = (largest.fits for largest in (cell.measured, cell.predicted) if largest is not None)
+        highest[scale] = max(highest.get(scale, 1), *known, 1)
+        groups.setdefault((*scale, cell.setup.world_size, cell.setup.strategy), []).append(cell)
+    varying = [field for field in _FIELDS if len({str(getattr(cell.setup, field)) for cell in cells}) > 1]
+    made = [
+        BarGroup(
+            f"{model} on {ranks} ranks, {strategy.value}: {QUANTITY_TEXTS[name].title.lower()}",
+            tuple(_bar(cell, _name(cell, varying), highest[name, model], record.source) for cell in own),
         )
+        for (name, model, ranks, strategy), own in groups.items()
+    ]
     legend = (Legend("measured", record.source), Legend("mark", "predicted"))
     return Bars(f"The largest that fits: {record.source}, and predicted", tuple(made), legend)
 
@@ -55,7 +57,7 @@ def _model(cell: FrontierCell) -> str:
 
 
 def _name(cell: FrontierCell, varying: list[str]) -> str:
-    """Return the fields in which a cell differs from the others of its group."""
+    """Return the values of the fields in which cells differ."""
     return " · ".join(str(getattr(cell.setup, field)) for field in varying) or cell.label
 
 

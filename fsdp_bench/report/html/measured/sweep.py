@@ -74,7 +74,7 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
             source=source,
             answer=f"{len(found)} sweeps",
             lead=tuple(Text(answer) for answer in answers),
-            sections=tuple(_named(one.name, section) for one in found for section in _sections(one, profile)),
+            sections=tuple(section for one in found for section in _named(one.name, _sections(one, profile))),
             notes=tuple(notes),
         )
     (only,) = found
@@ -103,8 +103,12 @@ def _read(folder: Path) -> tuple[list[SweepFolder], list[str]]:
     return found, notes
 
 
-def _named(name: str, section: Section) -> Section:
-    return Section(f"{name}: {section.title}", section.blocks)
+def _named(name: str, sections: list[Section]) -> list[Section]:
+    """Return sections with the sweep's name in their titles, of which the first one is listed."""
+    links = [name, *[""] * (len(sections) - 1)]
+    return [
+        Section(f"{name}: {section.title}", section.blocks, link) for section, link in zip(sections, links, strict=True)
+    ]
 
 
 def _answer(sweep: SweepFolder) -> list[str]:

@@ -65,9 +65,8 @@ def trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[Tr
     """Return one row for each trial; those that the answer names are marked."""
     sources = " and ".join(dict.fromkeys(record.source for _, record in numbered))
     rows = [_row(number, record, any(record is one for one in marked)) for number, record in numbered]
-    return table(
-        f"{len(rows)} trials ({sources}); memory of the worst rank, times are medians", _TITLES, rows, _NUMBERS
-    )
+    times = ", times are medians" if "measured" in sources else ""
+    return table(f"{len(rows)} trials ({sources}); memory of the worst rank{times}", _TITLES, rows, _NUMBERS)
 
 
 def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
