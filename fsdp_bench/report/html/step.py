@@ -16,6 +16,11 @@ CATEGORY_NAMES = tuple(category.value for category in CATEGORIES)
 FAR_BELOW = 0.2
 """If the peak is below this fraction of the GPU's memory, the GPU's memory is not in the chart."""
 
+FEW_PHASES = 5
+"""Most phases whose names fit side by side on a narrow screen."""
+_SHORT = {"forward": "f", "loss": "l", "backward": "b", "optimizer": "o"}
+_SHORT_MEANS = "; f forward, l loss, b backward, o optimizer"
+
 STREAMS = {
     "compute": "operators",
     "all_gather_copy_in": "copy-in",
@@ -36,6 +41,7 @@ def memory_plot(memory: DrawnMemory, caption: str, usable: int | None, reserved:
     unit, name = (GIB, "GiB") if memory.peak_bytes >= GIB else (MIB, "MiB")
     y = Scale(0.0, scale.high / unit)
     shown = [name for name in CATEGORY_NAMES if any(any(phase.live_bytes.get(name, ())) for phase in memory.phases)]
+    few = len(memory.phases) <= FEW_PHASES
     starts = [sum(phase.width for phase in memory.phases[:place]) * 100 for place in range(len(memory.phases))]
     lines = []
     for size, color in ((usable, "limit"), (reserved, "reserved")):
@@ -44,10 +50,11 @@ def memory_plot(memory: DrawnMemory, caption: str, usable: int | None, reserved:
             lines.append(Shape(color, f"M0 {height:.1f}H1000", is_line=True))
     return Plot(
         caption=caption,
-        x_title="allocations and frees in the order of the step, not seconds",
+        x_title=f"allocations and frees in the order of the step, not seconds{'' if few else _SHORT_MEANS}",
         y_title=f"live bytes on one GPU, {name}",
         x_ticks=tuple(
-            Tick(start + 50 * phase.width, phase.name) for start, phase in zip(starts, memory.phases, strict=True)
+            Tick(start + 50 * phase.width, phase.name if few else _SHORT.get(phase.name, phase.name))
+            for start, phase in zip(starts, memory.phases, strict=True)
         ),
         y_ticks=y.ticks(),
         shapes=(*_stack(memory, shown, scale), *lines),

@@ -47,6 +47,16 @@ def plan_file(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def accumulating_plan(folder: Path) -> Path:
+    """Write a plan whose winner has three micro-batches drawn of eight."""
+    plan = json.loads(plan_text())
+    setup = {**plan["winner"]["setup"], "gradient_accumulation_steps": 8}
+    memory = plan["winner_step"]["memory"]
+    *once, last = [{**phase, "width": phase["width"] / 3} for phase in memory["phases"]]
+    step = {**plan["winner_step"], "num_micro_batches": 3, "memory": {**memory, "phases": [*once * 3, last]}}
+    return plan_file(folder, winner={**plan["winner"], "setup": setup}, winner_step=step)
+
+
 def hostile_sweep(folder: Path) -> Path:
     """Copy a committed sweep, and give its trials names, reasons and devices that a browser would run.
 

@@ -12,7 +12,7 @@ import pytest
 
 from fsdp_bench.report.html import write
 from fsdp_bench.spec.profile import read_profile
-from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file
+from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, accumulating_plan, hostile_sweep, plan_file
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -71,10 +71,11 @@ def show(browser: Browser) -> Iterator[Callable[..., Opened]]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a report of a plan, of a sweep, of a frontier and of hostile results."""
+    """Return reports of plans, of a sweep, of a frontier and of hostile results."""
     folder = tmp_path_factory.mktemp("reports")
-    found = {name: folder / f"{name}.html" for name in ("plan", "sweep", "frontier", "hostile")}
+    found = {name: folder / f"{name}.html" for name in ("plan", "accumulating", "sweep", "frontier", "hostile")}
     write(plan_file(folder), found["plan"])
+    write(accumulating_plan(folder), found["accumulating"])
     write(RESULTS / "cpu", found["sweep"], read_profile(RESULTS / "calibration.toml"))
     write(RESULTS / "max-size-quick", found["frontier"])
     write(hostile_sweep(folder), found["hostile"])
@@ -104,7 +105,7 @@ def test_nothing_is_requested_and_nothing_goes_wrong(
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("name", ["plan", "sweep", "frontier", "hostile"])
+@pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", "frontier", "hostile"])
 def test_a_phone_shows_all_without_scrolling_sideways(
     show: Callable[..., Opened], reports: dict[str, Path], name: str
 ) -> None:

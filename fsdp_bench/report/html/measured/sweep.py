@@ -12,7 +12,7 @@ from fsdp_bench.report.html.blocks import Block, Facts, Page, Plot, Section, Tex
 from fsdp_bench.report.html.measured.errors import error_section
 from fsdp_bench.report.html.measured.frontier import frontier_blocks
 from fsdp_bench.report.html.measured.one_step import step_sections
-from fsdp_bench.report.html.measured.trials import bar_sections, trade_off, trial_table
+from fsdp_bench.report.html.measured.trials import bar_sections, reasons, trade_off, trial_table
 from fsdp_bench.report.measured.conclusion import comparable, findings, nothing_fits, what_is_shared
 from fsdp_bench.report.measured.frontier_text import summary
 from fsdp_bench.report.measured.tables import disagrees
@@ -79,13 +79,14 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
         )
     (only,) = found
     answer, *rest = _answer(only)
+    lead = _headline(only)
     return Page(
         title=f"Sweep {only.name} on {only.machine}",
         source=source,
         answer=answer,
         reason=". ".join(rest),
-        lead=_headline(only),
-        sections=tuple(_sections(only, profile)),
+        lead=lead,
+        sections=_without(_sections(only, profile), lead),
         notes=tuple(notes),
     )
 
@@ -126,7 +127,18 @@ def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
     if sweep.frontier is not None:
         return tuple(frontier_blocks(sweep.frontier)[:1])
     chart = _trade_off(sweep)
-    return () if chart is None else (chart,)
+    if chart is not None:
+        return (chart,)
+    bars = bar_sections(sweep.records, sweep.machine)
+    return bars[0].blocks[:1] if bars else ()
+
+
+def _without(sections: list[Section], blocks: tuple[Block, ...]) -> tuple[Section, ...]:
+    """Return sections without blocks that stand with the answer already."""
+    kept = [
+        Section(section.title, tuple(block for block in section.blocks if block not in blocks)) for section in sections
+    ]
+    return tuple(section for section in kept if section.blocks)
 
 
 def _trade_off(sweep: SweepFolder) -> Plot | None:
@@ -146,9 +158,9 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
         return [_conditions(sweep)]
     found = []
     if sweep.frontier is not None:
-        found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier)[1:])))
+        found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier))))
     marked = _named_by_the_answer(sweep)
-    found.append(Section("Trials", (trial_table(ran, marked), *_notes(sweep))))
+    found.append(Section("Trials", (trial_table(ran, marked), *reasons(ran), *_notes(sweep))))
     found += [] if sweep.frontier is not None else bar_sections(sweep.records, sweep.machine)
     found += step_sections(marked[-1], profile) if marked else []
     return [*found, error_section(ran, profile), _conditions(sweep)]

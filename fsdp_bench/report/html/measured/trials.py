@@ -13,6 +13,7 @@ from fsdp_bench.report.html.blocks import (
     BarGroup,
     BarLine,
     Bars,
+    Block,
     Cell,
     Details,
     Legend,
@@ -53,7 +54,7 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 _TITLES = (
     "#", "strategy", "model", "world size", "api", "precision", "checkpointing", "offload", "optimizer", "loss",
     "batch", "sequence", "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU",
-    "in phase", "reserved", "reason",
+    "in phase", "reserved",
 )  # fmt: skip
 _NUMBERS = (
     "#", "world size", "batch", "sequence", "peak allocated", "reserved", "step", "tokens/s per rank", "MFU",
@@ -67,6 +68,17 @@ def trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[Tr
     rows = [_row(number, record, any(record is one for one in marked)) for number, record in numbered]
     times = ", times are medians" if "measured" in sources else ""
     return table(f"{len(rows)} trials ({sources}); memory of the worst rank{times}", _TITLES, rows, _NUMBERS)
+
+
+def reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
+    """Return why trials failed, and why measurements are suspect; nothing if there is no such trial."""
+    rows = [
+        Row((Cell(str(number), number), Cell(outcome_text(record)), Cell(reason)))
+        for number, record in numbered
+        for reason in filter(None, (record.reason, *(f"suspect: {suspicion}" for suspicion in record.suspect)))
+    ]
+    title = "Why trials failed, or are suspect"
+    return [Details(title, (table(title, ("#", "outcome", "reason"), rows, ("#",)),))] if rows else []
 
 
 def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
@@ -94,7 +106,6 @@ def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
         _number(record.mfu, "{:.1%}"),
         Cell((memory.peak_phase if memory else "") or UNKNOWN),
         _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
-        Cell("; ".join(filter(None, (record.reason, *record.suspect)))),
     )
     return Row(cells, is_marked)
 
