@@ -33,7 +33,8 @@ from fsdp_bench.validate.matrix_rate import matrix_rates
     "--calibration",
     type=click.Path(path_type=Path),
     metavar="FILE.toml",
-    help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it.",
+    help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it. With --html:"
+    " also predict the trials' times.",
 )
 @click.option(
     "--html",
