@@ -1,4 +1,4 @@
-"""``fsdp-bench report RESULTS``: print measured results."""
+"""``fsdp-bench report RESULTS``: print measured results, or write a report of any answer as one HTML file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.measured.communication_table import print_communication
 from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
 from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.report.terminal import new_console, print_lines
+from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
@@ -33,24 +33,48 @@ from fsdp_bench.validate.matrix_rate import matrix_rates
     "--calibration",
     type=click.Path(path_type=Path),
     metavar="FILE.toml",
-    help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it.",
+    help="Also print the rate of this machine's matrix products, as fsdp-bench calibrate measured it. With --html:"
+    " also predict the trials' times.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Write one HTML file instead, which needs no network. RESULTS may then also be a file that plan, predict or"
+    " max-size printed with --json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: one row per trial, bytes and seconds.")
-def command(results: Path, communication: bool, calibration: Path | None, as_json: bool) -> int:
+def command(results: Path, communication: bool, calibration: Path | None, html: Path | None, as_json: bool) -> int:
     """Print the measured RESULTS in a folder as a table: a sweep's, a machine's, or all.
 
     \b
     fsdp-bench report results/MACHINE/SWEEP
     fsdp-bench report results/MACHINE/SWEEP --communication
+    fsdp-bench report results/MACHINE/SWEEP --html sweep.html
+    fsdp-bench report plan.json --html plan.html
     """
     if communication and calibration is not None:
         raise SpecError("--calibration is about matrix products, which --communication does not show; leave one out")
+    if html is not None:
+        if communication or as_json:
+            raise SpecError("--html is a report of everything; leave --communication and --json out")
+        _html(results, html, read_profile(calibration) if calibration else None)
+        return ExitCode.DONE
+    if results.is_file():
+        raise SpecError(f"{results}: is a file, not a folder of results; --html FILE.html writes a report of it")
     records = read_all_but_broken(results)
     if communication:
         _communication(records, as_json)
     else:
         _trials(records, read_profile(calibration) if calibration else None, as_json)
     return ExitCode.DONE
+
+
+def _html(source: Path, file: Path, profile: Profile | None) -> None:
+    from fsdp_bench.report.html import write
+
+    write(source, file, profile)
+    print_line(file)
 
 
 def _trials(records: list[TrialRecord], profile: Profile | None, as_json: bool) -> None:

@@ -1,10 +1,11 @@
-"""Text, tables and charts. No other package but cli prints or draws.
+"""Text, tables, charts and HTML. No other package but cli prints or draws.
 
 Read in this order:
     text/        predictions, dry runs and max-size as text
     measured/    measured trials as tables on the terminal
     validation/  comparisons of two sources of numbers as text
     charts/      all charts, drawn with matplotlib
+    html/        a report as one HTML file
     table.py     tables that fit the width of the terminal
     csv_text.py  rows as CSV
     terminal.py  prints, with control characters escaped

@@ -177,8 +177,15 @@ def compare_with_record(record: TrialRecord) -> MemoryComparison:
         return MemoryComparison(label=label, error=f"not predicted: {error}")
 
 
+def kernels_of(record: TrialRecord) -> Kernels:
+    """Return the kernels that a trial ran."""
+    if record.hardware == "cpu":
+        return CPU_EMULATED if record.device == "emulated" else CPU_GLOO
+    return kernels_on(CUDA, gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None)
+
+
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
-    kernels, budget = CPU_EMULATED if record.device == "emulated" else CPU_GLOO, record.run.memory_limit_bytes
+    kernels, budget = kernels_of(record), record.run.memory_limit_bytes
     predicted = predict_memory(predictable_model(record), record.setup, kernels, rank=0)
     fits = budget is None or predicted.peak_allocated_bytes <= budget
     return MemoryComparison(

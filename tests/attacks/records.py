@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,8 @@ from rich.console import Console
 
 from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.report.charts.trials.measured import draw_all
+from fsdp_bench.report.html.render import html
+from fsdp_bench.report.html.write import page_of
 from fsdp_bench.report.measured.communication_table import print_communication
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.tables import print_table
@@ -180,6 +183,7 @@ class Attacked:
     def _read(self, damaged: Path, data: bytes, with_charts: bool) -> str:
         answers = [self._report(damaged), self._frontier(damaged, with_charts)]
         assert damaged.read_bytes() == data, "a reader changed a file"
+        self._html()
         if with_charts:
             self._charts()
         answers.append(self._sweep(damaged, data))
@@ -220,6 +224,14 @@ class Attacked:
         if found is not None and with_charts:
             draw_frontier(found, self.folder)
         return "read"
+
+    def _html(self) -> None:
+        try:
+            page = page_of(self.folder)
+        except FsdpBenchError as error:
+            check_line(str(error))
+            return
+        assert html(page, date(2026, 1, 1)).count("<script>") == 1
 
     def _charts(self) -> None:
         try:

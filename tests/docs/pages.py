@@ -41,6 +41,9 @@ SHARED = ("results", "sweeps")
 PICTURES = ROOT / "docs" / "pictures"
 """Pictures of the pages, each drawn by a command of a page that writes a file of its name."""
 
+SCREENSHOTS = {"report.png": "tests/report/html/screenshot.py"}
+"""Pictures that no command draws, and what does."""
+
 CUDA_BUILD = "needs PyTorch's CUDA build (make test-rehearsal)"
 """Why a block with a rehearsal is not run where only the CPU's build is."""
 

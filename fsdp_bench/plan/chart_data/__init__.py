@@ -5,4 +5,5 @@ Read in this order:
     step_streams.py     what runs when on which stream
     scaling.py          speed over the number of nodes
     trade_off.py        memory against speed
+    drawn.py            a step as data for JSON documents
 """

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
+from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.setup import TrainSetup
 
 CATEGORIES = (
     Category.PARAMETERS,
@@ -78,9 +82,36 @@ class MemoryTimeline:
 def memory_timeline(question: Question) -> MemoryTimeline:
     """Simulate a step with every block, and return its live memory."""
     asked = question.model, question.setup, question.kernel_set
-    rank = worst_rank(*asked)[0].rank
-    step = steady_step(*asked, rank, num_blocks=question.model.num_hidden_layers)
+    return rank_timeline(*asked, worst_rank(*asked)[0].rank)
+
+
+def rank_timeline(model: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> MemoryTimeline:
+    """Simulate a step of one rank with every block, and return its live memory."""
+    step = steady_step(model, setup, kernels, rank, num_blocks=model.num_hidden_layers)
     return MemoryTimeline(tuple(_shown(phases(step.events))))
+
+
+NARROWEST = 0.05
+"""Least fraction of a chart's axis for a phase, so that its name is legible."""
+
+
+def widths(timeline: MemoryTimeline) -> list[float]:
+    """Return each phase's fraction of the axis, by its number of allocations and frees but wide enough for its name."""
+    total = sum(len(phase.moments) for phase in timeline.phases)
+    least = min(NARROWEST, 0.5 / len(timeline.phases))
+    found = [max(len(phase.moments) / total, least) for phase in timeline.phases]
+    return [width / sum(found) for width in found]
+
+
+def thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> list[tuple[float, Moment]]:
+    """Return a phase's moments and their places; of moments at the same place keep the highest, so no peak is lost."""
+    count = len(phase.moments)
+    kept = min(max(1, round(width * moments)), count)
+    bounds = [index * count // kept for index in range(kept + 1)]
+    return [
+        (start + width * first / count, max(phase.moments[first:last], key=lambda moment: moment.total))
+        for first, last in pairwise(bounds)
+    ]
 
 
 def phases(events: Sequence[Event]) -> list[PhaseMemory]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.replay.schedule import Intervals, Span, union
+from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError
 
 
@@ -65,4 +66,28 @@ def exposed_spans(spans: Sequence[Span]) -> Intervals:
             begin = max(begin, stop)
         if end > begin:
             found.append((begin, end))
+    return found
+
+
+def role_of(span: Span) -> str:
+    """Return what a span does: the phase of an operator, the kind of a collective, ``copy``; else ``cast``.
+
+    Operators on a stream of collectives are casts, copies and divisions of what is sent, in any phase.
+    """
+    if span.kind == "collective":
+        return span.work.name
+    if span.kind == "copy":
+        return "copy"
+    return span.phase if span.stream is Stream.COMPUTE else "cast"
+
+
+def merged(spans: Intervals, begin: float, end: float, pixel: float) -> Intervals:
+    """Return the parts of spans in an interval; those that are less than half a pixel apart become one."""
+    found: Intervals = []
+    for start, stop in spans:
+        start, stop = max(start, begin), min(stop, end)
+        if found and start - found[-1][1] < pixel / 2:
+            found[-1] = (found[-1][0], stop)
+        elif stop > start:
+            found.append((start, stop))
     return found

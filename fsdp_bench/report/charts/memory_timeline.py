@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.plan.chart_data.memory_timeline import (
     CATEGORIES,
     MemoryTimeline,
     Moment,
-    PhaseMemory,
     memory_timeline,
+    thinned,
 )
+from fsdp_bench.plan.chart_data.memory_timeline import widths as widths_of
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, legend, new_frame, value_axis
 from fsdp_bench.report.text.common import hardware_text
@@ -38,8 +38,6 @@ FAR_BELOW_LIMIT = 0.2
 """If the highest peak is below this fraction of the GPU's memory, the GPU's limit is outside of the chart."""
 MOMENTS = 900
 """Most moments of a step that are drawn in all panels of a row together."""
-NARROWEST = 0.05
-"""Least fraction of the axis for a phase, so that its name is legible."""
 
 # Okabe and Ito's palette; lightness and hatches distinguish neighbours in black and white.
 STYLES = {
@@ -130,12 +128,12 @@ def _limit(panels: Sequence[MemoryPanel]) -> float:
 def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, is_alone: bool) -> None:
     value_axis(axes)
     axes.set_xlim(0, 1)
-    widths = _widths(panel.timeline)
+    widths = widths_of(panel.timeline)
     places = [sum(widths[:index]) for index in range(len(widths))]
     drawn = [
         moment
         for phase, start, width in zip(panel.timeline.phases, places, widths, strict=True)
-        for moment in _thinned(phase, start, width, moments)
+        for moment in thinned(phase, start, width, moments)
     ]
     _draw_stack(axes, drawn, scale)
     _name_phases(axes, panel.timeline, places, widths, are_short=len(widths) * (1 if is_alone else 3) > 12)
@@ -146,25 +144,6 @@ def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, i
     lines = [_peak_text(panel, is_alone)] if is_alone else [f"{panel.title}: {fits}", _peak_text(panel, is_alone)]
     axes.set_title("\n".join(lines), loc="left", fontsize=TEXT if is_alone else TEXT - 0.5,
                    color=INK if prediction.fits is not False else FAILURE)  # fmt: skip
-
-
-def _widths(timeline: MemoryTimeline) -> list[float]:
-    """Return each phase's fraction of the axis, by its number of allocations and frees but wide enough for its name."""
-    total = sum(len(phase.moments) for phase in timeline.phases)
-    least = min(NARROWEST, 0.5 / len(timeline.phases))
-    widths = [max(len(phase.moments) / total, least) for phase in timeline.phases]
-    return [width / sum(widths) for width in widths]
-
-
-def _thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> list[tuple[float, Moment]]:
-    """Return a phase's moments and their places; of moments at the same place keep the highest, so no peak is lost."""
-    count = len(phase.moments)
-    kept = min(max(1, round(width * moments)), count)
-    bounds = [index * count // kept for index in range(kept + 1)]
-    return [
-        (start + width * first / count, max(phase.moments[first:last], key=lambda moment: moment.total))
-        for first, last in pairwise(bounds)
-    ]
 
 
 def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float) -> None:

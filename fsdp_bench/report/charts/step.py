@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
+from fsdp_bench.plan.chart_data.step_streams import StepStreams, merged, role_of, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.schedule import Intervals, Span, union
+from fsdp_bench.replay.schedule import Intervals, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
@@ -123,20 +123,12 @@ def _subtitle(panels: Sequence[StepPanel]) -> str:
 def _handles(panels: Sequence[StepPanel]) -> list[Artist]:
     from matplotlib.patches import Patch
 
-    used = {_style_of(span) for panel in panels for span in panel.streams.spans if span.kind != "host"}
+    used = {role_of(span) for panel in panels for span in panel.streams.spans if span.kind != "host"}
     styles = {name: style for name, style in STYLES.items() if name in used} | {EXPOSED: (FAILURE, "")}
     return [
         Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.0, label=LEGEND_LABELS.get(name, name))
         for name, (color, hatch) in styles.items()
     ]
-
-
-def _style_of(span: Span) -> str:
-    if span.kind == "collective":
-        return span.work.name
-    if span.kind == "copy":
-        return "copy"
-    return span.phase if span.stream is Stream.COMPUTE else "cast"
 
 
 def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
@@ -146,7 +138,7 @@ def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
     rows = [stream for stream in ROWS if any(span.stream is stream for span in ran)]
     for place, stream in enumerate(reversed(rows)):
         for name, (color, hatch) in STYLES.items():
-            own = [(span.begin, span.end) for span in spans if span.stream is stream and _style_of(span) == name]
+            own = [(span.begin, span.end) for span in spans if span.stream is stream and role_of(span) == name]
             axes.broken_barh(_bars(union(own), panel), (place - 0.36, 0.72), facecolor=color, hatch=hatch,
                              edgecolor="white", linewidth=0.0)  # fmt: skip
     axes.broken_barh(_bars(panel.streams.exposed, panel), (len(rows) - 0.42, 0.3), facecolor=FAILURE, linewidth=0.0)
@@ -162,12 +154,5 @@ def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
 
 def _bars(spans: Intervals, panel: StepPanel) -> list[tuple[float, float]]:
     """Return begin and length of spans in milliseconds; merge spans that are less than half a pixel apart."""
-    pixel = (panel.end - panel.begin) / WIDTH
-    merged: Intervals = []
-    for begin, end in spans:
-        begin, end = max(begin, panel.begin), min(end, panel.end)
-        if merged and begin - merged[-1][1] < pixel / 2:
-            merged[-1] = (merged[-1][0], end)
-        elif end > begin:
-            merged.append((begin, end))
-    return [(begin * 1e3, (end - begin) * 1e3) for begin, end in merged]
+    found = merged(spans, panel.begin, panel.end, (panel.end - panel.begin) / WIDTH)
+    return [(begin * 1e3, (end - begin) * 1e3) for begin, end in found]

@@ -16,18 +16,39 @@ def conclusion(records: Sequence[TrialRecord]) -> str:
 
     Memory is peak allocated on the worst rank; speed is tokens per second per rank.
     """
-    compared = _comparable([record for record in records if record.fits])
+    compared = comparable(records)
     if not compared:
-        return f"Found: no trial fits ({_outcomes(records)})."
-    shared = f"{compared[0].model.name} on {phrase('world_size', compared[0].setup.world_size)}"
+        return f"Found: {nothing_fits(records)}."
+    shared = what_is_shared(compared)
     if len(compared) == 1:
         return f"Found: one trial fits, {shared}: {_setting(compared[0], [])}."
-    parts = [part for part in (_least_memory(compared), _fastest(compared)) if part]
+    parts = findings(compared)
     return f"Found for {shared}: {'; '.join(parts)}." if parts else f"Found for {shared}: nothing was measured."
 
 
-def _comparable(fitting: list[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials of the most frequent combination of model, device and world size."""
+def nothing_fits(records: Sequence[TrialRecord]) -> str:
+    """Return how trials ended of which none fits."""
+    return f"no trial fits ({_outcomes(records)})"
+
+
+def what_is_shared(compared: Sequence[TrialRecord]) -> str:
+    """Return the model and the world size of comparable trials."""
+    return f"{compared[0].model.name} on {phrase('world_size', compared[0].setup.world_size)}"
+
+
+def findings(compared: list[TrialRecord]) -> list[str]:
+    """Return what takes the least memory, and what is the fastest, of comparable trials; what is not known is left out.
+
+    Of a single trial this is its setting.
+    """
+    if len(compared) == 1:
+        return [f"one trial fits, {_setting(compared[0], [])}"]
+    return [part for part in (_least_memory(compared), _fastest(compared)) if part]
+
+
+def comparable(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that fit, of the most frequent combination of model, device and world size."""
+    fitting = [record for record in records if record.fits]
 
     def key(record: TrialRecord) -> tuple[object, ...]:
         return record.model, record.device, record.setup.world_size
@@ -76,4 +97,5 @@ def _setting(record: TrialRecord, compared: list[TrialRecord]) -> str:
     """Return the strategy, and every other option that differs between the compared trials: ``FULL_SHARD fsdp2``."""
     own = facts(record)
     differ = [field for field, value in own.items() if any(facts(other)[field] != value for other in compared)]
-    return " ".join([record.setup.strategy.value, *(phrase(field, own[field]) for field in differ if field != "model")])
+    named = [field for field in differ if field != "model" and own[field] is not None]
+    return " ".join([record.setup.strategy.value, *(phrase(field, own[field]) for field in named)])

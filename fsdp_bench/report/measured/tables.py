@@ -33,12 +33,14 @@ def _phase(record: TrialRecord) -> str:
     return record.worst_rank_memory.peak_phase or UNKNOWN if record.worst_rank_memory else UNKNOWN
 
 
-def _strategy(record: TrialRecord) -> str:
+def strategy_text(record: TrialRecord) -> str:
+    """Return the requested strategy, and the effective one if that differs."""
     requested, effective = record.setup.strategy.value, record.effective_strategy
     return requested if effective == requested else f"{requested} (ran {effective})"
 
 
-def _outcome(record: TrialRecord) -> str:
+def outcome_text(record: TrialRecord) -> str:
+    """Return how a trial ended."""
     return record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries"
 
 
@@ -52,7 +54,7 @@ def _world(record: TrialRecord) -> str:
 
 
 _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
-    "strategy": _strategy,
+    "strategy": strategy_text,
     "model": lambda r: r.model.name,
     "world\nsize": _world,
     "api": lambda r: r.setup.api.value,
@@ -65,7 +67,7 @@ _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
 """Columns of settings: the header, and the function that returns the cell of a trial."""
 
 _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
-    "outcome": (_outcome, 0),
+    "outcome": (outcome_text, 0),
     "peak\nallocated": (_allocated, 0),
     "in phase": (_phase, 3),
     "reserved": (lambda r: _bytes(most_of_any_rank(r, "peak_reserved_bytes")[0]), 2),

@@ -1,0 +1,247 @@
+"""The JSON documents that plan, predict and max-size print, as far as a page needs them. Nothing in them is trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from fsdp_bench.plan.chart_data.drawn import DrawnStep
+from fsdp_bench.spec.codec import from_builtins, read_document
+from fsdp_bench.spec.errors import ResultsError, SpecError, shown
+from fsdp_bench.spec.hardware import Source
+from fsdp_bench.spec.setup import TrainSetup
+
+T = TypeVar("T")
+
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+Bytes = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of an offer."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    headroom_bytes: int | None = None
+    required_headroom_bytes: Bytes | None = None
+    required_headroom_source: str | None = None
+    breakdown_bytes: dict[str, Bytes] = {}
+
+
+class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer of a plan."""
+
+    server: str
+    gpu: str
+    num_nodes: Count
+    num_gpus: Count
+    setup: TrainSetup
+    expandable_segments: bool
+    memory: OfferMemory
+    tokens_per_second_per_gpu: Positive
+    tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
+    range_because: str | None
+    seconds: Positive | None
+    slow_seconds: Positive | None
+    price_per_hour: Positive | None
+    cost: Positive | None
+    slow_cost: Positive | None
+    energy_megawatt_hours: Positive | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The kind of server and the number of nodes, of which a plan has one offer."""
+        return self.server, self.num_nodes
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of server without an offer."""
+
+    server: str
+    reason: str
+
+
+class ServerPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """The catalogue's price of a server."""
+
+    currency: str
+    region: str | None
+    per_hour: Positive | None
+    source: Source
+
+
+class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What the catalogue says of a kind of server."""
+
+    name: str
+    provider: str
+    gpu: str
+    gpus_per_node: Count
+    source: Source
+    gpu_memory_bytes: Bytes | None
+    gpu_memory_source: Source | None
+    price: ServerPrice | None
+
+
+class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The price that the user stated for all servers."""
+
+    per_hour: Positive
+    unit: str
+
+
+class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``plan --json`` prints. What earlier versions did not write is empty."""
+
+    source: str
+    model: str
+    tokens: Count | None
+    deadline_seconds: Positive | None
+    budget: Positive | None
+    global_batch_tokens: Count | None
+    winner: OfferDocument | None
+    reason: str
+    cheapest: OfferDocument | None
+    fastest: OfferDocument | None
+    fewest_nodes: OfferDocument | None
+    pareto: tuple[OfferDocument, ...]
+    nearest: tuple[OfferDocument, ...]
+    left_out: tuple[LeftOut, ...]
+    num_offers: int
+    fsdp_bench: str | None = None
+    torch: str | None = None
+    made_on: str | None = None
+    model_description: str | None = None
+    tariff: str | None = None
+    stated_price: StatedPriceDocument | None = None
+    servers: tuple[ServerDocument, ...] = ()
+    winner_step: DrawnStep | None = None
+
+
+class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a predicted setup."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes | None = None
+    needed_bytes: Bytes | None = None
+    peak_phase: str
+    peak_block: int | None = None
+    peak_operator: str
+    phases: dict[str, Bytes]
+    breakdown_bytes: dict[str, Bytes]
+
+
+class PredictedTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a predicted step."""
+
+    step_seconds: Positive | None = None
+    compute_seconds: float | None = None
+    communication_seconds: float | None = None
+    exposed_communication_seconds: float | None = None
+    tokens_per_second_per_gpu: Positive | None = None
+    mfu: float | None = None
+    rates: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+class PredictedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """The hardware of a prediction."""
+
+    name: str | None = None
+    gpu: str | None = None
+    gpu_memory_bytes: Bytes | None = None
+    gpu_memory_source: Source | None = None
+    num_nodes: Count | None = None
+    gpus_per_node: Count | None = None
+
+
+class PredictionDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``predict --json`` prints of one setup."""
+
+    source: str
+    torch: str | None = None
+    kernels: str | None = None
+    model: dict[str, Any]
+    setup: dict[str, Any]
+    server: PredictedServer
+    impossible: str | None = None
+    notes: tuple[str, ...] | None = None
+    memory: PredictedMemory | None = None
+    time: PredictedTime | None = None
+    fits: bool | None = None
+    verdict: str | None = None
+    headroom_bytes: int | None = None
+    required_headroom_bytes: int | None = None
+    required_headroom_source: str | None = None
+
+
+class Limited(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next value exceeds."""
+
+    words: str
+
+
+class LargestDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting of ``max-size --json``."""
+
+    setup: dict[str, Any]
+    impossible: str | None = None
+    unknown: str | None = None
+    fits_value: int | None = None
+    runs_value: int | None = None
+    model: str | None = None
+    memory: PredictedMemory | None = None
+    time: PredictedTime | None = None
+    limited_by: Limited | None = None
+
+
+class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``max-size --json`` prints of one server."""
+
+    source: str
+    torch: str | None = None
+    dial: str
+    fits_means: str = ""
+    server: PredictedServer
+    cells: tuple[LargestDocument, ...]
+
+
+Document = PlanDocument | list[PredictionDocument] | list[MaxSizeDocument]
+
+WRITERS = "fsdp-bench plan, predict or max-size with --json"
+
+
+def read(path: Path) -> Document:
+    """Read a document.
+
+    Raises:
+        SpecError: if the file cannot be read or is not JSON.
+        ResultsError: if it holds something else than what fsdp-bench writes.
+    """
+    raw = read_document(path, "JSON")
+    if isinstance(raw, dict) and "error" in raw:
+        raise ResultsError(f"{path}: holds an error, not an answer: {shown(raw['error'])}")
+    if isinstance(raw, dict) and {"winner", "pareto"} <= raw.keys():
+        return _decoded(raw, PlanDocument, path)
+    predictions = raw.get("predictions", [raw]) if isinstance(raw, dict) else []
+    if _all_have(predictions, {"setup", "memory", "fits"}):
+        return [_decoded(one, PredictionDocument, path) for one in predictions]
+    servers = raw.get("servers", [raw]) if isinstance(raw, dict) else []
+    if _all_have(servers, {"cells", "dial"}):
+        return [_decoded(one, MaxSizeDocument, path) for one in servers]
+    raise ResultsError(f"{path}: is no answer that {WRITERS} writes")
+
+
+def _all_have(values: Any, keys: set[str]) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(v, dict) and keys <= v.keys() for v in values)
+
+
+def _decoded(raw: Any, kind: type[T], path: Path) -> T:
+    try:
+        return from_builtins(raw, kind)
+    except (msgspec.ValidationError, SpecError) as error:
+        raise ResultsError(f"{path}: is not what {WRITERS} writes: {shown(str(error))}") from None

@@ -1,0 +1,163 @@
+"""Predictions of trials beside what was measured or rehearsed: memory, and time where rates are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from fsdp_bench.report.html.blocks import Block, Cell, Details, Legend, Plot, Point, Row, Section, Shape, Text, table
+from fsdp_bench.report.html.scales import from_zero
+from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.spec.model_code import ModelCode
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.units import GIB, MIB, format_gib, format_seconds
+from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
+from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
+
+NOT_HERE = "its code would have to be recorded first: fsdp-bench validate RESULTS"
+MOST_BLOCKS = 4096
+"""Most blocks, of all micro-batches of a step, that are simulated: the numbers of a record may be anything."""
+Numbered = Sequence[tuple[int, TrialRecord]]
+
+
+def error_section(numbered: Numbered, profile: Profile | None) -> Section:
+    """Return predictions beside measurements."""
+    source = numbered[0][1].source
+    blocks = [*_memory(numbered, source), *(_time(numbered, profile) if source == "measured" else [])]
+    return Section(f"Predicted against {source}", tuple(blocks))
+
+
+def why_not_simulated(record: TrialRecord) -> str | None:
+    """Return why a report does not simulate a trial; None if it does. Nothing that a record names is ever run."""
+    if isinstance(record.model, ModelCode):
+        return NOT_HERE
+    size = record.model.num_hidden_layers * record.setup.gradient_accumulation_steps
+    return None if size <= MOST_BLOCKS else f"{size} blocks of all micro-batches are too many to simulate in a report"
+
+
+def _compared(record: TrialRecord) -> MemoryComparison:
+    reason = why_not_simulated(record)
+    return compare_with_record(record) if reason is None else MemoryComparison(label=record.id, error=reason)
+
+
+def _memory(numbered: Numbered, source: str) -> list[Block]:
+    compared = [(number, record, _compared(record)) for number, record in numbered]
+    known = [one for one in compared if one[2].phases]
+    blocks: list[Block] = []
+    if known:
+        blocks.append(Text(_memory_text(summarize([one for _, _, one in compared], source), source)))
+        plot = _pairs(
+            "Peak allocated: predicted against " + source,
+            [(n, one.peak.predicted_bytes, one.peak.reference_bytes) for n, _, one in known],
+            source,
+        )
+        blocks += [plot, Details("Every trial's peak, predicted and " + source, (_memory_table(known, source),))]
+    reasons = Counter(one.error or "it ran out of memory" for _, _, one in compared if not one.phases)
+    return blocks + [Text(f"Memory is not compared of {count}: {reason}.") for reason, count in reasons.items()]
+
+
+def _memory_text(found: Summary, source: str) -> str:
+    peak, parts = found.peak, []
+    if peak is not None:
+        parts.append(
+            f"Peak allocated, predicted and {source}: equal to the byte in {peak.num_equal} of {peak.num_cells} trials;"
+            f" the median error is {peak.median:.2%}, the largest {peak.worst:.2%}."
+        )
+    if found.reserved is not None:
+        parts.append(f"Peak reserved: median {found.reserved.median:.2%}, largest {found.reserved.worst:.2%}.")
+    if found.num_fits:
+        parts.append(f"Whether a trial fits was predicted right in {found.num_fits_right} of {found.num_fits}.")
+    return " ".join(parts)
+
+
+def _memory_table(known: Sequence[tuple[int, TrialRecord, MemoryComparison]], source: str) -> Block:
+    titles = ("#", "trial", "predicted", source, "error", "phase with the largest error", "error there")
+    rows = []
+    for number, _, one in known:
+        phase, error = one.worst
+        cells = (
+            Cell(str(number), number),
+            Cell(one.label.partition(" ")[2]),
+            Cell(format_gib(one.peak.predicted_bytes), one.peak.predicted_bytes),
+            Cell(format_gib(one.peak.reference_bytes), one.peak.reference_bytes),
+            Cell(f"{one.peak.relative:+.2%}", one.peak.relative),
+            Cell(phase if error else "none"),
+            Cell(f"{error:+.2%}", error),
+        )
+        rows.append(Row(cells))
+    return table(f"Peak allocated of rank 0, predicted and {source}", titles, rows, ("#", *titles[2:5], titles[6]))
+
+
+def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
+    fit_in = [(number, record) for number, record in numbered if why_not_simulated(record) is None]
+    compared = [(number, record, compare_time(record, profile)) for number, record in fit_in]
+    known = [one for one in compared if one[2].error is not None]
+    blocks: list[Block] = []
+    if known:
+        found = summarize_time([one for _, _, one in compared])
+        blocks.append(
+            Text(
+                f"Step time, predicted and measured: the median error is {found.median_error or 0:.1%} in"
+                f" {found.num_trials} trials, {found.num_within} of them within 15 %."
+            )
+        )
+        pairs = [(number, one.predicted_seconds or 0.0, one.measured_seconds or 0.0) for number, _, one in known]
+        blocks += [_times(pairs), Details("Every trial's step time", (_time_table(known),))]
+    reasons = Counter(one.reason for _, _, one in compared if one.error is None)
+    return blocks + [
+        Text(f"Time is not compared of {count}: {reason or UNKNOWN}.") for reason, count in reasons.items()
+    ]
+
+
+def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Block:
+    titles = ("#", "trial", "predicted", "measured", "error")
+    rows = [
+        Row(
+            (
+                Cell(str(number), number),
+                Cell(one.label.partition(" ")[2]),
+                Cell(format_seconds(one.predicted_seconds or 0.0), one.predicted_seconds),
+                Cell(format_seconds(one.measured_seconds or 0.0), one.measured_seconds),
+                Cell(f"{one.error or 0:+.1%}", one.error),
+            )
+        )
+        for number, _, one in known
+    ]
+    return table("Step time, predicted and measured", titles, rows, ("#", *titles[2:]))
+
+
+def _times(pairs: Sequence[tuple[int, float, float]]) -> Plot:
+    return _plot("Step time: predicted against measured", pairs, "ms", 1e-3, "measured", format_seconds)
+
+
+def _pairs(caption: str, pairs: Sequence[tuple[int, float, float]], source: str) -> Plot:
+    unit, name = (GIB, "GiB") if max(max(pair[1:]) for pair in pairs) >= GIB else (MIB, "MiB")
+    return _plot(caption, pairs, name, unit, source, format_gib)
+
+
+def _plot(
+    caption: str,
+    pairs: Sequence[tuple[int, float, float]],
+    name: str,
+    unit: float,
+    source: str,
+    text: Callable[[float], str],
+) -> Plot:
+    """Return predicted and measured values on one scale; on the line they are equal."""
+    scale = from_zero([value / unit for pair in pairs for value in pair[1:]])
+    points = [
+        Point(scale.at(one / unit), scale.at(other / unit), "", f"{number}: {text(one)}, {source} {text(other)}", "dot")
+        for number, one, other in pairs
+    ]
+    return Plot(
+        caption,
+        f"predicted, {name}",
+        f"{source}, {name}",
+        scale.ticks(),
+        scale.ticks(),
+        (Shape("equal", "M0 1000L1000 0", is_line=True),),
+        tuple(points),
+        legend=(Legend("dot", "a trial"), Legend("equal", "equal")),
+        is_square=True,
+    )

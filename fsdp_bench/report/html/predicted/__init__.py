@@ -1,0 +1,8 @@
+"""The pages of what is predicted, from the JSON documents of plan, predict and max-size.
+
+Read in this order:
+    plan.py        the page of a plan
+    offers.py      its offers: a table, price against days, how far predictions may be off
+    prediction.py  the page of predicted setups
+    max_size.py    the page of the largest that fits
+"""

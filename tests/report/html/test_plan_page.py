@@ -1,0 +1,137 @@
+"""The page of a plan: its numbers are the document's, what the document lacks is unknown, names are text."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.report.html import write
+from fsdp_bench.spec.errors import UserError
+from tests.attacks.hostile import mutated_json
+from tests.report.html.parsed import ParsedPage
+from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
+
+ADDED = ("fsdp_bench", "torch", "made_on", "model_description", "tariff", "stated_price", "servers", "winner_step")
+"""Keys that earlier plans do not have."""
+
+
+def page(source: Path) -> ParsedPage:
+    write(source, source.with_suffix(".html"))
+    return ParsedPage(source.with_suffix(".html").read_text())
+
+
+def offers() -> dict[str, dict[str, Any]]:
+    """Return the document's offers by their number of nodes."""
+    plan = json.loads(plan_text())
+    found = [plan["winner"], plan["cheapest"], plan["fastest"], plan["fewest_nodes"], *plan["pareto"]]
+    return {str(one["num_nodes"]): one for one in found}
+
+
+def test_the_table_has_the_numbers_of_the_document(tmp_path: Path) -> None:
+    parsed, expected = page(plan_file(tmp_path)), offers()
+    nodes = [text for text, _ in parsed.column("nodes")]
+    assert sorted(nodes) == sorted(expected)
+    assert nodes[0] == str(json.loads(plan_text())["winner"]["num_nodes"])
+    for title, key in (
+        ("days", "seconds"),
+        ("days, slow end", "slow_seconds"),
+        ("price", "cost"),
+        ("price, slow end", "slow_cost"),
+        ("tokens/s per GPU", "tokens_per_second_per_gpu"),
+    ):
+        shown = [float(number or "nan") for _, number in parsed.column(title)]
+        assert shown == [expected[count][key] for count in nodes], title
+    days = [float(text) for text, _ in parsed.column("days")]
+    assert days == pytest.approx([expected[count]["seconds"] / 86_400 for count in nodes], abs=0.051)
+
+
+def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
+    plan, parsed = json.loads(plan_text()), page(plan_file(tmp_path))
+    winner = plan["winner"]
+    assert f"{winner['num_nodes']} x {winner['server']} ({winner['num_gpus']} {winner['gpu']})" in parsed.text
+    assert plan["reason"] in parsed.text
+    assert winner["range_because"] in parsed.text
+    assert plan["left_out"][0]["reason"] in parsed.text
+    assert plan["servers"][0]["price"]["source"]["date"] in parsed.text
+    assert plan["torch"] in parsed.text
+
+
+def test_what_a_plan_does_not_say_is_unknown_or_left_out(tmp_path: Path) -> None:
+    plan = {key: value for key, value in json.loads(plan_text()).items() if key not in ADDED}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(plan))
+    parsed = page(path)
+    assert "unknown, as modelled" in parsed.text
+    assert "What runs when" not in parsed.text
+    assert "usable" not in parsed.text
+
+
+def test_a_plan_without_a_winner_says_why(tmp_path: Path) -> None:
+    parsed = page(plan_file(tmp_path, winner=None, winner_step=None, reason="the fastest takes 300 days"))
+    assert "No plan" in parsed.text
+    assert "the fastest takes 300 days" in parsed.text
+
+
+def test_an_offer_without_a_known_price_or_range_has_none(tmp_path: Path) -> None:
+    nothing = {
+        "cost": None, "slow_cost": None, "price_per_hour": None, "range_because": None,
+        "tokens_per_second_per_gpu_range": None,
+    }  # fmt: skip
+    winner = {**json.loads(plan_text())["winner"], **nothing}
+    alone = {"cheapest": None, "fastest": None, "fewest_nodes": None, "pareto": [], "servers": []}
+    parsed = page(plan_file(tmp_path, winner=winner, num_offers=1, **alone))
+    assert parsed.column("price")[0] == ("unknown", "")
+    assert parsed.column("days, slow end")[0] == ("unknown", "")
+    assert f"predictions for {winner['gpu']} were never compared with a run" in parsed.text
+
+
+@pytest.mark.parametrize("name", [SCRIPT, IMAGE, STYLE, "' onmouseover='x", "\x1b[2J\u202eabc"])
+def test_names_are_text(tmp_path: Path, name: str) -> None:
+    plan = json.loads(plan_text())
+    winner = {**plan["winner"], "server": name, "gpu": name, "range_because": name}
+    memory = {**plan["winner_step"]["memory"], "peak_operator": name}
+    phases = [{**phase, "name": name} for phase in memory["phases"]]
+    step = {**plan["winner_step"], "memory": {**memory, "phases": phases}}
+    left = [{"server": name, "reason": name}]
+    parsed = page(plan_file(tmp_path, model=name, reason=name, winner=winner, winner_step=step, left_out=left))
+    assert parsed.count("script") == 1
+    assert parsed.count("img") == 0
+    assert parsed.count("style") == 1
+    assert not [key for _, attributes in parsed.elements for key in attributes if key.startswith("on")]
+    assert all(link.startswith(("#", "data:")) for link in parsed.attributes("href") + parsed.attributes("src"))
+    shown = name if name.isprintable() else "\\x1b[2J\\u202eabc"
+    assert parsed.text.count(shown) > 5
+    assert "\x1b" not in parsed.text
+
+
+def test_ids_are_unique(tmp_path: Path) -> None:
+    found = page(plan_file(tmp_path)).attributes("id")
+    assert len(found) == len(set(found)) > 5
+
+
+def test_headings_are_in_order(tmp_path: Path) -> None:
+    levels = [int(tag[1]) for tag, _ in page(plan_file(tmp_path)).elements if tag in ("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_a_damaged_plan_is_refused_in_one_line_or_drawn(tmp_path: Path) -> None:
+    draw, document = random.Random(7), json.loads(plan_text())
+    path = tmp_path / "plan.json"
+    refusals, drawn = list[str](), list[ParsedPage]()
+    for _ in range(150):
+        path.write_text(mutated_json(draw, document))
+        try:
+            drawn.append(page(path))
+        except UserError as error:
+            refusals.append(str(error))
+    assert refusals
+    assert drawn
+    assert all(len(refusal.splitlines()) == 1 for refusal in refusals)
+    assert all(parsed.count("script") == 1 for parsed in drawn)

@@ -1,0 +1,153 @@
+"""What a report is made of: sweeps, predictions, largest models; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.report.html import write
+from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
+from fsdp_bench.spec.profile import read_profile
+from fsdp_bench.sweep.results.load import load_results
+from tests.conftest import run_command
+from tests.report.html.parsed import ParsedPage
+from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file
+
+
+def page(source: Path, folder: Path) -> ParsedPage:
+    write(source, folder / "report.html")
+    return ParsedPage((folder / "report.html").read_text())
+
+
+def test_a_sweep_has_the_numbers_of_its_records(tmp_path: Path) -> None:
+    parsed, expected = page(RESULTS / "t5", tmp_path), load_results(RESULTS / "t5")
+    for title, column in (
+        ("peak allocated", "peak_allocated_bytes"),
+        ("step", "step_seconds"),
+        ("tokens/s per rank", "tokens_per_second_per_gpu"),
+    ):
+        shown = [float(number or "nan") for _, number in parsed.column(title)]
+        assert shown == pytest.approx(list(expected[column]), rel=1e-12)
+    assert "measured" in parsed.text
+    assert expected["torch"][0] in parsed.text
+
+
+def test_a_sweep_of_benchmark_models_has_its_predictions_beside_it(tmp_path: Path) -> None:
+    write(RESULTS / "cpu", tmp_path / "cpu.html", read_profile(RESULTS / "calibration.toml"))
+    text = ParsedPage((tmp_path / "cpu.html").read_text()).text
+    assert "equal to the byte in 54 of 54 trials" in text  # as results/xeon-2-cores/cpu/validation.md says
+    assert "Blocks in the middle of backward (predicted)" in text
+    assert "Step time, predicted and measured" in text
+
+
+def test_a_frontier_has_both_values_of_every_cell(tmp_path: Path) -> None:
+    cells = json.loads((RESULTS / "max-size-quick" / "frontier.json").read_text())["cells"]
+    searched = [cell for cell in cells if cell["status"] != "skipped"]
+    parsed = page(RESULTS / "max-size-quick", tmp_path)
+    assert [float(number or "nan") for _, number in parsed.column("measured")] == [
+        cell["measured"]["fits"] for cell in searched
+    ]
+    assert [float(number or "nan") for _, number in parsed.column("predicted")] == [
+        cell["predicted"]["fits"] for cell in searched
+    ]
+
+
+def test_a_folder_of_several_sweeps_names_each(tmp_path: Path) -> None:
+    for name in ("t5", "emulation-check"):
+        shutil.copytree(RESULTS / name, tmp_path / "both" / name)
+    text = page(tmp_path / "both", tmp_path).text
+    assert "2 sweeps" in text
+    assert "t5: Trials" in text
+    assert "emulation-check: Trials" in text
+
+
+def test_names_in_records_are_text(tmp_path: Path) -> None:
+    parsed = page(hostile_sweep(tmp_path), tmp_path)
+    assert (parsed.count("script"), parsed.count("img"), parsed.count("style")) == (1, 0, 1)
+    for name in (SCRIPT, IMAGE, STYLE):
+        assert name in parsed.text
+
+
+def test_a_broken_record_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    home = hostile_sweep(tmp_path)
+    broken = next((home / "trials").glob("*.json"))
+    broken.write_text("{")
+    parsed = page(home, tmp_path)
+    assert broken.name in parsed.text
+    assert len(parsed.column("strategy")) == 15
+
+
+def test_one_prediction_and_several(tmp_path: Path) -> None:
+    asked = ["predict", "--params", "1B", "--server", "g5.48xlarge", "--json"]
+    done = run_command(*asked)
+    (tmp_path / "one.json").write_text(done.stdout)
+    one = json.loads(done.stdout)
+    text = page(tmp_path / "one.json", tmp_path).text
+    assert f"{one['memory']['needed_bytes'] / 2**30:.1f} GiB" in text
+    out = run_command(*asked, "--strategy", "all").stdout
+    (tmp_path / "several.json").write_text(out)
+    parsed = page(tmp_path / "several.json", tmp_path)
+    expected = [each["time"] and each["time"]["step_seconds"] for each in json.loads(out)["predictions"]]
+    assert [float(number) if number else None for _, number in parsed.column("step")] == expected
+
+
+def test_the_largest_models(tmp_path: Path) -> None:
+    out = run_command("max-size", "--server", "g5.48xlarge", "--strategy", "zero3,zero2", "--json").stdout
+    (tmp_path / "largest.json").write_text(out)
+    parsed = page(tmp_path / "largest.json", tmp_path)
+    expected = [cell["fits_value"] for cell in json.loads(out)["cells"]]
+    assert [float(number or "nan") for _, number in parsed.column("fits")] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no answer"),
+        ('{"a": 1}', "is no answer"),
+        ('{"cells": [], "dial": 3, "winner": 1}', "is not what"),
+        ('{"error": "no such model\\nx"}', "holds an error, not an answer"),
+        ('{"winner": null, "pareto": []}', "is not what"),
+        ('{"predictions": []}', "is no answer"),
+        ('{"setup": 1, "memory": 1, "fits": 1}', "is not what"),
+        ('{"a": ' + "9" * 5000 + "}", "too large"),
+    ],
+)
+def test_a_foreign_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path, html = tmp_path / "other.json", tmp_path / "other.html"
+    path.write_text(text)
+    html.write_text("before")
+    with pytest.raises(UserError, match=said) as caught:
+        write(path, html)
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+    assert html.read_text() == "before"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="is a folder"):
+        write(tmp_path / "missing.json", tmp_path)
+    with pytest.raises(ResultsError, match="is no folder"):
+        write(tmp_path / "missing.json", tmp_path / "no" / "report.html")
+    with pytest.raises(ResultsError, match="there is no such file or folder"):
+        write(tmp_path / "missing.json", tmp_path / "report.html")
+    with pytest.raises((ResultsError, SpecError), match="no results here"):
+        write(tmp_path, tmp_path / "report.html")
+
+
+def test_the_command_writes_the_file_and_prints_its_name(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    done = run_command("report", plan_file(tmp_path), "--html", html)
+    assert (done.returncode, done.stdout) == (0, f"{html}\n")
+    assert html.read_text().startswith("<!DOCTYPE html>")
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_a_file_without_html_is_refused_with_the_option_that_helps(tmp_path: Path) -> None:
+    done = run_command("report", plan_file(tmp_path))
+    assert done.returncode == 2
+    assert "--html FILE.html" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
