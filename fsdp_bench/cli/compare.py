@@ -49,6 +49,10 @@ def command(words: Sequence[str], as_json: bool) -> int:
     if len(words) < 2:
         raise SpecError("compare: name two, A and B: files, or setups as options in quotes")
     a, b, *common = words
+    if common and not common[0].startswith("-"):
+        raise SpecError(
+            f"compare: after A and B come options of both, not {shown(common[0])}; options of A or B alone go in quotes"
+        )
     are_files = [_is_file(word) for word in (a, b)]
     if all(are_files) and common:
         raise SpecError(f"compare: {shown(common[0])} goes with a setup, and A and B are files; leave it out")

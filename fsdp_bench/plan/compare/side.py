@@ -124,10 +124,10 @@ def _of_file(path: Path) -> Side:
 
 
 def _of_document(found: Any, name: str) -> Side:
-    if not isinstance(found, Mapping) or not isinstance(found.get("memory"), Mapping | None):
-        raise SpecError(f"{name}: is neither a document of predict --json or dry-run --json nor a record of a trial")
-    if found.get("error") or found.get("impossible"):
+    if isinstance(found, Mapping) and (found.get("error") or found.get("impossible")):
         raise SpecError(f"{name}: has no numbers to compare: {found.get('error') or found['impossible']}")
+    if not isinstance(found, Mapping) or not isinstance(found.get("memory"), Mapping):
+        raise SpecError(f"{name}: is neither a document of predict --json or dry-run --json nor a record of a trial")
     try:
         return _side(found, name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
