@@ -5,6 +5,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     estimate(model, ...)          memory, fit and time of a setup; needs no torch
     largest_model(...)            the largest model that fits; needs no torch
     plan_training(model, ...)     which servers, how many, which setting, how long, at what price; needs no torch
+    compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
     rehearse_command(command)     a real training command as one rank, without a GPU
     sweep(file)                   measure every trial of a sweep file on this machine
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.ask import largest_model as largest_model
     from fsdp_bench.plan.purchase.call import plan_training as plan_training
     from fsdp_bench.plan.purchase.planner import Plan as Plan
+    from fsdp_bench.plan.compare.comparison import Comparison as Comparison
+    from fsdp_bench.plan.compare.comparison import compare as compare
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
@@ -79,6 +82,7 @@ _HOMES = {
     "plan.ask": ("estimate", "largest_model"),
     "plan.purchase.call": ("plan_training",),
     "plan.purchase.planner": ("Plan",),
+    "plan.compare.comparison": ("Comparison", "compare"),
     "plan.rehearsal": ("Rehearsal",),
     "plan.rehearse_command": ("rehearse_command",),
     "rehearse.run": ("RehearsalError",),

@@ -3,6 +3,7 @@
 Read in this order:
     main.py       the command line, and how errors end it
     plan.py, predict.py, max_size.py, record.py, dry_run.py, servers.py, models.py    without a GPU
+    compare.py    two setups or results side by side
     rehearse.py   a real training command, without a GPU
     sweep.py, report.py, chart.py, calibrate.py, doctor.py        measuring, and reading results
     validate.py   one source of numbers against another

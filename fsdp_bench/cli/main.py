@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "Print measured results as a table.",
     "plan": "Find which servers, how many and which setting train a model: how long, at what price.",
     "predict": "Predict memory, time and fit of one or several setups.",
+    "compare": "Say which bytes and milliseconds differ between two setups or results, and why.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
     "calibrate": "Measure this machine's rates, so that predictions use them.",
     "validate": "Compare predictions with dry runs, published or measured numbers.",

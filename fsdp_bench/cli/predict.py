@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
 from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_figure
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
     SetupCommand,
     SetupOptions,
-    calibration_option,
-    headroom_option,
     setup_options,
 )
 from fsdp_bench.cli.common.progress import progress_line
-from fsdp_bench.cli.common.setups import read_models, read_setups, sliding_window_of
 from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
 from fsdp_bench.plan.document import document, refusal
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
 from fsdp_bench.plan.question import Prediction, Question, answers
 from fsdp_bench.plan.table.columns import TableOptions
 from fsdp_bench.plan.table.rows import PREDICTION_COLUMNS
-from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.profile import Profile, read_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,24 +36,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("predict", cls=SetupCommand)
 @setup_options(lists=EVERY_OPTION)
-@click.option(
-    "--kernels",
-    default="cuda",
-    show_default=True,
-    type=click.Choice(["cuda", "cpu"]),
-    help="Predict CUDA or CPU operators.",
-)
-@click.option(
-    "--load",
-    default=Build.META.value,
-    show_default=True,
-    type=click.Choice([build.value for build in Build]),
-    help="Where parameters are initialized before sharding: on meta, on rank 0's host memory, or on every rank's.",
-)
-@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
-@headroom_option
-@calibration_option
-@click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
+@assumption_options
 @click.option("--chart", type=_FILE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
 @click.option("--step-chart", type=_FILE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream.")
 @click.option("--trade-off", type=_FILE, metavar="FILE.png", help="Draw memory against speed, one point per setup.")
@@ -70,12 +47,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     options: SetupOptions,
-    kernels: str,
-    load: str,
-    gpu_memory: str | None,
-    headroom: str | None,
-    calibration: Path | None,
-    expandable_segments: bool,
+    assumed: AssumptionOptions,
     chart: Path | None,
     step_chart: Path | None,
     trade_off: Path | None,
@@ -100,9 +72,7 @@ def command(
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
     table = read_table(PREDICTION_COLUMNS, sort, columns, only_fits, csv, as_json)
-    profile = read_profile(calibration) if calibration else None
-    assumed = (kernels, Build(load), expandable_segments, profile)
-    questions = _questions(options, gpu_memory, headroom, assumed)
+    questions = read_questions(options, assumed)
     if len(questions) == 1 and (table.is_given or csv is not None):
         raise SpecError("--sort, --only-fits, --columns and --csv are of a table of several setups; one was given")
     possible = [question for question in questions if not question.impossible]
@@ -124,26 +94,6 @@ def command(
         _print(predictions, questions, table, as_json)
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
-
-
-def _questions(
-    options: SetupOptions,
-    gpu_memory: str | None,
-    headroom: str | None,
-    assumed: tuple[str, Build, bool, Profile | None],
-) -> list[Question]:
-    """Return a question for every combination of the options."""
-    readings = read_setups(options)
-    windows = {one: sliding_window_of(replace(options, code=one)) for one in {each.options.code for each in readings}}
-    questions = []
-    for model, (one, setup, hardware) in zip(read_models(readings), readings, strict=True):
-        if gpu_memory is not None:
-            hardware = sized(hardware, gpu_memory, assumed[3])
-        elif hardware is not None:
-            hardware = without_context(hardware, assumed[3])
-        kept = stated_headroom(headroom, hardware)
-        questions.append(Question(model, setup, hardware, *assumed, kept, windows[one.code]))
-    return questions
 
 
 def _print(

@@ -10,6 +10,7 @@ Read in this order:
     defaults.py           precision, sequence length and GPUs per node, if the user names none
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting
+    compare/              two setups or results side by side, and why they differ
     table/                several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
     advice/               settings that fit if the given one does not

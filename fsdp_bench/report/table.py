@@ -43,7 +43,7 @@ class TableColumn:
     def is_shared(self) -> bool:
         """Whether all rows have the same text; False for numbers, which may be equal by chance."""
         is_constant = len(self.cells) > 1 and len(set(self.cells)) == 1
-        return is_constant and not (self.is_number and self.cells[0][:1].isdigit())
+        return is_constant and not (self.is_number and self.cells[0].lstrip("+-")[:1].isdigit())
 
 
 def table_columns(

@@ -4,6 +4,7 @@ Read in this order:
     options.py     the options that describe a setup
     lists.py       options of several values, and every combination of them
     setups.py      from options to a model, a setup and hardware
+    assumptions.py kernels, memory, rates; and a question for every combination of all options
     tables.py      the options that sort, select and write tables
     progress.py    the progress of many predictions
     facts.py       facts of the catalogue as lines

@@ -12,6 +12,7 @@ Read in this order:
     quantity_text.py     names of what max-size searches: model size, layers, batch, sequence, GPUs
     nothing_fits.py      if nothing fits: what the nearest setting needs, and what would help
     dry_run.py           dry runs: live bytes, and whether the setup fits
+    compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, what it read from the GPU
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
     communicators.py     NCCL's communicators and their GPU memory

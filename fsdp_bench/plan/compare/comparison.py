@@ -1,0 +1,164 @@
+"""compare(): what differs between two setups or results, in the setup, in bytes and in seconds. All is B less A."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fsdp_bench.plan.compare.side import PARTS, Comparable, Side, read_side
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_gib, format_seconds
+
+_NOT_OF_THE_STEP = ("learning_rate", "seed", "shard_size")
+REST = "rest_seconds"
+"""What a step takes beside operators and exposed communication."""
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """A field of the setup, or another condition, that differs. None is what is not known."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number of both sides."""
+
+    name: str
+    a: float
+    b: float
+
+    @property
+    def difference(self) -> float:
+        """How much more B has than A."""
+        return self.b - self.a
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two setups or results, and their differences: B less A, the largest first."""
+
+    a: Side
+    b: Side
+
+    def __repr__(self) -> str:
+        peaks = [f"{one.name} {format_gib(one.a)}, {format_gib(one.b)}" for one in self.peaks if one.a or one.b]
+        times = [f"a step {format_seconds(self.step.a)}, {format_seconds(self.step.b)}"] if self.step else []
+        sources = f"A {self.a.reached}, B {self.b.reached}"
+        return f"Comparison({sources}: {'; '.join([*peaks, *times])})"
+
+    @cached_property
+    def fields(self) -> tuple[FieldDifference, ...]:
+        """The fields that differ: model, hardware, setup."""
+        a, b = _conditions(self.a), _conditions(self.b)
+        names = dict.fromkeys((*a, *b))
+        if self.a.shape is not None and self.a.shape == self.b.shape:
+            names.pop("model")  # under two names
+        return tuple(FieldDifference(n, a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n))
+
+    @cached_property
+    def known_fields(self) -> tuple[FieldDifference, ...]:
+        """The fields that differ and that both sides know."""
+        return tuple(one for one in self.fields if one.name in SETUP or None not in (one.a, one.b))
+
+    @cached_property
+    def peaks(self) -> tuple[Difference, ...]:
+        """Peaks of the kinds that both sides have, each compared with its own kind alone."""
+        return tuple(Difference(kind, size, self.b.peaks[kind]) for kind, size in self.a.peaks.items()
+                     if kind in self.b.peaks)  # fmt: skip
+
+    @cached_property
+    def categories(self) -> tuple[Difference, ...] | None:
+        """Bytes at the peak by category; they add up to the difference of the peaks. None if one side's are unknown."""
+        if self.a.breakdown is None or self.b.breakdown is None:
+            return None
+        return _differences(self.a.breakdown, self.b.breakdown)
+
+    @cached_property
+    def phases(self) -> tuple[Difference, ...]:
+        """Peak allocated by phase, in the order of the phases."""
+        return tuple(Difference(n, size, self.b.phases[n]) for n, size in self.a.phases.items() if n in self.b.phases)
+
+    @cached_property
+    def step(self) -> Difference | None:
+        """Seconds of a step. None if one side's are unknown."""
+        a, b = (side.times.get("step_seconds") for side in (self.a, self.b))
+        return None if a is None or b is None else Difference("step_seconds", a, b)
+
+    @cached_property
+    def parts(self) -> tuple[Difference, ...]:
+        """Seconds by part of a step: operators, exposed communication, the rest; the parts add up to the step."""
+        if self.step is None or not all(part in side.times for side in (self.a, self.b) for part in PARTS):
+            return ()
+        return _differences(_parts(self.a), _parts(self.b))
+
+    @cached_property
+    def other_times(self) -> tuple[Difference, ...]:
+        """Seconds of work that may run beside other work: all collectives, copies, the optimizer on the CPU."""
+        names = [name for name in self.a.times if name in self.b.times and name != "step_seconds"]
+        shown = [name for name in names if not (self.parts and name in PARTS)]
+        found = (Difference(name, self.a.times[name], self.b.times[name]) for name in shown)
+        return _largest_first(one for one in found if one.a or one.b)
+
+    @cached_property
+    def tokens(self) -> Difference | None:
+        """Tokens a second on a GPU. None if one side's are unknown."""
+        a, b = self.a.tokens_per_second_per_gpu, self.b.tokens_per_second_per_gpu
+        return None if a is None or b is None else Difference("tokens_per_second_per_gpu", a, b)
+
+    @property
+    def is_same_setup(self) -> bool:
+        """Whether both are of one model and one setup, so that their numbers are of the same thing."""
+        return not any(one.name in SETUP or one.name in ("model", "gpu", "kernels") for one in self.known_fields)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing that both sides know differs."""
+        numbers = (*self.peaks, *self.phases, *(self.categories or ()), *self.parts, *self.other_times)
+        one_source = (self.a.source, self.a.peaks.keys()) == (self.b.source, self.b.peaks.keys())
+        return one_source and not self.fields and not any(number.difference for number in numbers)
+
+
+def compare(a: Comparable, b: Comparable) -> Comparison:
+    """Compare two setups or results: ``compare(estimate(...), estimate(...))``, ``compare("a.json", "b.json")``.
+
+    Args:
+        a: the path or content of a document of ``predict --json`` or ``dry-run --json``, of which ``FILE#2`` is the
+            second of several; the path or content of a trial's record; or what ``estimate()`` returned.
+        b: the same.
+
+    Raises:
+        SpecError: for anything else, and for what has no numbers to compare.
+    """
+    return Comparison(read_side(a, "A"), read_side(b, "B"))
+
+
+SETUP = tuple(name for name in TrainSetup.__struct_fields__ if name not in _NOT_OF_THE_STEP)
+"""Fields of the setup that both sides always know."""
+
+
+def _conditions(side: Side) -> Mapping[str, Any]:
+    """Return everything that numbers depend on, by name."""
+    fields = to_builtins(side.setup)
+    setup = {name: fields[name] for name in SETUP}
+    return {"model": side.model, **side.facts, **setup, "shard_group_size": side.setup.shard_group_size}
+
+
+def _parts(side: Side) -> dict[str, float]:
+    parts = {name: side.times[name] for name in PARTS}
+    return {**parts, REST: side.times["step_seconds"] - sum(parts.values())}
+
+
+def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
+    """Return the differences of two sums by part, the largest first; a part that only one has is 0 in the other."""
+    return _largest_first(Difference(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys((*a, *b)))
+
+
+def _largest_first(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    return tuple(sorted(differences, key=lambda one: (-abs(one.difference), one.name)))

@@ -1,0 +1,235 @@
+"""Side: one of two things to compare, whatever it was read from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.answers import TimedEstimate
+from fsdp_bench.plan.document import document
+from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.spec.checked import build
+from fsdp_bench.spec.codec import read_document, to_builtins
+from fsdp_bench.spec.errors import ResultsError, SpecError, shown
+from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.spec.setup import TrainSetup
+
+KINDS = {
+    "allocated": "peak_allocated_bytes",
+    "reserved": "peak_reserved_bytes",
+    "needed": "needed_bytes",
+    "device": "peak_device_bytes",
+    "host, of a node": "peak_host_bytes_per_node",
+    "host, of a rank": "peak_host_bytes",
+}
+"""Peaks by kind, which are never compared with each other, each with its key in documents and records.
+
+``needed`` is what the allocator reserves on a GPU of unlimited memory: without retries."""
+PARTS = ("compute_seconds", "exposed_communication_seconds")
+"""Parts of a step that follow each other; the rest of it is copies, an optimizer on the CPU, or waiting."""
+TIMES = ("step_seconds", *PARTS, "communication_seconds", "host_copy_seconds", "cpu_optimizer_seconds")
+
+Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | TimedEstimate
+"""What ``compare`` takes."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two setups or results."""
+
+    name: str
+    source: str
+    """``predicted``, ``dry-run``, ``measured`` or ``rehearsed``."""
+    model: str
+    shape: tuple[Any, ...] | None
+    """What the model is, whatever its name: its code, sizes and number of parameters. None if that is not known."""
+    setup: TrainSetup
+    facts: Mapping[str, Any]
+    """Whatever else the numbers depend on: hardware, kernels, versions. None for what is not known."""
+    peaks: Mapping[str, int]
+    """Known peaks by their kind."""
+    reserved_source: str
+    """The source of reserved memory; a dry run's is predicted."""
+    phases: Mapping[str, int]
+    """Peak allocated by phase."""
+    peak_phase: str | None
+    peak_place: str | None
+    """The operator at the peak, with its block. None if it is not known."""
+    breakdown: Mapping[str, int] | None
+    """Bytes at the peak by category. None if it is not known."""
+    times: Mapping[str, float]
+    """Known seconds of TIMES."""
+    time_source: str
+    tokens_per_second_per_gpu: float | None
+    collectives: Mapping[str, Mapping[str, Any]]
+    """What is sent in a step, by kind and group: calls, bytes, seconds."""
+    verdict: str | None
+    stopped: str | None = None
+    """How it ended, if not as it should: its peaks are then what it had reached."""
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that runs."""
+        return self.setup.effective_strategy.value
+
+    @property
+    def reached(self) -> str:
+        """The source as it is printed beside a number."""
+        return self.source.replace("-", " ")
+
+
+def read_side(value: Comparable, name: str) -> Side:
+    """Read what is to be compared: a file, a document, a record, or an answer.
+
+    Raises:
+        SpecError: for anything else, and for what has no memory to compare.
+        ResultsError: for a broken record.
+    """
+    if isinstance(value, str | Path):
+        return _of_file(Path(value))
+    if isinstance(value, TimedEstimate):
+        asked = Question(value.model, value.setup, value.cluster or value.gpu)
+        value = Prediction(asked, value, known_speed=value.speed)
+    if isinstance(value, Prediction):
+        value = document(value)
+    if isinstance(value, TrialRecord):
+        return _of_record(value, name)
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{name}: {shown(value)} is not allowed; a document of predict --json or a record of a trial")
+    return _of_document(value, name)
+
+
+def _of_file(path: Path) -> Side:
+    """Read a file: one document, one of several as FILE#2, or a record."""
+    file, _, number = str(path).partition("#")
+    found = read_document(Path(file), "JSON")
+    if isinstance(found, dict) and "schema_version" in found:
+        try:
+            return _of_record(read_record(Path(file).read_bytes(), Path(file).name), Path(file).name)
+        except msgspec.DecodeError as error:
+            raise ResultsError(f"{file}: not a whole record ({str(error).splitlines()[0]})") from None
+    several = next(
+        (found[key] for key in ("predictions", "dry_runs") if isinstance(found, dict) and key in found), None
+    )
+    if several is None:
+        return _of_document(found, path.name)
+    if not number.isdigit() or not 1 <= int(number) <= len(several):
+        raise SpecError(f"{file}: holds {len(several)} setups; name one: {file}#1 to {file}#{len(several)}")
+    return _of_document(several[int(number) - 1], path.name)
+
+
+def _of_document(found: Any, name: str) -> Side:
+    if isinstance(found, Mapping) and (found.get("error") or found.get("impossible")):
+        raise SpecError(f"{name}: has no numbers to compare: {found.get('error') or found['impossible']}")
+    if not isinstance(found, Mapping) or not isinstance(found.get("memory"), Mapping):
+        raise SpecError(f"{name}: is neither a document of predict --json or dry-run --json nor a record of a trial")
+    try:
+        return _side(found, name)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise SpecError(f"{name}: {error}") from None
+        raise SpecError(
+            f"{name}: is no document of predict --json or dry-run --json: {type(error).__name__} {error}"
+        ) from None
+
+
+def _side(found: Mapping[str, Any], name: str) -> Side:
+    memory, time = found["memory"], found.get("time") or {}
+    place = memory.get("peak_operator")
+    if place is not None and memory.get("peak_block") is not None:
+        place = f"{place}, block {memory['peak_block']}"
+    server = found.get("server") or {}
+    facts = {
+        **{key: server.get(key) for key in ("name", "gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes")},
+        **{key: found.get(key) for key in ("torch", "kernels", "expandable_segments", "load")},
+    }
+    facts["server"] = facts.pop("name")
+    return Side(
+        name=name,
+        source=str(found["source"]),
+        model=str(found["model"]["name"]),
+        shape=_shape(found["model"]),
+        setup=read_setup(found["setup"]),
+        facts={**facts, "rates": time.get("rates")},
+        peaks={kind: memory[key] for kind, key in KINDS.items() if memory.get(key) is not None},
+        reserved_source=str(memory.get("peak_reserved_source") or found["source"]),
+        phases=dict(memory["phases"]),
+        peak_phase=memory["peak_phase"],
+        peak_place=place,
+        breakdown=dict(memory["breakdown_bytes"]),
+        times={key: time[key] for key in TIMES if time.get(key) is not None},
+        time_source=str(found["source"]),
+        tokens_per_second_per_gpu=time.get("tokens_per_second_per_gpu"),
+        collectives={
+            f"{one['kind']} ({one['group']})": {key: one[key] for key in ("calls", "message_bytes", "seconds")}
+            for one in found.get("communication") or ()
+        },
+        verdict=found.get("verdict"),
+    )
+
+
+def _shape(model: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    known = tuple(model.get(name) for name in ("family", "num_hidden_layers", "hidden_size", "num_parameters"))
+    return None if None in known else known
+
+
+def _gpu_name(product: str) -> str | None:
+    """Return the catalogue's name of a GPU that calls itself ``product``; None for a CPU."""
+    if product.lower() in ("cpu", "unknown"):
+        return None
+    return next((gpu.name for gpu in BUILT_IN.gpus() if product in gpu.product_names), product)
+
+
+def read_setup(fields: Mapping[str, Any]) -> TrainSetup:
+    """Return the setup of a document or a record, which may name the shard size of a strategy that needs none.
+
+    Raises:
+        SpecError: for a field that is not allowed.
+    """
+    known = {name: fields[name] for name in TrainSetup.__struct_fields__ if fields.get(name) is not None}
+    written = build(TrainSetup, {**known, "shard_size": None})
+    return build(TrainSetup, known) if written.strategy.is_hybrid else written
+
+
+def _of_record(record: TrialRecord, name: str) -> Side:
+    worst = record.worst_rank_memory
+    if worst is None or worst.peak_allocated_bytes is None:
+        raise SpecError(f"{name}: no memory was measured; it ended as {record.outcome.value}: {record.reason}")
+    readings = [rank.memory for rank in record.ranks if rank.memory]
+    peaks = {
+        kind: max(known)
+        for kind, key in KINDS.items()
+        if (known := [size for one in readings if (size := getattr(one, key, None)) is not None])
+    }
+    ended_well = record.outcome.value == "ok"
+    environment = next((rank.environment for rank in record.ranks if rank.environment), {})
+    gpu = record.run.rehearsed_on.name if record.run.rehearsed_on else _gpu_name(record.ranks[0].device_name)
+    times = {key: value for key in TIMES if (value := getattr(record, key, None)) is not None}
+    return Side(
+        name=name,
+        source=record.source,
+        model=record.model.name,
+        shape=_shape({**to_builtins(record.model), "num_parameters": record.num_parameters}),
+        setup=read_setup(msgspec.structs.asdict(record.setup)),
+        facts={
+            **{"server": None, "gpu": gpu, "kernels": record.hardware, "torch": environment.get("torch")},
+            "alone": record.alone or None,
+        },
+        peaks=peaks,
+        reserved_source=record.source,
+        phases=dict(worst.phases),
+        peak_phase=worst.peak_phase,
+        peak_place=None,
+        breakdown=None,
+        times=times,
+        time_source=record.source,
+        tokens_per_second_per_gpu=record.tokens_per_second_per_gpu,
+        collectives={},
+        verdict="fits" if record.fits else None,
+        stopped=None if ended_well else record.outcome.value,
+    )

@@ -1,0 +1,72 @@
+"""``fsdp-bench compare`` as a process: options in quotes, files, its JSON document and its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import conftest
+from tests.conftest import run_command
+
+BOTH = ("--model", "gpt2", "--server", "p5.48xlarge")
+
+
+def test_options_in_quotes_add_to_those_of_both_and_count_first() -> None:
+    done = run_command("compare", "--api fsdp2 --batch 2", "--strategy zero2", *BOTH, "--batch", 4, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    differ = {one["name"]: (one["a"], one["b"]) for one in found["fields"]}
+    assert differ == {
+        "api": ("fsdp2", "fsdp1"),
+        "micro_batch_size": (2, 4),
+        "strategy": ("FULL_SHARD", "SHARD_GRAD_OP"),
+    }
+    memory = found["memory"]
+    allocated = next(one for one in memory["peaks"] if one["name"] == "allocated")
+    assert sum(one["difference_bytes"] for one in memory["categories"]) == allocated["difference_bytes"]
+    assert found["why"]
+
+
+def test_the_numbers_are_those_of_predict(tmp_path: Path) -> None:
+    """From options or from the file that predict prints, the same setup is the same thing."""
+    path = tmp_path / "predicted.json"
+    path.write_text(run_command("predict", *BOTH, "--checkpointing", "full", "--json").stdout)
+    done = run_command("compare", path, "--checkpointing full", *BOTH)
+    assert done.returncode == 0
+    assert done.stdout.startswith("nothing differs between A and B (predicted)\n")
+
+
+def test_empty_quotes_are_the_options_of_both() -> None:
+    done = run_command("compare", "", "--compile", *BOTH)
+    assert done.returncode == 0
+    assert "compile  off  on" in done.stdout
+    assert "torch.compile fuses the operators of blocks" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "compare: name two, A and B"),
+        (("--batch 2", *BOTH), "compare: after A and B come options of both, not 'gpt2'"),
+        (("--batch 1,2", "", *BOTH), "batch: '1,2' is several values; one is allowed here"),
+        (("--modle x", "", *BOTH), "No such option '--modle'"),
+        (("nothing.json", "", *BOTH), "nothing.json: cannot be read: No such file"),
+        (("a.json", "b.json", *BOTH), "A and B are files; leave it out"),
+        (('--batch "2', "", *BOTH), "cannot be read as options"),
+        (("--strategy hsdp", "", "--model", "gpt2"), "A: HYBRID_SHARD needs at least 2 groups"),
+    ],
+)
+def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
+    done = run_command("compare", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_line_is_longer_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(conftest.TERMINAL, "COLUMNS", str(columns))
+    done = run_command("compare", "--strategy ddp --api fsdp2", "--checkpointing full --nodes 2", *BOTH)
+    assert [line for line in done.stdout.splitlines() if len(line) > columns] == []

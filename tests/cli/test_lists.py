@@ -1,0 +1,203 @@
+"""Every option of a setup takes several values, and the table of their combinations is sorted, selected and written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
+from fsdp_bench.cli.common.setups import read_models, read_setups
+from tests import conftest
+from tests.cli.test_options import parse
+from tests.conftest import run_command
+
+GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
+LISTS: dict[str, tuple[str, int]] = {
+    "batch": ("1,2,4", 3),
+    "seq": ("256,512", 2),
+    "accumulate": ("1,2", 2),
+    "nodes": ("1,2,3", 3),
+    "gpus-per-node": ("4,8", 2),
+    "server": ("p5.48xlarge,p4d.24xlarge,p5.48XLARGE", 2),
+    "wrap": ("block,none", 2),
+    "loss": ("all", 6),
+    "compile": ("on,off", 2),
+    "forward-prefetch": ("off,on", 2),
+    "sync-every-micro-batch": ("on,off", 2),
+    "max-grad-norm": ("default,1,2.5", 3),
+    "checkpointing-policy": ("default,every-second-product,aten.mm,aten.silu,every-2-blocks", 4),
+    "backward-prefetch": ("pre,post", 2),
+    "model": ("gpt2,gpt2-medium", 2),
+    "strategy": ("all", 5),
+    "api": ("all", 2),
+}
+
+
+def several(*words: str) -> SetupOptions:
+    return parse(*words, lists=EVERY_OPTION)
+
+
+@pytest.mark.parametrize(("option", "text", "count"), [(name, *values) for name, values in LISTS.items()])
+def test_every_option_of_a_setup_takes_a_list(option: str, text: str, count: int) -> None:
+    words = dict(zip(GPT2[::2], GPT2[1::2], strict=True)) | {f"--{option}": text}
+    readings = read_setups(several(*[word for pair in words.items() for word in pair]))
+    assert len(readings) == count
+    assert len(read_models(readings)) == count
+
+
+def test_operators_that_follow_each_other_are_one_policy_and_a_semicolon_begins_another() -> None:
+    text = "aten.mm,aten.silu;aten.mm;every-2-blocks"
+    found = several("--checkpointing-policy", text).several["checkpointing_policy"]
+    assert found == ("aten.mm,aten.silu", "aten.mm", "every-2-blocks")
+    alone = several("--checkpointing-policy", "aten.silu,aten.mm")
+    assert (alone.checkpointing_policy, alone.several) == ("aten.silu,aten.mm", {})
+
+
+def test_what_an_option_means_nothing_to_is_there_once() -> None:
+    """FULL_SHARD has no shard size, and units of blocks no smallest size."""
+    words = ("--params", "10M", "--world-size", "8", "--strategy", "zero3,hsdp", "--shard-size", "2,4")
+    setups = [reading.setup for reading in read_setups(several(*words))]
+    assert [(setup.strategy.value, setup.shard_size) for setup in setups] == [
+        ("FULL_SHARD", None),
+        ("HYBRID_SHARD", 2),
+        ("HYBRID_SHARD", 4),
+    ]
+    words = ("--params", "10M", "--wrap", "block,size", "--min-num-params", "1M,2M")
+    assert len(read_setups(several(*words))) == 3
+
+
+def test_too_many_setups_are_refused_before_anything_is_predicted() -> None:
+    numbers = ",".join(map(str, range(1, 102)))
+    done = run_command("predict", *GPT2, "--batch", numbers, "--accumulate", numbers)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "10,201 setups are too many; up to 10,000: a shorter list of --batch, or others" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--batch", "1,two"), "batch: 'two' is not allowed; a whole number, 1 or more"),
+        (("--compile", "on,maybe"), "compile: 'maybe' is not allowed; on, off, or on,off for both"),
+        (("--server", "p5.48xlarge,p5.48xlrge"), "did you mean 'p5.48xlarge'"),
+        (("--sort", "step"), "are of a table of several setups; one was given"),
+        (("--batch", "1,2", "--sort", "stepp"), "did you mean 'step'"),
+        (("--batch", "1,2", "--columns", "step,stepp"), "columns: 'stepp' is no column"),
+        (("--batch", "1,2", "--csv", "no-such-folder/a.csv"), "csv: 'no-such-folder' is no folder"),
+        (("--batch", "1,2", "--json", "--sort", "step"), "--json prints all setups in the order of the options"),
+        (("--nodes", "1,2", "--chart", "a.png"), "chart: the setups differ in nodes; a picture is of one"),
+    ],
+)
+def test_bad_lists_are_one_line(words: tuple[str, ...], said: str) -> None:
+    options = dict.fromkeys(words[::2]) if words[0] == "--server" else {}
+    done = run_command("predict", *(GPT2[:2] if options else GPT2), *words)
+    assert done.returncode == 2
+    message = json.loads(done.stdout)["error"] + "\n" if "--json" in words else done.stderr
+    assert said in message
+    assert message.count("\n") == 1
+
+
+def table(*words: object) -> list[dict[str, str]]:
+    """Return the rows of ``--csv -``."""
+    done = run_command("predict", *words, "--csv", "-")
+    assert done.returncode == 0, done.stderr
+    return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+def test_the_csv_file_has_what_json_has(tmp_path: Path) -> None:
+    words = ("--model", "gpt2", "--server", "p5.48xlarge,g5.48xlarge", "--nodes", "1,2", "--strategy", "zero3,hsdp")
+    path = tmp_path / "table.csv"
+    done = run_command("predict", *words, "--csv", path, "--json")
+    found: list[dict[str, Any]] = json.loads(done.stdout)["predictions"]
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == len(found) == 8
+    assert [one.name for one in tmp_path.iterdir()] == ["table.csv"]
+    for one in found:
+        setup, place = one["setup"], one["server"]
+        (row,) = [
+            row
+            for row in rows
+            if (row["server"], row["num_nodes"], row["strategy"])
+            == (place["name"], str(place["num_nodes"]), setup["strategy"])
+        ]
+        assert row["impossible"] == (one["impossible"] or "")
+        if one["impossible"] is None:
+            for key in ("peak_allocated_bytes", "needed_bytes", "peak_reserved_bytes"):
+                assert int(row[key]) == one["memory"][key]
+            assert sum(int(row[f"{name}_at_peak_bytes"]) for name in one["memory"]["breakdown_bytes"]) == int(
+                row["peak_allocated_bytes"]
+            )
+            assert float(row["step_seconds"]) == one["time"]["step_seconds"]
+            assert row["fits"] == str(one["fits"])
+
+
+def test_rows_are_sorted_and_only_those_that_fit_are_left() -> None:
+    words = ("--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--batch", "1,2,8", "--checkpointing", "none,full")
+    everything, fitting = table(*words), table(*words, "--only-fits", "--sort", "-batch,step")
+    assert len(everything) == 6
+    assert {row["fits"] for row in everything} == {"True", "False"}
+    assert fitting == sorted(
+        (row for row in everything if row["fits"] == "True"),
+        key=lambda row: (-int(row["micro_batch_size"]), float(row["step_seconds"])),
+    )
+
+
+def test_columns_are_those_that_are_named_in_their_order() -> None:
+    done = run_command("predict", *GPT2, "--batch", "1,2", "--columns", "mfu,batch,peak_allocated", "--sort", "batch")
+    header, first, second = done.stdout.split("\n\n")[2].splitlines()[-3:]
+    assert header.split() == ["MFU", "batch", "allocated"]
+    assert (first.split()[1], second.split()[1]) == ("1", "2")
+
+
+def test_the_table_names_what_differs_alone() -> None:
+    text = run_command("predict", *GPT2, "--batch", "1,2", "--compile", "on,off").stdout
+    header = next(line for line in text.splitlines() if line.startswith("batch "))
+    assert header.split()[:2] == ["batch", "compile"]
+    assert "setup             FULL_SHARD, 8 ranks, fsdp1, 1024 tokens," in text
+
+
+WIDE = (
+    *("predict", "--model", "gpt2,gpt2-medium", "--server", "p5.48xlarge,p4d.24xlarge"),
+    *("--precision", "bf16-mixed,bf16-mixed-bf16-reduce", "--wrap", "block,none", "--optimizer", "adamw,sgd"),
+)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        WIDE,
+        ("predict", *GPT2, "--batch", "1,2,4", "--nodes", "1,2", "--seq", "256,512", "--compile", "on,off"),
+        ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", "--batch", "1,2", "--strategy", "zero3,hsdp"),
+        ("max-size", "--server", "p5.48xlarge", "--batch", "1,2", "--columns", "batch,fits_value,needs,mfu"),
+    ],
+)
+def test_tables_of_lists_fit_the_terminal(
+    words: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(conftest.TERMINAL, "COLUMNS", str(columns))
+    done = run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if len(line) > columns] == []
+    is_one_column = re.search(r"^setup +needs ", done.stdout, re.MULTILINE) is not None  # instead of five
+    assert is_one_column == (words == WIDE and columns == 80)
+
+
+def test_max_size_searches_every_combination_and_writes_them(tmp_path: Path) -> None:
+    words = ("--server", "p5.48xlarge,g5.48xlarge", "--nodes", "1,2", "--seq", "2048,4096", "--strategy", "zero3")
+    path = tmp_path / "sizes.csv"
+    done = run_command(
+        "max-size", *words, "--checkpointing", "full", "--no-time", "--csv", path, "--sort", "-fits_value"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == 2 * 2 * 2
+    for one in (rows[index : index + 2] for index in range(0, 8, 2)):
+        assert int(one[0]["fits_value"]) >= int(one[1]["fits_value"])
+        assert one[0]["sequence_length"] == "2048"
+    assert [row["server"] for row in rows] == ["p5.48xlarge"] * 4 + ["g5.48xlarge"] * 4
