@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdp_bench.cli.common.charts import check_chart, save_figure
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, calibration_option, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setups, sliding_window_of
 from fsdp_bench.plan.document import document, refusal
@@ -55,6 +56,7 @@ LISTS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer"
 @click.option(
     "--scaling", type=_FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
+@export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     options: SetupOptions,
@@ -68,6 +70,8 @@ def command(
     step_chart: Path | None,
     trade_off: Path | None,
     scaling: Path | None,
+    export: tuple[str, ...],
+    export_dir: Path | None,
     as_json: bool,
 ) -> int:
     """Predict memory, time and fit of a setup, with the breakdown at the peak.
@@ -81,7 +85,10 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
+    asked = read_export_options(export, export_dir)
     setups, hardware = read_setups(options)
+    if asked is not None and len(setups) > 1:
+        raise SpecError(f"export: of one setup, not of {len(setups)}; give each option one value")
     model, window = read_model(options), sliding_window_of(options)
     profile = read_profile(calibration) if calibration else None
     if gpu_memory is not None:
@@ -102,14 +109,17 @@ def command(
     predictions = [answer(question) for question in questions if not question.impossible]
     for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
         save_figure(figure, path)
-    _print(predictions, questions, as_json)
+    _print(predictions, questions, Exporter(asked, options) if asked else None, as_json)
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
-def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_json: bool) -> None:
+def _print(
+    predictions: Sequence[Prediction], questions: Sequence[Question], exporter: Exporter | None, as_json: bool
+) -> None:
     if as_json:
-        sys.stdout.write(to_json(_document(predictions, questions)).decode())
+        exports = {} if exporter is None else {"exports": exporter.write(predictions[0])}
+        sys.stdout.write(to_json({**_document(predictions, questions), **exports}).decode())
         return
     from fsdp_bench.plan.advice.remedies import remedies
     from fsdp_bench.report.text.prediction import report
@@ -120,6 +130,8 @@ def _print(predictions: Sequence[Prediction], questions: Sequence[Question], as_
         colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
         print_answer(answer_line, colour)
         print_lines("\n".join(lines))
+        if exporter is not None:
+            exporter.print(predictions[0])
     else:
         refused = [question for question in questions if question.impossible]
         first, *lines = side_by_side(predictions, refused).split("\n")

@@ -11,6 +11,7 @@ Read in this order:
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting
     purchase/             which servers, how many, which setting: days, price, energy
+    export/               one setting as files that train it
     advice/               settings that fit if the given one does not
     chart_data/           the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
