@@ -35,7 +35,7 @@ def export_options(command: Callable[..., int]) -> Callable[..., int]:
         "--export",
         multiple=True,
         metavar="KIND",
-        help="Write files that train the setting: pytorch, accelerate, huggingface, torchtitan, slurm. Several by comma.",
+        help="Write files that train it: pytorch, accelerate, huggingface, torchtitan, slurm. Several by comma.",
     )(command)
 
 
@@ -77,8 +77,7 @@ class Exporter:
         model = answer.goal.model if isinstance(answer, Offer) else answer.question.model
         refuse_model(model)
         given = config_to_export(self._options, model), _command()
-        is_offer = isinstance(answer, Offer)
-        chosen = chosen_by_offer(answer, *given) if is_offer else chosen_by_prediction(answer, *given)
+        chosen = chosen_by_offer(answer, *given) if isinstance(answer, Offer) else chosen_by_prediction(answer, *given)
         files = export(self._asked.kinds, chosen)
         return document(files, write(files, self._asked.folder))
 

@@ -1,7 +1,7 @@
 """accelerate.yaml: the config of ``accelerate launch``; and train_accelerate.py: a training loop that it starts.
 
-The dtypes of mixed precision are in the script: accelerate's config can name one dtype alone, for the parameters and the
-reduction (accelerate 1.15, FullyShardedDataParallelPlugin.set_mixed_precision), and adds autocast.
+The dtypes of mixed precision are in the script: accelerate's config can name one dtype alone, for the parameters and
+the reduction (accelerate 1.15, FullyShardedDataParallelPlugin.set_mixed_precision), and adds autocast.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _main(chosen: Chosen, optimizer: str) -> str:
     norm = setup.max_grad_norm
     clip = f"                accelerator.clip_grad_norm_(model.parameters(), {norm!r})\n" if norm is not None else ""
     clip = f"            if accelerator.sync_gradients:\n{clip}" if clip else ""
-    return f'''
+    return f"""
 
 def main():
 {precision}    plugin = FullyShardedDataParallelPlugin({", ".join(given)})  # the rest is in {CONFIG_NAME}
@@ -182,4 +182,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""

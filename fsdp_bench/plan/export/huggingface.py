@@ -126,7 +126,7 @@ def _imports(setup: TrainSetup) -> str:
 
 
 def _main(setup: TrainSetup) -> str:
-    lines = ['arguments = TrainingArguments(**ARGUMENTS, max_steps=STEPS, logging_steps=1)']
+    lines = ["arguments = TrainingArguments(**ARGUMENTS, max_steps=STEPS, logging_steps=1)"]
     if (sizes := hybrid_sizes(setup)) is not None:
         mesh = f"ParallelismConfig(dp_replicate_size={sizes[0]}, dp_shard_size={sizes[1]})"
         lines[0] = lines[0].replace("max_steps", f"parallelism_config={mesh}, max_steps")

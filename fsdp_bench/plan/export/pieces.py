@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pprint
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model_code import why_not_replaced
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup
 
+_WIDTH = 90
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -25,9 +25,20 @@ def config_text(config: Mapping[str, Any]) -> str:
     return f"CONFIG = {literal(config)}\n"
 
 
-def literal(value: Any) -> str:
-    """Return a value of JSON as Python."""
-    return pprint.pformat(json.loads(json.dumps(value)), width=100, sort_dicts=False, compact=True)
+def literal(value: Any, indent: str = "") -> str:
+    """Return a value of JSON as Python, a line for each entry of a table."""
+    if isinstance(value, Mapping) and value:
+        entries = (f"{indent}    {_text(name)}: {literal(each, indent + '    ')},\n" for name, each in value.items())
+        return "{\n" + "".join(entries) + indent + "}"
+    if isinstance(value, list) and len(repr(value)) > _WIDTH:
+        return "[\n" + "".join(f"{indent}    {literal(each)},\n" for each in value) + indent + "]"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def sizes_text(chosen: Chosen) -> str:
@@ -62,7 +73,7 @@ def loss_of(logits, labels):
         total = total + checkpoint(chunk_loss, some, wanted, use_reentrant=False, preserve_rng_state=False)
     return total / (labels.numel() - len(labels))
 '''
-_COMPILED = '''
+_COMPILED = """
 @torch.compile
 def cross_entropy(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
@@ -70,15 +81,15 @@ def cross_entropy(logits, targets):
 
 def loss_of(logits, labels):
     return cross_entropy(logits, F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous())
-'''
-_FUSED = '''
+"""
+_FUSED = """
 cross_entropy = {kind}()
 
 
 def loss_of(logits, labels):
     targets = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
-'''
+"""
 _LOSSES = {
     Loss.PLAIN: "",
     Loss.CHUNKED: _CHUNKED,
@@ -91,7 +102,10 @@ _LOSS_IMPORTS = {
     Loss.CHUNKED: ("import torch.nn.functional as F", "from torch.utils.checkpoint import checkpoint"),
     Loss.COMPILED: ("import torch.nn.functional as F",),
     Loss.LIGER: ("import torch.nn.functional as F", "from liger_kernel.transformers import LigerCrossEntropyLoss"),
-    Loss.FLASH_ATTN: ("import torch.nn.functional as F", "from flash_attn.losses.cross_entropy import CrossEntropyLoss"),
+    Loss.FLASH_ATTN: (
+        "import torch.nn.functional as F",
+        "from flash_attn.losses.cross_entropy import CrossEntropyLoss",
+    ),
 }
 
 

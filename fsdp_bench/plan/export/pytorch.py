@@ -125,7 +125,7 @@ def _main(setup: TrainSetup, optimizer: str) -> str:
     if setup.precision.needs_grad_scaler:
         kind = "ShardedGradScaler" if setup.api is Api.FSDP1 else "torch.amp.GradScaler"
         scaler, given = f"    scaler = {kind}(device=device.type)\n", f"{given}, scaler"
-    return f'''
+    return f"""
 def main():
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -150,4 +150,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""

@@ -42,7 +42,10 @@ def sharding_imports(setup: TrainSetup) -> list[str]:
     found = [_MESH] if setup.strategy.is_hybrid else []
     found.append(f"from torch.distributed.fsdp import {', '.join(sorted(names))}")
     if setup.wrap is Wrap.SIZE:
-        found += ["from functools import partial", "from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy"]
+        found += [
+            "from functools import partial",
+            "from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy",
+        ]
     elif setup.wrap is not Wrap.NONE:
         found.append("from torch.distributed.fsdp.wrap import CustomPolicy")
     return found
@@ -90,8 +93,10 @@ def _ddp(setup: TrainSetup) -> str:
     text = ""
     if precision.compute != precision.store:
         text += f"    model.forward = torch.autocast(device.type, dtype={DTYPES[precision.compute]})(model.forward)\n"
-    text += "    model = DistributedDataParallel(model, device_ids=[device] if device.type == 'cuda' else None)\n".replace(
-        "'", '"'
+    text += (
+        "    model = DistributedDataParallel(model, device_ids=[device] if device.type == 'cuda' else None)\n".replace(
+            "'", '"'
+        )
     )
     if precision.reduce != precision.store:
         text += f"    model.register_comm_hook(None, {precision.reduce}_compress_hook)\n"
@@ -108,7 +113,7 @@ def _mesh(setup: TrainSetup) -> str:
     )
 
 
-def _policy(store: str, compute: str, reduce: str) -> str:
+def _policy(compute: str, reduce: str) -> str:
     return f"MixedPrecisionPolicy(param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[reduce]})"
 
 
@@ -116,9 +121,9 @@ def _fsdp2(chosen: Chosen) -> str:
     setup, precision = chosen.setup, chosen.setup.precision
     if setup.wrap is Wrap.SIZE:
         raise SpecError("export: wrap size under fsdp2 is not exported; use block, or --api fsdp1")
-    lines = [f'options = {{"mesh": {_mesh(setup)}}}']
+    lines = [f"mesh = {_mesh(setup)}", 'options = {"mesh": mesh}']
     if is_mixed(setup):
-        lines.append(f'options["mp_policy"] = {_policy(precision.store, precision.compute, precision.reduce)}')
+        lines.append(f'options["mp_policy"] = {_policy(precision.compute, precision.reduce)}')
     if setup.offload is Offload.PARAMS:
         lines.append('options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")')
     reshard = str(setup.reshard_after_forward or setup.strategy.reshards_after_forward)
@@ -129,9 +134,11 @@ def _fsdp2(chosen: Chosen) -> str:
         each = reshard if setup.reshard_last_block else f"{reshard} if block is not blocks[-1] else False"
         lines += ["for block in blocks:", f"    fully_shard(block, reshard_after_forward={each}, **options)"]
     if after:
-        head = setup.head_precision
-        own = f"**{{**options, \"mp_policy\": {_policy(head.store, head.compute, head.reduce)}}}"
-        lines.append(f"fully_shard({after}, reshard_after_forward=False, {own if setup.fp32_head else '**options'})")
+        own = "options"
+        if setup.fp32_head:
+            head, own = setup.head_precision, "in_fp32"
+            lines.append(f'in_fp32 = {{**options, "mp_policy": {_policy(head.compute, head.reduce)}}}')
+        lines.append(f"fully_shard({after}, reshard_after_forward=False, **{own})")
     lines.append("fully_shard(model, **options)" + _root_reshards(setup))
     lines += _prefetch(chosen, before, after)
     home = '"cpu"' if setup.offload is Offload.PARAMS else "device"
@@ -183,18 +190,23 @@ def _fsdp1(chosen: Chosen, on_host: bool) -> str:
     if setup.wrap.has_blocks:
         units = f"{{*blocks, {before}, {after}}}" if before else "set(blocks)"
         lines.append(f"units = {units}")
+    if setup.fp32_head:
+        lines += _fp32_head(setup, after)
     if not on_host:
         lines += ["", *_INITIALIZE, ""]
+    if setup.strategy.is_hybrid:
+        lines.append(f"mesh = {_mesh(setup)}")
     lines += ["return FullyShardedDataParallel(", "    model,"]
     lines.append(f"    sharding_strategy=ShardingStrategy.{setup.strategy.value},")
     if setup.strategy.is_hybrid:
-        lines.append(f"    device_mesh={_mesh(setup)},")
+        lines.append("    device_mesh=mesh,")
     if setup.wrap is Wrap.SIZE:
         lines.append(
             f"    auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params={setup.min_num_params}),"
         )
     elif setup.wrap is not Wrap.NONE:
-        lines.append(f"    auto_wrap_policy=CustomPolicy({_unit_policy(setup, after)}),")
+        chosen_by = "own.get(module, module in units)" if setup.fp32_head else "module in units"
+        lines.append(f"    auto_wrap_policy=CustomPolicy(lambda module: {chosen_by}),")
     if is_mixed(setup):
         dtypes = f"param_dtype={DTYPES[precision.compute]}, reduce_dtype={DTYPES[precision.reduce]}"
         lines.append(f"    mixed_precision=MixedPrecision({dtypes}),")
@@ -210,12 +222,11 @@ def _fsdp1(chosen: Chosen, on_host: bool) -> str:
     return "".join(f"    {line}".rstrip() + "\n" for line in lines)
 
 
-def _unit_policy(setup: TrainSetup, head: str) -> str:
-    if not setup.fp32_head:
-        return "lambda module: module in units"
+def _fp32_head(setup: TrainSetup, head: str) -> list[str]:
+    """Return the statements that name what each unit is wrapped with, for a head with a policy of its own."""
     reduce = DTYPES[setup.head_precision.reduce]
     own = f"MixedPrecision(param_dtype=torch.float32, reduce_dtype={reduce}, cast_forward_inputs=True)"
-    return f'lambda module: {{"mixed_precision": {own}}} if module is {head} else module in units'
+    return [f"in_fp32 = {own}", f'own = {{{head}: {{"mixed_precision": in_fp32}}}}']
 
 
 _INITIALIZE = (

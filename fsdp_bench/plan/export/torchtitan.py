@@ -1,7 +1,8 @@
 """torchtitan_config.py: a function that returns torchtitan's Trainer.Config, for its ``--module`` and ``--config``.
 
 Read in torchtitan 0.3.0, which has functions in Python where earlier versions had TOML files: config/manager.py,
-config/configs.py, distributed/fsdp.py (apply_fsdp_to_decoder), distributed/activation_checkpoint.py, components/loss.py.
+config/configs.py, distributed/fsdp.py (apply_fsdp_to_decoder), distributed/activation_checkpoint.py and
+components/loss.py.
 """
 
 from __future__ import annotations
