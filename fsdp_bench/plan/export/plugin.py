@@ -12,6 +12,7 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, refusal
 from fsdp_bench.plan.export.sharding import is_ddp, is_mixed
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
 
@@ -28,14 +29,15 @@ def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, 
     setup = chosen.setup
     if (reason := _why_not(chosen)) is not None:
         raise SpecError(f"export {kind}: {reason}")
+    on_host = host_note(chosen, kind)
     if setup.api is Api.FSDP1 or setup.wrap is Wrap.BLOCK_AND_ENDS:
-        return chosen, ()
+        return chosen, (on_host,)
     try:
         found = chosen.with_setup(msgspec.structs.replace(setup, wrap=Wrap.BLOCK_AND_ENDS))
     except SpecError as error:
         raise refusal(kind, _ENDS, error) from None
     was, now = chosen.prediction.needed_bytes, found.prediction.needed_bytes
-    return found, (f"{_ENDS}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)",)
+    return found, (f"{_ENDS}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)", on_host)
 
 
 def _why_not(chosen: Chosen) -> str | None:
@@ -123,3 +125,18 @@ def hybrid_sizes(setup: TrainSetup) -> tuple[int, int] | None:
 def reshards(setup: TrainSetup) -> bool:
     """Whether fully_shard reshards units after forward."""
     return setup.strategy.reshards_after_forward
+
+
+def host_note(chosen: Chosen, kind: str) -> str:
+    """Return a note about host memory where every rank builds the whole model there.
+
+    Raises:
+        SpecError: if a node has less.
+    """
+    needed = chosen.host_bytes_of_whole_models
+    hardware = chosen.question.hardware
+    there = hardware.server.host_memory_bytes if isinstance(hardware, Cluster) else None
+    text = f"every rank builds the whole model in host memory, {format_gib(needed)} on a node"
+    if there is not None and needed > there:
+        raise SpecError(f"export {kind}: {text} of {format_gib(there)}; --export pytorch builds it in parts")
+    return text

@@ -17,7 +17,8 @@ from fsdp_bench.plan.export.pieces import (
     optimizer_text,
     sizes_text,
 )
-from fsdp_bench.plan.export.sharding import is_ddp, model_text, sharding_imports
+from fsdp_bench.plan.export.plugin import host_note
+from fsdp_bench.plan.export.sharding import is_built_on_host, is_ddp, model_text, sharding_imports
 from fsdp_bench.spec.setup import Api, TrainSetup
 
 KIND = "pytorch"
@@ -33,7 +34,8 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     setup = chosen.setup
     loss = loss_text(setup, chosen.architecture, chosen.config)
     optimizer = optimizer_text(setup)
-    notes = (*notes, *environment(chosen))
+    on_host = (host_note(chosen, KIND),) if is_built_on_host(chosen) else ()
+    notes = (*notes, *on_host, *environment(chosen))
     text = (
         header("Training with PyTorch", chosen, notes)
         + _imports(setup)

@@ -17,6 +17,11 @@ def is_ddp(setup: TrainSetup) -> bool:
     return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
 
 
+def is_built_on_host(chosen: Chosen) -> bool:
+    """Whether every rank builds the whole model in host memory: FSDP1 would part a tied head from its embedding."""
+    return chosen.setup.api is Api.FSDP1 and chosen.modules.is_tied
+
+
 def is_mixed(setup: TrainSetup) -> bool:
     """Whether not all dtypes of the setup are the stored one."""
     precision = setup.precision
@@ -63,7 +68,7 @@ def model_text(chosen: Chosen) -> str:
     setup, modules = chosen.setup, chosen.modules
     stored = DTYPES[setup.precision.store]
     made = f"AutoModelForCausalLM.from_config(config, dtype={stored})"
-    on_host = setup.api is Api.FSDP1 and modules.is_tied
+    on_host = is_built_on_host(chosen)
     where = "device" if is_ddp(setup) else '"cpu"' if on_host else '"meta"'
     why = {
         '"meta"': "without data: each rank allocates its shards alone",
@@ -141,9 +146,11 @@ def _fsdp2(chosen: Chosen) -> str:
         lines.append(f"fully_shard({after}, reshard_after_forward=False, **{own})")
     lines.append("fully_shard(model, **options)" + _root_reshards(setup))
     lines += _prefetch(chosen, before, after)
-    home = '"cpu"' if setup.offload is Offload.PARAMS else "device"
+    if setup.offload is Offload.PARAMS:
+        lines += _ON_HOST
+    else:
+        lines.append("model.to_empty(device=device)")
     lines += [
-        f"model.to_empty(device={home})",
         "model.initialize_weights()  # random; or load a checkpoint: torch.distributed.checkpoint.state_dict",
     ]
     if chosen.modules.is_tied:
@@ -229,6 +236,12 @@ def _fp32_head(setup: TrainSetup, head: str) -> list[str]:
     return [f"in_fp32 = {own}", f'own = {{{head}: {{"mixed_precision": in_fp32}}}}']
 
 
+_ON_HOST = (
+    'model.to_empty(device="cpu")',
+    "for module in model.modules():  # CPUOffloadPolicy keeps parameters there, and no buffers",
+    "    for name, buffer in module.named_buffers(recurse=False):",
+    "        setattr(module, name, buffer.to(device))",
+)
 _INITIALIZE = (
     "def initialize(module):  # random; the same on every rank",
     "    module.to_empty(device=device, recurse=False)",

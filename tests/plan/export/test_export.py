@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench import __version__
 from fsdp_bench.plan.export.export import KINDS, document, export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers
 
@@ -95,6 +98,17 @@ def test_what_a_target_changes_is_predicted_anew_and_said() -> None:
     now, was = format_gib(same.prediction.needed_bytes), format_gib(asked.prediction.needed_bytes)
     assert f"--wrap block-and-ends: {now} reserved instead of {was} (predicted)" in file.notes[0]
     assert "instead of" not in str(export(["accelerate"], same)[0].notes)
+
+
+def test_accelerate_is_refused_where_the_whole_models_of_a_node_exceed_its_host_memory() -> None:
+    """Llama-3.1-8B has 8,030,261,248 parameters, of which 8 ranks hold 4 bytes each: 239.3 GiB of a p5's 2 TiB."""
+    one = chosen_on_servers(1, checkpointing="full")
+    assert "239.3 GiB on a node" in export(["accelerate"], one)[0].text
+    cluster = one.question.hardware
+    assert isinstance(cluster, Cluster)
+    small = Cluster(server=replace(cluster.server, host_memory_bytes=200 << 30), gpu=cluster.gpu, gpus_per_node=8)
+    with pytest.raises(SpecError, match=r"239\.3 GiB on a node of 200\.0 GiB; --export pytorch"):
+        export(["accelerate"], dataclasses.replace(one, question=dataclasses.replace(one.question, hardware=small)))
 
 
 def test_expandable_segments_are_in_the_note_and_the_command() -> None:

@@ -64,7 +64,7 @@ def _rehearsed(one: Chosen, kind: str, folder: Path) -> dict[str, int]:
         FSDP2 | FULL | {"strategy": "HYBRID_SHARD", "shard_size": 4},
         FSDP2 | {"checkpointing": "selective", "strategy": "SHARD_GRAD_OP", "wrap": "block-and-ends"},
         FSDP1 | ACCUMULATED | {"checkpointing": "selective", "checkpointing_policy": "every-second-product"},
-        FSDP2 | ACCUMULATED,
+        FSDP2 | ACCUMULATED | {"offload": "params"},
         FSDP2 | {"strategy": "NO_SHARD", "loss": "chunked"},
     ],
     ids=str,
