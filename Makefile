@@ -29,7 +29,7 @@ validate: $(INSTALLED) .venv-rehearsal/installed
 REHEARSAL := .venv-rehearsal/bin/python
 test-rehearsal: .venv-rehearsal/installed
 	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
-		-m rehearsal tests/rehearse tests/sweep tests/validate tests/catalog
+		-m rehearsal tests/rehearse tests/sweep tests/validate tests/catalog tests/plan
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal

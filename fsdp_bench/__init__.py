@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.answers import TimedEstimate as TimedEstimate
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
-    from fsdp_bench.plan.purchase.call import plan_training as plan_training
-    from fsdp_bench.plan.purchase.planner import Plan as Plan
     from fsdp_bench.plan.compare.comparison import Comparison as Comparison
     from fsdp_bench.plan.compare.comparison import compare as compare
+    from fsdp_bench.plan.purchase.call import plan_training as plan_training
+    from fsdp_bench.plan.purchase.planner import Plan as Plan
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.architectures import FOLDERS, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
@@ -148,10 +148,14 @@ def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> Reco
     Raises:
         NotRecorded: if no recording holds for them.
     """
+    return recorded_architecture(config_of_shape(shape), sequence_length, shape.name, FOLDERS[code or "huggingface"])
+
+
+def config_of_shape(shape: ModelShape) -> dict[str, Any]:
+    """Return the config.json of a model with the benchmark's dimensions."""
     names = config_names(shape.family.value)
     fields = {names[field]: getattr(shape, field) for field in names if hasattr(shape, field)}
-    config = {"model_type": shape.family.value, **fields}
-    return recorded_architecture(config, sequence_length, shape.name, FOLDERS[code or "huggingface"])
+    return {"model_type": shape.family.value, **fields}
 
 
 def _text(field: str, name: object) -> str:

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     """Run the command line; return the exit code, and an error message or None."""
     try:
-        with raised_once(), cli.make_context("fsdp-bench", list(arguments)) as context:
+        with raised_once(), cli.make_context("fsdp-bench", list(arguments), obj=tuple(arguments)) as context:
             return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_choices, read_model
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
@@ -42,6 +44,7 @@ _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_
     help="Which of the catalogue's prices counts.",
 )
 @headroom_option
+@export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, seconds, prices.")
 def command(
     options: SetupOptions,
@@ -54,6 +57,8 @@ def command(
     price: str | None,
     tariff: str,
     headroom: str | None,
+    export: tuple[str, ...],
+    export_dir: Path | None,
     as_json: bool,
 ) -> int:
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
@@ -68,6 +73,8 @@ def command(
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
+    asked = read_export_options(export, export_dir)
+    exporter = Exporter(asked, options) if asked else None
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
@@ -87,13 +94,16 @@ def command(
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     if as_json:
-        sys.stdout.write(to_json(document(found)).decode())
+        exports = {} if exporter is None else {"exports": exporter.write(found.picked.winner)}
+        sys.stdout.write(to_json({**document(found), **exports}).decode())
     else:
         from fsdp_bench.report.text.plan import plan_text
 
         first, *lines = plan_text(found).split("\n")
         print_answer(first, "green" if found.picked.winner is not None else "red")
         print_lines("\n".join(lines))
+        if exporter is not None:
+            exporter.print(found.picked.winner)
     return ExitCode.DONE if found.picked.winner is not None else ExitCode.DOES_NOT_FIT
 
 

@@ -11,6 +11,7 @@ import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
 from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_figure
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
     SetupCommand,
@@ -44,6 +45,7 @@ _FILE = click.Path(path_type=Path)
     "--scaling", type=_FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
 @table_options
+@export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     options: SetupOptions,
@@ -56,6 +58,8 @@ def command(
     only_fits: bool,
     columns: str | None,
     csv: Path | None,
+    export: tuple[str, ...],
+    export_dir: Path | None,
     as_json: bool,
 ) -> int:
     """Predict memory, time and fit of a setup, with the breakdown at the peak.
@@ -72,7 +76,10 @@ def command(
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
     table = read_table(PREDICTION_COLUMNS, sort, columns, only_fits, csv, as_json)
+    asked = read_export_options(export, export_dir)
     questions = read_questions(options, assumed)
+    if asked is not None and len(questions) > 1:
+        raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")
     if len(questions) == 1 and (table.is_given or csv is not None):
         raise SpecError("--sort, --only-fits, --columns and --csv are of a table of several setups; one was given")
     possible = [question for question in questions if not question.impossible]
@@ -91,16 +98,21 @@ def command(
 
         write_csv(csv, PREDICTION_COLUMNS, [row for _, row in arranged(predictions, refused, table)])
     if csv is None or str(csv) != "-":
-        _print(predictions, questions, table, as_json)
+        _print(predictions, questions, table, Exporter(asked, options) if asked else None, as_json)
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
 def _print(
-    predictions: Sequence[Prediction], questions: Sequence[Question], table: TableOptions, as_json: bool
+    predictions: Sequence[Prediction],
+    questions: Sequence[Question],
+    table: TableOptions,
+    exporter: Exporter | None,
+    as_json: bool,
 ) -> None:
     if as_json:
-        sys.stdout.write(to_json(_document(predictions, questions)).decode())
+        exports = {} if exporter is None else {"exports": exporter.write(predictions[0])}
+        sys.stdout.write(to_json({**_document(predictions, questions), **exports}).decode())
         return
     from fsdp_bench.plan.advice.remedies import remedies
     from fsdp_bench.report.text.prediction import report
@@ -111,6 +123,8 @@ def _print(
         colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
         print_answer(answer_line, colour)
         print_lines("\n".join(lines))
+        if exporter is not None:
+            exporter.print(predictions[0])
     else:
         refused = [question for question in questions if question.impossible]
         first, *lines = side_by_side(predictions, refused, table).split("\n")

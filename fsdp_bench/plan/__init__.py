@@ -13,6 +13,7 @@ Read in this order:
     compare/              two setups or results side by side, and why they differ
     table/                several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
+    export/               one setting as files that train it
     advice/               settings that fit if the given one does not
     chart_data/           the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run

@@ -12,5 +12,6 @@ Read in this order:
     frontier.py    a sweep file with [frontier]
     forgiving.py   printing that may fail
     charts.py      writing charts into files
+    exports.py     --export: the chosen setting as files
     interrupts.py  Ctrl-C, SIGTERM and a closed terminal
 """

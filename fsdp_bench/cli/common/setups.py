@@ -11,7 +11,16 @@ from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.catalog.lookup import CODES, POSITIONS, Hardware, Placement, find_placement, place_names, with_code
+from fsdp_bench.catalog.lookup import (
+    CODES,
+    POSITIONS,
+    Hardware,
+    Placement,
+    config_of_shape,
+    find_placement,
+    place_names,
+    with_code,
+)
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.lists import each_of
@@ -27,7 +36,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
-from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import parse_count
@@ -269,6 +278,23 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
         config, name = entry.hf_config(), entry.name
     lora = read_lora(options)
     return config, name if lora is None else f"{name} with {lora.title}"
+
+
+def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:
+    """Return the config.json of a model that was read from the options.
+
+    Raises:
+        SpecError: for a recorded model, of which nothing says the config.json.
+    """
+    if options.recorded is not None:
+        raise SpecError("export: a recorded model has no config.json; name the model with --hf-config or --model")
+    if isinstance(model, ModelShape) and options.params is not None:
+        return config_of_shape(model)
+    if options.params is not None:
+        shape = _of_the_ladder(replace(options, code=None), POSITIONS[Family(options.family or Family.LLAMA)])
+        assert isinstance(shape, ModelShape)
+        return config_of_shape(shape)
+    return config_of(options, load_user_catalog(options.catalog))[0]
 
 
 def read_code(options: SetupOptions) -> str | None:

@@ -8,6 +8,7 @@ Read in this order:
     prediction_table.py  several predictions in one table
     cells.py             cells and headers of every column that a table can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
+    exports.py           files of an exported setting, and how they start
     max_size.py          the largest model that fits, one row for each setting
     quantity_text.py     names of what max-size searches: model size, layers, batch, sequence, GPUs
     nothing_fits.py      if nothing fits: what the nearest setting needs, and what would help

@@ -1,0 +1,99 @@
+"""The options ``--export`` and ``--export-dir``: the chosen setting as files that train it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_bench.cli.common.options import SetupOptions
+from fsdp_bench.cli.common.setups import config_to_export
+from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.question import Prediction
+from fsdp_bench.report.terminal import print_line, print_lines
+from fsdp_bench.spec.errors import SpecError
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is to be exported, and where to."""
+
+    kinds: tuple[str, ...]
+    folder: Path
+
+
+def export_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options; the command gets ``export`` and ``export_dir``."""
+    command = click.option(
+        "--export-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: the current folder]"
+    )(command)
+    return click.option(
+        "--export",
+        multiple=True,
+        metavar="KIND",
+        help="Write files that train it: pytorch, accelerate, huggingface, torchtitan, slurm. Several by comma.",
+    )(command)
+
+
+def read_export_options(export: Sequence[str], folder: Path | None) -> ExportOptions | None:
+    """Read the options; None if nothing is to be exported.
+
+    Raises:
+        SpecError: for an unknown kind, and a folder that is a file.
+    """
+    if not export:
+        if folder is not None:
+            raise SpecError("export-dir: goes with --export, which says what is written there")
+        return None
+    from fsdp_bench.plan.export.export import read_kinds
+
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise SpecError(f"export-dir: {str(folder)!r} is no folder")
+    return ExportOptions(read_kinds(export), folder or Path())
+
+
+class Exporter:
+    """Writes the files of an answer; then prints them, or returns their JSON form."""
+
+    def __init__(self, asked: ExportOptions, options: SetupOptions) -> None:
+        self._asked, self._options = asked, options
+
+    def write(self, answer: Prediction | Offer | None) -> list[Mapping[str, Any]]:
+        """Write the files of an answer; none for no answer, or one that does not fit. Return their JSON form.
+
+        Raises:
+            SpecError: for what cannot be exported, and files that are there and differ. Then nothing is written.
+        """
+        from fsdp_bench.plan.export.chosen import chosen_by_offer, chosen_by_prediction
+        from fsdp_bench.plan.export.export import document, export, refuse_model
+        from fsdp_bench.plan.export.files import write
+
+        if answer is None or (isinstance(answer, Prediction) and answer.fits is False):
+            return []
+        model = answer.goal.model if isinstance(answer, Offer) else answer.question.model
+        refuse_model(model)
+        given = config_to_export(self._options, model), _command()
+        chosen = chosen_by_offer(answer, *given) if isinstance(answer, Offer) else chosen_by_prediction(answer, *given)
+        files = export(self._asked.kinds, chosen)
+        return document(files, write(files, self._asked.folder))
+
+    def print(self, answer: Prediction | Offer | None) -> None:
+        """Write the files, and print which and how to start them."""
+        from fsdp_bench.report.text.exports import exports_text
+
+        written = self.write(answer)
+        if not written:
+            why = "there is no plan" if answer is None else "it does not fit"
+            print_line(f"nothing exported: {why}")
+            return
+        print_lines(exports_text(written, self._asked.folder))
+
+
+def _command() -> str:
+    """Return the running command as the user wrote it."""
+    words = click.get_current_context().find_root().obj or ()
+    return shlex.join(["fsdp-bench", *words])

@@ -1,0 +1,185 @@
+"""accelerate.yaml: the config of ``accelerate launch``; and train_accelerate.py: a training loop that it starts.
+
+The dtypes of mixed precision are in the script: accelerate's config can name one dtype alone, for the parameters and
+the reduction (accelerate 1.15, FullyShardedDataParallelPlugin.set_mixed_precision), and adds autocast.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.files import File
+from fsdp_bench.plan.export.header import header
+from fsdp_bench.plan.export.launch import environment, prefix
+from fsdp_bench.plan.export.pieces import (
+    DTYPES,
+    TOKENS,
+    config_text,
+    forward_text,
+    loss_imports,
+    loss_text,
+    optimizer_imports,
+    optimizer_text,
+    sizes_text,
+)
+from fsdp_bench.plan.export.plugin import (
+    PRECISION_NOTE,
+    as_accelerate_shards,
+    hybrid_sizes,
+    policy_text,
+    reshards,
+    strategy_name,
+)
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup
+
+KIND = "accelerate"
+CONFIG_NAME = "accelerate.yaml"
+NAME = "train_accelerate.py"
+
+
+def config_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
+    """Return the config and the script.
+
+    Raises:
+        SpecError: for what accelerate does not have.
+    """
+    chosen, changes = as_accelerate_shards(chosen, KIND)
+    notes = (*notes, *changes, *environment(chosen))
+    own = [f"{PRECISION_NOTE}; {NAME} has it, another script needs its FullyShardedDataParallelPlugin"]
+    own = own if policy_text(chosen.setup) else []
+    if not chosen.setup.limit_all_gathers:
+        own.append(f"limit_all_gathers is no option of the config; {NAME} turns it off")
+    start = f"{prefix(chosen)}accelerate launch --config_file {CONFIG_NAME}{_machines(chosen)} {NAME}"
+    return [
+        File(KIND, CONFIG_NAME, _config(chosen, (*notes, *own)), None, (*notes, *own)),
+        File(KIND, NAME, _script(chosen, notes), start, ()),
+    ]
+
+
+def _machines(chosen: Chosen) -> str:
+    if chosen.num_nodes == 1:
+        return ""
+    return " --machine_rank NODE --main_process_ip HEAD_NODE --main_process_port 29500"
+
+
+def _config(chosen: Chosen, notes: tuple[str, ...]) -> str:
+    setup = chosen.setup
+    fields: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": "no",
+        "num_machines": chosen.num_nodes,
+        "num_processes": setup.world_size,
+        "fsdp_config": _fsdp_config(chosen),
+    }
+    if (sizes := hybrid_sizes(setup)) is not None:
+        fields["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": sizes[0],
+            "parallelism_config_dp_shard_size": sizes[1],
+        }
+    return header("Config of accelerate launch", chosen, notes) + _yaml(fields)
+
+
+def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
+    setup = chosen.setup
+    fields: dict[str, Any] = {"fsdp_version": 1 if setup.api is Api.FSDP1 else 2}
+    fields["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
+    fields["fsdp_transformer_layer_cls_to_wrap"] = chosen.modules.block_class
+    fields["fsdp_offload_params"] = setup.offload is Offload.PARAMS
+    fields["fsdp_activation_checkpointing"] = setup.checkpointing is Checkpointing.FULL
+    if setup.activation_offload:
+        fields["fsdp_activation_checkpointing_offload"] = True
+    if setup.api is Api.FSDP2:
+        return fields | {"fsdp_reshard_after_forward": reshards(setup), "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    prefetch = setup.backward_prefetch
+    return fields | {
+        "fsdp_sharding_strategy": strategy_name(setup),
+        "fsdp_backward_prefetch": "NO_PREFETCH" if prefetch is BackwardPrefetch.NONE else prefetch.value,
+        "fsdp_forward_prefetch": setup.forward_prefetch,
+        "fsdp_use_orig_params": setup.use_orig_params,
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_sync_module_states": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def _yaml(fields: dict[str, Any], indent: str = "") -> str:
+    """Return YAML of words, numbers and nested tables. Text is quoted, so that 'no' stays text."""
+    text = ""
+    for name, value in fields.items():
+        inner = isinstance(value, dict)
+        text += f"{indent}{name}:" + ("\n" + _yaml(value, indent + "  ") if inner else f" {json.dumps(value)}\n")
+    return text
+
+
+def _script(chosen: Chosen, notes: tuple[str, ...]) -> str:
+    setup = chosen.setup
+    loss = loss_text(setup, chosen.architecture, chosen.config)
+    return (
+        header("Training with accelerate", chosen, notes)
+        + _imports(setup)
+        + "\n"
+        + config_text(chosen.config)
+        + sizes_text(chosen)
+        + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
+        + f"\n{TOKENS}"
+        + (f"\n{loss}" if loss else "")
+        + _main(chosen, optimizer_text(setup))
+    )
+
+
+def _imports(setup: TrainSetup) -> str:
+    names = "from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin"
+    found = [names, *loss_imports(setup), *optimizer_imports(setup), "from accelerate import Accelerator"]
+    found.append("from transformers import AutoConfig, AutoModelForCausalLM")
+    if (policy := policy_text(setup)) is not None:
+        found.append(f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
+    plain = sorted(line for line in found if line.startswith("import "))
+    return "\n".join(["import os", "", "import torch", *plain, *sorted(set(found) - set(plain))]) + "\n"
+
+
+def _main(chosen: Chosen, optimizer: str) -> str:
+    setup = chosen.setup
+    policy = policy_text(setup)
+    precision = "" if policy is None else f"    precision = {policy}\n"
+    given = [] if policy is None else ["mixed_precision_policy=precision"]
+    given += [] if setup.limit_all_gathers else ["limit_all_gathers=False"]
+    steps = f"num_steps=MICRO_BATCHES, sync_each_batch={setup.sync_every_micro_batch}"
+    prepared = f"    optimizer = {optimizer}\n    model, optimizer = accelerator.prepare(model, optimizer)\n"
+    if setup.api is Api.FSDP1:
+        prepared = (
+            "    model = accelerator.prepare(model)  # first: FSDP1 makes new parameters\n"
+            f"    optimizer = accelerator.prepare({optimizer})\n"
+        )
+    norm = setup.max_grad_norm
+    clip = f"                accelerator.clip_grad_norm_(model.parameters(), {norm!r})\n" if norm is not None else ""
+    clip = f"            if accelerator.sync_gradients:\n{clip}" if clip else ""
+    return f"""
+
+def main():
+{precision}    plugin = FullyShardedDataParallelPlugin({", ".join(given)})  # the rest is in {CONFIG_NAME}
+    accumulation = GradientAccumulationPlugin({steps})
+    accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_plugin=accumulation)
+    config = AutoConfig.for_model(**CONFIG)
+    config.use_cache = False
+    torch.manual_seed({setup.seed})
+    model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
+{prepared}    torch.manual_seed({setup.seed} + accelerator.process_index)
+    data = batches(VOCABULARY, accelerator.device)
+    for number in range(1, STEPS * MICRO_BATCHES + 1):
+        with accelerator.accumulate(model):
+            batch = next(data)
+            loss = {forward_text(setup)}
+            accelerator.backward(loss)
+{clip}            optimizer.step()
+            optimizer.zero_grad()
+        if number % MICRO_BATCHES == 0:
+            accelerator.print(f"step {{number // MICRO_BATCHES}}: loss {{loss.item():.3f}}", flush=True)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
+"""

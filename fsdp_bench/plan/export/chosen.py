@@ -1,0 +1,153 @@
+"""Chosen: the setting to export, what was predicted of it, and the modules of the model that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
+from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
+from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.recording.config import complete
+from fsdp_bench.spec.recording.ends import Ends
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.setup import TrainSetup
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a causal language model of transformers, by their names."""
+
+    blocks: str
+    """The list of blocks: ``model.layers``."""
+    block_class: str
+    ends: Ends | None
+    """Those before the blocks and those behind them; None where the head is the embedding."""
+    is_tied: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One setting to export. Its model is built by transformers, or by torchtitan, from ``config``."""
+
+    question: Question
+    """The model, the setup and the hardware. The setup is what the exported files train."""
+    prediction: Prediction
+    tokens_per_second_per_gpu: float | None
+    config: Mapping[str, Any]
+    """The model's config.json."""
+    command: str
+    """The command that chose the setting."""
+
+    @property
+    def setup(self) -> TrainSetup:
+        """The setup."""
+        return self.question.setup
+
+    @property
+    def num_nodes(self) -> int:
+        """The servers."""
+        return max(self.setup.world_size // self.gpus_per_node, 1)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs on each server; 8 where nothing says it.
+
+        Raises:
+            SpecError: if the GPUs do not fill servers of 8.
+        """
+        hardware, world = self.question.hardware, self.setup.world_size
+        if isinstance(hardware, Cluster):
+            return hardware.gpus_per_node
+        if world > USUAL_GPUS_PER_NODE and world % USUAL_GPUS_PER_NODE:
+            raise SpecError(f"export: nothing says how {world} GPUs are spread over servers; name a --server")
+        return min(USUAL_GPUS_PER_NODE, world)
+
+    @property
+    def host_bytes_of_whole_models(self) -> int:
+        """Host memory of a node on which every rank builds the whole model."""
+        return self.question.model.num_parameters * self.setup.precision.store_bytes * self.gpus_per_node
+
+    @property
+    def code(self) -> str:
+        """Whose code the prediction is for: ``huggingface``, ``torchtitan`` or ``benchmark``."""
+        model = self.question.model
+        return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
+
+    @cached_property
+    def modules(self) -> Modules:
+        """The modules of the model in transformers' code.
+
+        Raises:
+            SpecError: for a model that is no causal language model with one list of blocks.
+        """
+        code = self._recorded
+        name = code.origin.architecture
+        if len(code.num_blocks) != 1 or not name.endswith(("ForCausalLM", "LMHeadModel")):
+            raise SpecError(f"export: {name} is not exported; causal language models with one list of blocks are")
+        (path,) = code.num_blocks
+        return Modules(path, code.block, code.ends, bool(self.full_config.get("tie_word_embeddings")))
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return int(self.full_config["vocab_size"])
+
+    @cached_property
+    def full_config(self) -> Mapping[str, Any]:
+        """The config with the defaults of its class."""
+        architecture = self._recorded.architecture
+        return complete(self.config, architecture.config_class) if architecture else self.config
+
+    @property
+    def architecture(self) -> str:
+        """The class of the model in transformers."""
+        return self._recorded.origin.architecture
+
+    @cached_property
+    def _recorded(self) -> RecordedCode:
+        model = self.question.model
+        if isinstance(model, RecordedModel) and model.code.origin.code == "huggingface":
+            return model.code
+        return recorded_architecture(self.config, self.setup.sequence_length, model.name).code
+
+    def with_setup(self, setup: TrainSetup) -> Chosen:
+        """Return the same with another setup, predicted anew.
+
+        Raises:
+            SpecError: if it cannot run, or does not fit.
+        """
+        question = replace(self.question, setup=setup)
+        if question.impossible:
+            raise SpecError(question.impossible)
+        found = answer(replace(question, setup=_few_micro_batches(setup)))
+        if found.fits is False:
+            raise SpecError("that does not fit (predicted)")
+        speed = found.speed.tokens_per_second_per_gpu
+        return replace(self, question=question, prediction=found, tokens_per_second_per_gpu=speed)
+
+
+def _few_micro_batches(setup: TrainSetup) -> TrainSetup:
+    """Return a setup that needs the memory of a step with all of its micro-batches."""
+    steps = min(setup.gradient_accumulation_steps, MICRO_BATCHES)
+    return msgspec.structs.replace(setup, gradient_accumulation_steps=steps)
+
+
+def chosen_by_prediction(prediction: Prediction, config: Mapping[str, Any], command: str) -> Chosen:
+    """Return what ``predict`` answers."""
+    speed = prediction.speed.tokens_per_second_per_gpu
+    return Chosen(prediction.question, prediction, speed, config, command)
+
+
+def chosen_by_offer(offer: Offer, config: Mapping[str, Any], command: str) -> Chosen:
+    """Return the winner of a plan."""
+    question = replace(offer.prediction.question, setup=offer.timed.setup)
+    return Chosen(question, offer.prediction, offer.timed.tokens_per_second_per_gpu, config, command)

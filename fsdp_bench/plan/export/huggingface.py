@@ -1,0 +1,158 @@
+"""train_huggingface.py: TrainingArguments with fsdp_config, and a Trainer that they start.
+
+Read in transformers 5.23: training_args.py, _process_fsdp_args; trainer.py, create_accelerator_and_postprocess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.files import File
+from fsdp_bench.plan.export.header import header
+from fsdp_bench.plan.export.launch import environment, torchrun
+from fsdp_bench.plan.export.pieces import DTYPES, config_text, literal, sizes_text
+from fsdp_bench.plan.export.plugin import (
+    PRECISION_NOTE,
+    as_accelerate_shards,
+    hybrid_sizes,
+    policy_text,
+    reshards,
+    strategy_name,
+)
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup
+
+KIND = "huggingface"
+NAME = "train_huggingface.py"
+
+_OPTIMIZERS = {
+    OptimizerKind.ADAMW_FOREACH: "adamw_torch",
+    OptimizerKind.ADAMW_FUSED: "adamw_torch_fused",
+    OptimizerKind.ADAMW_8BIT: "adamw_torch_8bit",
+    OptimizerKind.SGD: "sgd",
+}
+
+
+def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
+    """Return the script.
+
+    Raises:
+        SpecError: for what the Trainer does not have.
+    """
+    if (reason := _why_not(chosen.setup)) is not None:
+        raise SpecError(f"export {KIND}: {reason}; --export pytorch has it")
+    chosen, changes = as_accelerate_shards(chosen, KIND)
+    own = (PRECISION_NOTE.replace("mixed_precision is 'no'", "bf16 is False"),) if policy_text(chosen.setup) else ()
+    notes = (*notes, *changes, *own, *environment(chosen))
+    text = (
+        header("Training with Hugging Face's Trainer", chosen, notes)
+        + _imports(chosen.setup)
+        + "\n"
+        + config_text(chosen.config)
+        + sizes_text(chosen)
+        + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
+        + f"ARGUMENTS = {literal(arguments(chosen))}\n"
+        + _main(chosen.setup)
+    )
+    return [File(KIND, NAME, text, torchrun(chosen, NAME), notes)]
+
+
+def _why_not(setup: TrainSetup) -> str | None:
+    if setup.loss is not Loss.PLAIN:
+        return f"the Trainer computes the model's own loss, not {setup.loss.value}"
+    if setup.optimizer not in _OPTIMIZERS or setup.optimizer_in_backward:
+        kind = "optimizer_in_backward" if setup.optimizer_in_backward else setup.optimizer.value
+        return f"the Trainer has no {kind} as predicted; {', '.join(_OPTIMIZERS)} are"
+    if setup.activation_offload:
+        return "fsdp_config of the Trainer has no offload of activations"
+    return None
+
+
+def arguments(chosen: Chosen) -> dict[str, Any]:
+    """Return what TrainingArguments takes, but for the dtypes of mixed precision."""
+    setup = chosen.setup
+    found: dict[str, Any] = {
+        "output_dir": "output",
+        "per_device_train_batch_size": setup.micro_batch_size,
+        "gradient_accumulation_steps": setup.gradient_accumulation_steps,
+        "learning_rate": setup.learning_rate,
+        "weight_decay": 0.01,
+        "max_grad_norm": setup.max_grad_norm or 0.0,
+        "optim": _OPTIMIZERS[setup.optimizer],
+        "bf16": False,
+        "fp16": False,
+        "seed": setup.seed,
+        "save_strategy": "no",
+        "report_to": "none",
+        "fsdp": True,
+        "fsdp_config": _fsdp_config(chosen),
+    }
+    if setup.gradient_accumulation_steps > 1 and setup.sync_every_micro_batch:
+        found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return found
+
+
+def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
+    setup = chosen.setup
+    found: dict[str, Any] = {
+        "version": 1 if setup.api is Api.FSDP1 else 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": [chosen.modules.block_class],
+        "activation_checkpointing": setup.checkpointing is Checkpointing.FULL,
+        "cpu_offload": setup.offload is Offload.PARAMS,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+    if setup.api is Api.FSDP2:
+        return found | {"reshard_after_forward": reshards(setup)}
+    prefetch = setup.backward_prefetch
+    return found | {
+        "reshard_after_forward": strategy_name(setup).lower(),
+        "backward_prefetch": "NO_PREFETCH" if prefetch is BackwardPrefetch.NONE else prefetch.value,
+        "forward_prefetch": setup.forward_prefetch,
+        "limit_all_gathers": setup.limit_all_gathers,
+        "use_orig_params": setup.use_orig_params,
+        "sync_module_states": False,
+    }
+
+
+def _imports(setup: TrainSetup) -> str:
+    found = ["from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments"]
+    if (policy := policy_text(setup)) is not None:
+        found.insert(0, f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
+    if hybrid_sizes(setup) is not None:
+        found.insert(0, "from accelerate.parallelism_config import ParallelismConfig")
+    return "\n".join(["import os", "", "import torch", *sorted(found)]) + "\n"
+
+
+def _main(setup: TrainSetup) -> str:
+    lines = ["arguments = TrainingArguments(**ARGUMENTS, max_steps=STEPS, logging_steps=1)"]
+    if (sizes := hybrid_sizes(setup)) is not None:
+        mesh = f"ParallelismConfig(dp_replicate_size={sizes[0]}, dp_shard_size={sizes[1]})"
+        lines[0] = lines[0].replace("max_steps", f"parallelism_config={mesh}, max_steps")
+    if (policy := policy_text(setup)) is not None:
+        lines.append(f"precision = {policy}")
+        lines.append('arguments.fsdp_plugin_args["mixed_precision_policy"] = precision  # what bf16=True would not do')
+    body = "".join(f"    {line}\n" for line in lines)
+    return f'''
+
+class RandomTokens(torch.utils.data.Dataset):
+    """Random tokens. Put your data here: input_ids and labels of LENGTH tokens; the model shifts the labels."""
+
+    def __len__(self):
+        return 1 << 16
+
+    def __getitem__(self, index):
+        tokens = torch.randint(VOCABULARY, (LENGTH,))
+        return {{"input_ids": tokens, "labels": tokens}}
+
+
+def main():
+{body}    config = AutoConfig.for_model(**CONFIG)
+    model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
+    Trainer(model, arguments, train_dataset=RandomTokens()).train()
+
+
+if __name__ == "__main__":
+    main()
+'''

@@ -1,0 +1,142 @@
+"""What accelerate's FSDP plugin can express, which Hugging Face's Trainer uses, too.
+
+Read in accelerate 1.15: utils/dataclasses.py, FullyShardedDataParallelPlugin; utils/fsdp_utils.py, fsdp2_prepare_model
+and fsdp2_apply_ac; accelerator.py, prepare_model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.pieces import DTYPES, refusal
+from fsdp_bench.plan.export.sharding import is_ddp, is_mixed
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
+from fsdp_bench.spec.units import format_gib
+
+_PYTORCH = "--export pytorch has it"
+_ENDS = "under fsdp2 accelerate makes units of the embedding and of the norm and the head, as --wrap block-and-ends"
+
+
+def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
+    """Return the setting that accelerate makes of a setting, predicted anew where it differs, and notes about that.
+
+    Raises:
+        SpecError: for what accelerate does not have, and where what it makes does not fit.
+    """
+    setup = chosen.setup
+    if (reason := _why_not(chosen)) is not None:
+        raise SpecError(f"export {kind}: {reason}")
+    on_host = host_note(chosen, kind)
+    if setup.api is Api.FSDP1 or setup.wrap is Wrap.BLOCK_AND_ENDS:
+        return chosen, (on_host,)
+    try:
+        found = chosen.with_setup(msgspec.structs.replace(setup, wrap=Wrap.BLOCK_AND_ENDS))
+    except SpecError as error:
+        raise refusal(kind, _ENDS, error) from None
+    was, now = chosen.prediction.needed_bytes, found.prediction.needed_bytes
+    return found, (f"{_ENDS}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)", on_host)
+
+
+def _why_not(chosen: Chosen) -> str | None:
+    """Return why accelerate cannot train a setting; None if it can."""
+    setup = chosen.setup
+    if is_ddp(setup):
+        return f"DistributedDataParallel has no fsdp_config; {_PYTORCH}, and so has --api fsdp1 NO_SHARD with one"
+    if setup.compile:
+        return f"accelerate does not compile blocks alone as --compile does; {_PYTORCH}"
+    if setup.checkpointing is Checkpointing.SELECTIVE:
+        return f"accelerate has no selective checkpointing; use --checkpointing full, or {_PYTORCH}"
+    if setup.checkpointing_policy is not None:
+        return f"accelerate checkpoints every block; leave out the policy, or {_PYTORCH}"
+    if setup.offload is Offload.OPTIMIZER:
+        return f"offload optimizer is not known to work with accelerate; {_PYTORCH}"
+    if setup.precision.needs_grad_scaler:
+        return f"accelerate's fp16 adds autocast and reduces in fp16; use bf16-mixed, or {_PYTORCH}"
+    if setup.activation_offload and (setup.api is Api.FSDP1 or setup.checkpointing is not Checkpointing.FULL):
+        return f"accelerate offloads activations under fsdp2 with --checkpointing full alone; {_PYTORCH}"
+    return _why_not_fsdp1(chosen) if setup.api is Api.FSDP1 else _why_not_fsdp2(chosen)
+
+
+def _why_not_fsdp1(chosen: Chosen) -> str | None:
+    setup = chosen.setup
+    if setup.wrap is Wrap.BLOCK:
+        if setup.strategy.is_hybrid and setup.shard_group_size != chosen.gpus_per_node:
+            return (
+                f"accelerate's FSDP1 shards hybrid strategies over the {chosen.gpus_per_node} GPUs of a node, not"
+                f" {setup.shard_group_size}; use that --shard-size, or {_PYTORCH}"
+            )
+        return None
+    return f"accelerate does not make the units of --wrap {setup.wrap.value}; use block, or {_PYTORCH}"
+
+
+def _why_not_fsdp2(chosen: Chosen) -> str | None:
+    setup = chosen.setup
+    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS):
+        return f"accelerate does not make the units of --wrap {setup.wrap.value}; use block-and-ends, or {_PYTORCH}"
+    if chosen.modules.ends is None:
+        return (
+            "under fsdp2 accelerate puts an embedding that is also the head into one unit with the norm, which is not"
+            f" predicted; use --api fsdp1, or {_PYTORCH}"
+        )
+    without = {
+        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
+        "reshard_last_block = false": not setup.reshard_last_block,
+        "fp32_head": setup.fp32_head,
+        "forward_prefetch under fsdp2": setup.forward_prefetch,
+        "backward_prefetch none under fsdp2": setup.backward_prefetch is BackwardPrefetch.NONE,
+    }
+    found = next((name for name, is_asked in without.items() if is_asked), None)
+    return None if found is None else f"accelerate has no {found}; {_PYTORCH}"
+
+
+def strategy_name(setup: TrainSetup) -> str:
+    """Return accelerate's name of FSDP1's strategy, which has no underscore before it."""
+    return setup.strategy.value.lstrip("_")
+
+
+def policy_text(setup: TrainSetup) -> str | None:
+    """Return the mixed precision as an object of torch.distributed.fsdp; None if all dtypes are the stored one.
+
+    accelerate's own ``mixed_precision: bf16`` reduces in bf16, adds autocast, and returns fp32 logits.
+    """
+    if not is_mixed(setup):
+        return None
+    kind = "MixedPrecision" if setup.api is Api.FSDP1 else "MixedPrecisionPolicy"
+    precision = setup.precision
+    return f"{kind}(param_dtype={DTYPES[precision.compute]}, reduce_dtype={DTYPES[precision.reduce]})"
+
+
+PRECISION_NOTE = (
+    "mixed precision is given to the FSDP plugin, in Python, and mixed_precision is 'no': with bf16 accelerate reduces"
+    " gradients in bf16 and adds autocast and fp32 copies of the logits"
+)
+
+
+def hybrid_sizes(setup: TrainSetup) -> tuple[int, int] | None:
+    """Return how often fully_shard replicates and over how many ranks it shards; None for strategies of one group."""
+    if not setup.strategy.is_hybrid or setup.api is Api.FSDP1:
+        return None
+    return setup.world_size // setup.shard_group_size, setup.shard_group_size
+
+
+def reshards(setup: TrainSetup) -> bool:
+    """Whether fully_shard reshards units after forward."""
+    return setup.strategy.reshards_after_forward
+
+
+def host_note(chosen: Chosen, kind: str) -> str:
+    """Return a note about host memory where every rank builds the whole model there.
+
+    Raises:
+        SpecError: if a node has less.
+    """
+    needed = chosen.host_bytes_of_whole_models
+    hardware = chosen.question.hardware
+    there = hardware.server.host_memory_bytes if isinstance(hardware, Cluster) else None
+    text = f"every rank builds the whole model in host memory, {format_gib(needed)} on a node"
+    if there is not None and needed > there:
+        raise SpecError(f"export {kind}: {text} of {format_gib(there)}; --export pytorch builds it in parts")
+    return text

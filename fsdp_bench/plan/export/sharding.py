@@ -1,0 +1,250 @@
+"""Pieces of Python that build a model of transformers and shard it: fully_shard, FullyShardedDataParallel or DDP."""
+
+from __future__ import annotations
+
+from fsdp_bench.plan.export.blocks import blocks_text
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.pieces import DTYPES
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.ends import NO_ENDS
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Offload, ShardingStrategy, TrainSetup, Wrap
+
+_DDP = "from torch.nn.parallel import DistributedDataParallel"
+
+
+def is_ddp(setup: TrainSetup) -> bool:
+    """Whether the setup is DistributedDataParallel."""
+    return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+
+
+def is_built_on_host(chosen: Chosen) -> bool:
+    """Whether every rank builds the whole model in host memory: FSDP1 would part a tied head from its embedding."""
+    return chosen.setup.api is Api.FSDP1 and chosen.modules.is_tied
+
+
+def is_mixed(setup: TrainSetup) -> bool:
+    """Whether not all dtypes of the setup are the stored one."""
+    precision = setup.precision
+    return not precision.store == precision.compute == precision.reduce
+
+
+def sharding_imports(setup: TrainSetup) -> list[str]:
+    """Return the imports of what shards the model."""
+    if is_ddp(setup):
+        hook = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}.get(setup.precision.reduce)
+        has_hook = hook is not None and setup.precision.reduce != setup.precision.store
+        where = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        return [f"from {where} import {hook}", _DDP] if has_hook else [_DDP]
+    if setup.api is Api.FSDP2:
+        names = ["fully_shard"]
+        names += ["MixedPrecisionPolicy"] if is_mixed(setup) or setup.fp32_head else []
+        names += ["CPUOffloadPolicy"] if setup.offload is Offload.PARAMS else []
+        return [_MESH, f"from torch.distributed.fsdp import {', '.join(sorted(names))}"]
+    names = ["FullyShardedDataParallel", "ShardingStrategy"]
+    names += ["MixedPrecision"] if is_mixed(setup) else []
+    names += ["CPUOffload"] if setup.offload is Offload.PARAMS else []
+    names += ["BackwardPrefetch"] if setup.backward_prefetch is not BackwardPrefetch.NONE else []
+    found = [_MESH] if setup.strategy.is_hybrid else []
+    found.append(f"from torch.distributed.fsdp import {', '.join(sorted(names))}")
+    if setup.wrap is Wrap.SIZE:
+        found += [
+            "from functools import partial",
+            "from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy",
+        ]
+    elif setup.wrap is not Wrap.NONE:
+        found.append("from torch.distributed.fsdp.wrap import CustomPolicy")
+    return found
+
+
+_MESH = "from torch.distributed.device_mesh import init_device_mesh"
+
+
+def model_text(chosen: Chosen) -> str:
+    """Return the function ``build(device)`` that returns the sharded model.
+
+    Raises:
+        SpecError: for units that are not exported.
+    """
+    setup, modules = chosen.setup, chosen.modules
+    stored = DTYPES[setup.precision.store]
+    made = f"AutoModelForCausalLM.from_config(config, dtype={stored})"
+    on_host = is_built_on_host(chosen)
+    where = "device" if is_ddp(setup) else '"cpu"' if on_host else '"meta"'
+    why = {
+        '"meta"': "without data: each rank allocates its shards alone",
+        '"cpu"': "FSDP1 would part the head from the embedding on meta: each rank needs host memory for all of it",
+        "device": "the same on every rank",
+    }[where]
+    text = f'''
+def build(device):
+    """Build the model and shard it."""
+    config = AutoConfig.for_model(**CONFIG)
+    config.use_cache = False
+    torch.manual_seed({setup.seed})
+    with torch.device({where}):  # {why}
+        model = {made}
+    blocks = model.{modules.blocks}
+'''
+    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE, Wrap.SIZE):
+        raise SpecError(f"export: wrap {setup.wrap.value} is not exported; use block")
+    text += blocks_text(setup)
+    if is_ddp(setup):
+        return text + _ddp(setup)
+    return text + (_fsdp2(chosen) if setup.api is Api.FSDP2 else _fsdp1(chosen, on_host))
+
+
+def _ddp(setup: TrainSetup) -> str:
+    precision = setup.precision
+    text = ""
+    if precision.compute != precision.store:
+        text += f"    model.forward = torch.autocast(device.type, dtype={DTYPES[precision.compute]})(model.forward)\n"
+    text += (
+        "    model = DistributedDataParallel(model, device_ids=[device] if device.type == 'cuda' else None)\n".replace(
+            "'", '"'
+        )
+    )
+    if precision.reduce != precision.store:
+        text += f"    model.register_comm_hook(None, {precision.reduce}_compress_hook)\n"
+    return text + "    return model\n"
+
+
+def _mesh(setup: TrainSetup) -> str:
+    if not setup.strategy.is_hybrid:
+        return "init_device_mesh(device.type, (dist.get_world_size(),))"
+    shard = setup.shard_group_size
+    return (
+        f"init_device_mesh(device.type, (dist.get_world_size() // {shard}, {shard}),"
+        ' mesh_dim_names=("replicate", "shard"))'
+    )
+
+
+def _policy(compute: str, reduce: str) -> str:
+    return f"MixedPrecisionPolicy(param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[reduce]})"
+
+
+def _fsdp2(chosen: Chosen) -> str:
+    setup, precision = chosen.setup, chosen.setup.precision
+    if setup.wrap is Wrap.SIZE:
+        raise SpecError("export: wrap size under fsdp2 is not exported; use block, or --api fsdp1")
+    lines = [f"mesh = {_mesh(setup)}", 'options = {"mesh": mesh}']
+    if is_mixed(setup):
+        lines.append(f'options["mp_policy"] = {_policy(precision.compute, precision.reduce)}')
+    if setup.offload is Offload.PARAMS:
+        lines.append('options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")')
+    reshard = str(setup.reshard_after_forward or setup.strategy.reshards_after_forward)
+    before, after = _ends(chosen)
+    if before:
+        lines.append(f"fully_shard({before}, reshard_after_forward={reshard}, **options)")
+    if setup.wrap is not Wrap.NONE:
+        each = reshard if setup.reshard_last_block else f"{reshard} if block is not blocks[-1] else False"
+        lines += ["for block in blocks:", f"    fully_shard(block, reshard_after_forward={each}, **options)"]
+    if after:
+        own = "options"
+        if setup.fp32_head:
+            head, own = setup.head_precision, "in_fp32"
+            lines.append(f'in_fp32 = {{**options, "mp_policy": {_policy(head.compute, head.reduce)}}}')
+        lines.append(f"fully_shard({after}, reshard_after_forward=False, **{own})")
+    lines.append("fully_shard(model, **options)" + _root_reshards(setup))
+    lines += _prefetch(chosen, before, after)
+    if setup.offload is Offload.PARAMS:
+        lines += _ON_HOST
+    else:
+        lines.append("model.to_empty(device=device)")
+    lines += [
+        "model.initialize_weights()  # random; or load a checkpoint: torch.distributed.checkpoint.state_dict",
+    ]
+    if chosen.modules.is_tied:
+        lines.append("model.tie_weights()")
+    return "".join(f"    {line}\n" for line in [*lines, "return model"])
+
+
+def _root_reshards(setup: TrainSetup) -> str:
+    return "  # torch does not reshard the root after forward" if setup.strategy.reshards_after_forward else ""
+
+
+def _ends(chosen: Chosen) -> tuple[str, str]:
+    """Return the expressions of the units around the blocks; empty without such units."""
+    if chosen.setup.wrap is not Wrap.BLOCK_AND_ENDS:
+        return "", ""
+    ends = chosen.modules.ends
+    if ends is None:
+        raise SpecError(f"export: {NO_ENDS}")
+    before, after = ([f"model.{name}" for name in names] for names in ends)
+    if chosen.setup.api is Api.FSDP1:
+        return before[0], after[-1]
+    return before[0] if len(before) == 1 else f"[{', '.join(before)}]", f"[{', '.join(after)}]"
+
+
+def _prefetch(chosen: Chosen, before: str, after: str) -> list[str]:
+    setup = chosen.setup
+    ends = chosen.modules.ends
+    units = "list(blocks)"
+    if before and ends is not None:
+        units = f"[model.{ends.before[0]}, *blocks, model.{ends.after[0]}]"
+    lines = []
+    if setup.backward_prefetch is BackwardPrefetch.NONE:
+        lines += [f"for unit in {units}:", "    unit.set_modules_to_backward_prefetch([unit])  # none but itself"]
+    if setup.forward_prefetch:
+        lines += [f"units = {units}", "for unit, following in zip(units, units[1:]):"]
+        lines.append("    unit.set_modules_to_forward_prefetch([following])")
+    return lines
+
+
+def _fsdp1(chosen: Chosen, on_host: bool) -> str:
+    setup, precision = chosen.setup, chosen.setup.precision
+    before, after = _ends(chosen)
+    lines = []
+    if setup.wrap.has_blocks:
+        units = f"{{*blocks, {before}, {after}}}" if before else "set(blocks)"
+        lines.append(f"units = {units}")
+    if setup.fp32_head:
+        lines += _fp32_head(setup, after)
+    if not on_host:
+        lines += ["", *_INITIALIZE, ""]
+    if setup.strategy.is_hybrid:
+        lines.append(f"mesh = {_mesh(setup)}")
+    lines += ["return FullyShardedDataParallel(", "    model,"]
+    lines.append(f"    sharding_strategy=ShardingStrategy.{setup.strategy.value},")
+    if setup.strategy.is_hybrid:
+        lines.append("    device_mesh=mesh,")
+    if setup.wrap is Wrap.SIZE:
+        lines.append(
+            f"    auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params={setup.min_num_params}),"
+        )
+    elif setup.wrap is not Wrap.NONE:
+        chosen_by = "own.get(module, module in units)" if setup.fp32_head else "module in units"
+        lines.append(f"    auto_wrap_policy=CustomPolicy(lambda module: {chosen_by}),")
+    if is_mixed(setup):
+        dtypes = f"param_dtype={DTYPES[precision.compute]}, reduce_dtype={DTYPES[precision.reduce]}"
+        lines.append(f"    mixed_precision=MixedPrecision({dtypes}),")
+    if setup.offload is Offload.PARAMS:
+        lines.append("    cpu_offload=CPUOffload(offload_params=True),")
+    prefetch = setup.backward_prefetch
+    which = "None" if prefetch is BackwardPrefetch.NONE else f"BackwardPrefetch.{prefetch.value}"
+    lines.append(f"    backward_prefetch={which},")
+    lines.append(f"    forward_prefetch={setup.forward_prefetch},")
+    lines.append(f"    limit_all_gathers={setup.limit_all_gathers},")
+    lines.append(f"    use_orig_params={setup.use_orig_params},")
+    lines += ["    device_id=device,"] + ([] if on_host else ["    param_init_fn=initialize,"]) + [")"]
+    return "".join(f"    {line}".rstrip() + "\n" for line in lines)
+
+
+def _fp32_head(setup: TrainSetup, head: str) -> list[str]:
+    """Return the statements that name what each unit is wrapped with, for a head with a policy of its own."""
+    reduce = DTYPES[setup.head_precision.reduce]
+    own = f"MixedPrecision(param_dtype=torch.float32, reduce_dtype={reduce}, cast_forward_inputs=True)"
+    return [f"in_fp32 = {own}", f'own = {{{head}: {{"mixed_precision": in_fp32}}}}']
+
+
+_ON_HOST = (
+    'model.to_empty(device="cpu")',
+    "for module in model.modules():  # CPUOffloadPolicy keeps parameters there, and no buffers",
+    "    for name, buffer in module.named_buffers(recurse=False):",
+    "        setattr(module, name, buffer.to(device))",
+)
+_INITIALIZE = (
+    "def initialize(module):  # random; the same on every rank",
+    "    module.to_empty(device=device, recurse=False)",
+    "    with torch.no_grad():",
+    "        model._init_weights(module)",
+)

@@ -1,0 +1,239 @@
+"""torchtitan_config.py: a function that returns torchtitan's Trainer.Config, for its ``--module`` and ``--config``.
+
+Read in torchtitan 0.3.0, which has functions in Python where earlier versions had TOML files: config/manager.py,
+config/configs.py, distributed/fsdp.py (apply_fsdp_to_decoder), distributed/activation_checkpoint.py and
+components/loss.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.files import File
+from fsdp_bench.plan.export.header import header
+from fsdp_bench.plan.export.launch import environment, torchrun
+from fsdp_bench.plan.export.pieces import refusal
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    ShardingStrategy,
+    TrainSetup,
+    Wrap,
+)
+from fsdp_bench.spec.units import format_gib
+
+KIND = "torchtitan"
+NAME = "torchtitan_config.py"
+VERSION = "0.3.0"
+MAX_NORM = 1.0
+"""torchtitan's default. It always clips."""
+
+_FAMILIES = {"llama": ("llama3", "Llama3Model", "ComplexRoPE"), "qwen3": ("qwen3", "Qwen3Model", "CosSinRoPE")}
+_IMPLEMENTATIONS = {
+    OptimizerKind.ADAMW_FOREACH: "foreach",
+    OptimizerKind.ADAMW_FUSED: "fused",
+    OptimizerKind.ADAMW_FOR_LOOP: "for-loop",
+}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def config(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
+    """Return the file.
+
+    Raises:
+        SpecError: for what torchtitan does not have, and where what it makes does not fit.
+    """
+    if (reason := _why_not(chosen)) is not None:
+        raise SpecError(f"export {KIND}: {reason}")
+    chosen, changes = _as_torchtitan_trains(chosen)
+    own = [f"for torchtitan {VERSION}; earlier versions read TOML files"]
+    own.append("attention is FlexAttention, which torchtitan runs; what is predicted is F.scaled_dot_product_attention")
+    if chosen.code != KIND:
+        own.append("torchtitan's own code needs another amount of memory; --code torchtitan predicts it")
+    if chosen.setup.checkpointing is Checkpointing.FULL:
+        own.append("torchtitan recomputes a block to its end (early_stop=False); predicted is torch's early stop")
+    notes = (*_of_this_code(notes), *changes, *own, *environment(chosen))
+    text = header(f"Config of torchtitan {VERSION}", chosen, notes) + _text(chosen)
+    start = torchrun(chosen, "-m torchtitan.train --module torchtitan_config --config chosen_setting")
+    return [File(KIND, NAME, text, start, notes)]
+
+
+def _of_this_code(notes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(note for note in notes if "transformers" not in note)
+
+
+def _why_not(chosen: Chosen) -> str | None:
+    """Return why torchtitan cannot train a setting; None if it can."""
+    setup, precision = chosen.setup, chosen.setup.precision
+    if chosen.config.get("model_type") not in _FAMILIES:
+        return f"only {' and '.join(_FAMILIES)} have torchtitan's code here, not {chosen.config.get('model_type')}"
+    if setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD:
+        return "torchtitan has fully_shard alone: use --api fsdp2 with a strategy that shards"
+    if chosen.modules.is_tied:
+        return (
+            "torchtitan puts an embedding that is also the head into one unit with the norm, which is not predicted;"
+            " --export pytorch"
+        )
+    if precision.reduce != "fp32" or precision.store not in _DTYPES or precision.compute not in _DTYPES:
+        return f"torchtitan reduces in fp32, and has no fp16; use bf16-mixed, not {precision}"
+    return _why_not_checkpointing(setup) or _why_not_step(setup) or _why_not_units(setup)
+
+
+def _why_not_checkpointing(setup: TrainSetup) -> str | None:
+    is_rule = setup.checkpointing_policy == EVERY_SECOND_PRODUCT
+    if setup.checkpointing is Checkpointing.SELECTIVE and not is_rule:
+        return f"its selective checkpointing is --checkpointing-policy {EVERY_SECOND_PRODUCT}"
+    if setup.checkpointing is Checkpointing.FULL and setup.checkpointing_policy is not None:
+        return "torchtitan checkpoints every block; leave out the policy"
+    return "torchtitan has no offload of activations" if setup.activation_offload else None
+
+
+def _why_not_step(setup: TrainSetup) -> str | None:
+    if setup.loss not in (Loss.PLAIN, Loss.COMPILED):
+        return f"loss {setup.loss.value} is not torchtitan's, whose chunks include the head; use plain or compiled"
+    if setup.optimizer not in _IMPLEMENTATIONS or setup.optimizer_in_backward or setup.offload is Offload.OPTIMIZER:
+        return "torchtitan is exported with AdamW alone: adamw, adamw-fused or adamw-for-loop"
+    if setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch:
+        return "torchtitan reduces gradients in every micro-batch; leave out --no-sync"
+    return None
+
+
+def _why_not_units(setup: TrainSetup) -> str | None:
+    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS):
+        return f"torchtitan does not make the units of --wrap {setup.wrap.value}; use block-and-ends"
+    without = {
+        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
+        "reshard_last_block = false": not setup.reshard_last_block,
+        "fp32_head": setup.fp32_head,
+        "forward_prefetch": setup.forward_prefetch,
+        "backward_prefetch none": setup.backward_prefetch is BackwardPrefetch.NONE,
+    }
+    found = next((name for name, is_asked in without.items() if is_asked), None)
+    return None if found is None else f"torchtitan {VERSION} has no {found}"
+
+
+def _as_torchtitan_trains(chosen: Chosen) -> tuple[Chosen, tuple[str, ...]]:
+    """Return the setting as torchtitan trains it, predicted anew where it differs, and a note about that."""
+    changed: dict[str, Any] = {}
+    if chosen.setup.wrap is Wrap.BLOCK:
+        changed["wrap"] = Wrap.BLOCK_AND_ENDS
+    if chosen.setup.max_grad_norm is None:
+        changed["max_grad_norm"] = MAX_NORM
+    if not changed:
+        return chosen, ()
+    options = {"wrap": "--wrap block-and-ends", "max_grad_norm": f"--max-grad-norm {MAX_NORM:g}"}
+    said = " and ".join(options[name] for name in changed)
+    try:
+        found = chosen.with_setup(msgspec.structs.replace(chosen.setup, **changed))
+    except SpecError as error:
+        raise refusal(KIND, f"torchtitan trains with {said}", error) from None
+    was, now = chosen.prediction.needed_bytes, found.prediction.needed_bytes
+    return found, (
+        f"torchtitan trains with {said}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)",
+    )
+
+
+def _text(chosen: Chosen) -> str:
+    setup, fields = chosen.setup, chosen.full_config
+    module, model, rope = _FAMILIES[str(chosen.config["model_type"])]
+    checkpointing = {Checkpointing.NONE: "", Checkpointing.FULL: "FullAC", Checkpointing.SELECTIVE: "SelectiveAC"}
+    policy = checkpointing[setup.checkpointing]
+    shard = setup.shard_group_size
+    components = [*(["model"] if setup.compile else []), *(["loss"] if setup.loss is Loss.COMPILED else [])]
+    ac_import = f"from torchtitan.distributed.activation_checkpoint import {policy}\n" if policy else ""
+    return f'''from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+{ac_import}from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models import {module}
+from torchtitan.models.common import {rope}, Embedding, Linear, RMSNorm
+from torchtitan.trainer import Trainer
+
+DIM, LAYERS, HEADS, KV_HEADS = {_sizes(fields)}
+HEAD_DIM = {fields["head_dim"]}
+HIDDEN_DIM = {fields["intermediate_size"]}
+VOCABULARY = {chosen.vocab_size}
+LENGTH = {setup.sequence_length}
+
+
+def model_spec():
+    """Return the model: torchtitan's modules in the sizes of the config.json."""
+    spec = {module}.model_registry("debugmodel")
+    rope = {rope}.Config(dim=HEAD_DIM, max_seq_len=LENGTH, theta={_theta(fields)})
+    spec.model = {module}.{model}.Config(
+        dim=DIM,
+        vocab_size=VOCABULARY,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCABULARY, embedding_dim=DIM, param_init={module}._EMBEDDING_INIT
+        ),
+        norm=RMSNorm.Config(normalized_shape=DIM, param_init={module}._NORM_INIT),
+        lm_head=Linear.Config(in_features=DIM, out_features=VOCABULARY, param_init={module}._LINEAR_INIT),
+        layers={module}._build_{module}_layers(
+            n_layers=LAYERS,
+            dim=DIM,
+            n_heads=HEADS,
+            n_kv_heads=KV_HEADS,
+            {"head_dim=HEAD_DIM," if module == "qwen3" else "# the width of a head is DIM // HEADS"}
+            hidden_dim=HIDDEN_DIM,
+            rope=rope,
+            attn_backend="flex",
+        ),
+    )
+    return spec
+
+
+def chosen_setting() -> Trainer.Config:
+    """Return the setting: ``--module torchtitan_config --config chosen_setting``."""
+    return Trainer.Config(
+        model_spec=model_spec(),
+        hf_assets_path="./assets",  # put the folder of your tokenizer here
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # put your data here
+        loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),
+        optimizer=optimizer(),
+        training=TrainingConfig(
+            local_batch_size={setup.micro_batch_size},
+            global_batch_size={setup.micro_batch_size * setup.gradient_accumulation_steps * setup.world_size},
+            seq_len=LENGTH,
+            max_norm={setup.max_grad_norm!r},
+            dtype="{_DTYPES[setup.precision.store]}",
+            mixed_precision_param="{_DTYPES[setup.precision.compute]}",
+            mixed_precision_reduce="float32",
+            enable_cpu_offload={setup.offload is Offload.PARAMS},
+            disable_cuda_graphs=True,  # graphs keep memory of their own, which is not predicted
+        ),
+        parallelism=ParallelismConfig(
+            data_parallel_replicate_degree={setup.world_size // shard},
+            data_parallel_shard_degree={shard},
+            fsdp_reshard_after_forward="{"default" if setup.strategy.reshards_after_forward else "never"}",
+        ),
+        activation_checkpoint={f"{policy}.Config()" if policy else "None"},
+        compile=CompileConfig(enable={bool(components)}, components={components!r}),
+    )
+
+
+def optimizer():
+    """Return AdamW, implemented as predicted."""
+    config = default_adamw(lr={setup.learning_rate!r})
+    config.implementation = "{_IMPLEMENTATIONS[setup.optimizer]}"
+    return config
+'''
+
+
+def _sizes(fields: Any) -> str:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return ", ".join(str(int(fields[name])) for name in names)
+
+
+def _theta(fields: Any) -> float:
+    """Return the base of the rotary positions, where the config names one."""
+    named = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta")
+    return float(named or 10000.0)

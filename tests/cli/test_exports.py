@@ -1,0 +1,81 @@
+"""``--export`` of predict and plan: what is written, what is said, and when nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.conftest import run_command
+
+PREDICT = ("predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
+PLAN = ("plan", "--model", "Llama-3.2-1B", "--server", "p5.48xlarge", "--strategy", "FULL_SHARD", "--api", "fsdp1")
+SETTING = ("--checkpointing", "full", "--loss", "plain", "--nodes", "2")
+
+
+def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_path: Path) -> None:
+    done = run_command(*PREDICT, "--export", "pytorch,slurm", "--export", "accelerate", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer, _, exported = done.stdout.partition("\nexported")
+    assert answer.startswith("fits (predicted)")
+    for name in ("train_fsdp.py", "train.sbatch", "accelerate.yaml", "train_accelerate.py"):
+        assert name in exported
+        assert (tmp_path / name).is_file()
+    assert "torchrun --standalone --nproc-per-node 8 train_fsdp.py" in " ".join(exported.split())
+    assert "--code huggingface predicts" in " ".join(exported.split())  # predicted was the benchmark's code
+    said = (tmp_path / "train_fsdp.py").read_text()
+    assert "# command    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge --export pytorch,slurm" in said
+
+
+def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -> None:
+    words = (*PLAN, *SETTING, "--batch", "1", "--global-batch", "1M", "--tokens", "1B", "--export", "pytorch")
+    done = run_command(*words, "--export-dir", "job", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [file["path"] for file in found["exports"]] == ["job/train_fsdp.py"]
+    assert found["exports"][0]["start"].startswith("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d")
+    text = (tmp_path / "job" / "train_fsdp.py").read_text()
+    steps = found["winner"]["setup"]["gradient_accumulation_steps"]
+    assert steps > 3  # of which three are simulated
+    assert f"MICRO_BATCHES = {steps}  #" in text
+
+
+def test_what_does_not_fit_is_not_exported(tmp_path: Path) -> None:
+    words = ("predict", "--model", "Llama-2-70B", "--server", "p5.48xlarge", "--export", "pytorch")
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stdout.endswith("\nnothing exported: it does not fit\n")
+    document = json.loads(run_command(*words, "--json", cwd=tmp_path).stdout)
+    assert document["exports"] == []
+    done = run_command(*PLAN, *SETTING, "--tokens", "1T", "--deadline", "1h", "--export", "pytorch", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stdout.endswith("\nnothing exported: there is no plan\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "train_fsdp.py").write_text("mine")
+    for words, says in (
+        (("--export", "vllm"), "one of pytorch"),
+        (("--export-dir", "x"), "goes with --export"),
+        (("--export", "pytorch", "--export-dir", "file"), "no folder"),
+        (("--export", "pytorch", "--strategy", "all"), "of one setup"),
+        (("--export", "pytorch", "--kernels", "cpu"), "--kernels cpu"),
+        (("--export", "accelerate", "--checkpointing", "selective"), "--checkpointing full"),
+        (("--export", "pytorch"), "exists and differs"),
+    ):
+        done = run_command(*PREDICT, *words, cwd=tmp_path)
+        assert done.returncode == 2, done.stdout
+        (line,) = done.stderr.splitlines()
+        assert says in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "train_fsdp.py"]
+
+
+def test_a_size_of_the_ladder_has_a_config(tmp_path: Path) -> None:
+    words = ("predict", "--params", "1B", "--gpu", "H100-SXM", "--world-size", "8", "--export", "huggingface")
+    for code in ("huggingface", "benchmark"):
+        done = run_command(*words, "--code", code, "--export-dir", code, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    one, other = ((tmp_path / code / "train_huggingface.py").read_text() for code in ("huggingface", "benchmark"))
+    assert '"model_type": "llama"' in one
+    assert one[one.index("CONFIG =") :] == other[other.index("CONFIG =") :]

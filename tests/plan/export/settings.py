@@ -1,0 +1,43 @@
+"""A small Llama and its settings, as tests export them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.lookup import model, server
+from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.setup import TrainSetup
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+COMMAND = "fsdp-bench predict --hf-config config.json"
+
+
+def chosen(config: dict[str, Any] | None = None, expandable_segments: bool = False, **fields: Any) -> Chosen:
+    """Return a setting of a small model on H100s: by default bf16-mixed, 8 ranks, 256 tokens."""
+    config = config or CONFIG
+    setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "sequence_length": 256, **fields})
+    shape = recorded_architecture(config, setup.sequence_length, "tiny")
+    question = Question(shape, setup, loader.gpu("H100-SXM"), expandable_segments=expandable_segments)
+    return chosen_by_prediction(answer(question), config, COMMAND)
+
+
+def chosen_on_servers(num_nodes: int, **fields: Any) -> Chosen:
+    """Return a setting of Llama-3.1-8B in Hugging Face's code on servers of 8 H100s."""
+    cluster = server("p5.48xlarge", num_nodes)
+    setup = TrainSetup(
+        **{"world_size": cluster.world_size, "precision": "bf16-mixed", "sequence_length": 4096, **fields}
+    )
+    question = Question(model("Llama-3.1-8B", 4096, code="huggingface"), setup, cluster)
+    return chosen_by_prediction(answer(question), loader.BUILT_IN.model("Llama-3.1-8B").hf_config(), COMMAND)

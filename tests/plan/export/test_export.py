@@ -1,0 +1,174 @@
+"""Exported files: what they say, what is refused, what is never overwritten."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fsdp_bench import __version__
+from fsdp_bench.plan.export.export import KINDS, document, export
+from fsdp_bench.plan.export.files import write
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.units import format_gib
+from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers
+
+
+def test_every_file_begins_with_what_was_predicted_and_of_what() -> None:
+    one = chosen_on_servers(2, api="fsdp2", wrap="block-and-ends", checkpointing="full", max_grad_norm=1.0)
+    for file in export(KINDS, one):
+        comment = " ".join(line.lstrip("# ") for line in file.text.split("\n") if line.startswith("# "))
+        assert f"fsdp-bench {__version__}" in comment
+        assert "Llama-3.1-8B" in comment
+        assert "2 x p5.48xlarge, 16 H100-SXM" in comment
+        assert f"{format_gib(one.prediction.needed_bytes)} reserved" in comment
+        assert f"{one.tokens_per_second_per_gpu:,.0f} tokens/s per GPU" in comment
+        assert COMMAND in comment
+        for note in file.notes:
+            assert note.replace(" ", "") in comment.replace(" ", "")
+
+
+SCRIPTS: list[dict[str, Any]] = [
+    {"api": "fsdp2", "strategy": "HYBRID_SHARD", "checkpointing": "selective", "wrap": "block-and-ends"},
+    {"api": "fsdp2", "gradient_accumulation_steps": 4, "sync_every_micro_batch": False, "max_grad_norm": 1.0},
+    {"api": "fsdp2", "strategy": "SHARD_GRAD_OP", "loss": "chunked", "optimizer": "adamw-fused", "offload": "params"},
+    {"api": "fsdp2", "wrap": "block-and-ends", "fp32_head": True, "forward_prefetch": True, "optimizer": "adamw-8bit"},
+    {"api": "fsdp2", "offload": "optimizer", "reshard_after_forward": 4, "reshard_last_block": False},
+    {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed-bf16-reduce", "compile": True},
+    {"api": "fsdp1", "strategy": "HYBRID_SHARD", "precision": "fp16-mixed", "loss": "compiled", "max_grad_norm": 1.0},
+    {"api": "fsdp1", "gradient_accumulation_steps": 4, "sync_every_micro_batch": False, "loss": "liger"},
+    {"api": "fsdp1", "wrap": "size", "min_num_params": 100_000, "backward_prefetch": "none", "optimizer": "sgd"},
+    {"api": "fsdp1", "wrap": "block-and-ends", "fp32_head": True, "activation_offload": True, "checkpointing": "full"},
+]
+
+
+@pytest.mark.parametrize("fields", SCRIPTS, ids=str)
+def test_the_script_is_python_that_uses_what_it_imports(fields: dict[str, Any]) -> None:
+    (file,) = export(["pytorch"], chosen(**fields))
+    tree = ast.parse(file.text)
+    imported = {
+        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert imported <= used
+    assert all(len(line) <= 120 for line in file.text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "says"),
+    [
+        ("accelerate", {"api": "fsdp2", "strategy": "NO_SHARD"}, "DistributedDataParallel"),
+        ("accelerate", {"checkpointing": "selective"}, "--checkpointing full"),
+        ("accelerate", {"checkpointing": "full", "checkpointing_policy": "every-2-blocks"}, "every block"),
+        ("accelerate", {"compile": True}, "compile"),
+        ("accelerate", {"precision": "fp16-mixed"}, "bf16-mixed"),
+        ("accelerate", {"api": "fsdp2", "reshard_after_forward": 4}, "fewer ranks"),
+        ("accelerate", {"api": "fsdp1", "strategy": "HYBRID_SHARD", "shard_size": 4}, "8 GPUs of a node"),
+        ("huggingface", {"loss": "chunked"}, "own loss"),
+        ("huggingface", {"optimizer": "adamw-for-loop"}, "adamw-for-loop"),
+        ("torchtitan", {"api": "fsdp1"}, "--api fsdp2"),
+        ("torchtitan", {"api": "fsdp2", "checkpointing": "selective"}, "every-second-product"),
+        ("torchtitan", {"api": "fsdp2", "loss": "chunked"}, "include the head"),
+        ("torchtitan", {"api": "fsdp2", "precision": "bf16-true"}, "reduces in fp32"),
+        ("pytorch", {"optimizer": "muon", "api": "fsdp2", "strategy": "NO_SHARD"}, "muon"),
+        ("pytorch", {"optimizer_in_backward": True}, "optimizer_in_backward"),
+        ("pytorch", {"api": "fsdp2", "wrap": "size"}, "--api fsdp1"),
+        ("vllm", {}, "one of pytorch"),
+    ],
+    ids=str,
+)
+def test_what_a_target_does_not_have_is_refused_in_one_line(kind: str, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        export([kind], chosen(**fields))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_target_changes_is_predicted_anew_and_said() -> None:
+    asked = chosen_on_servers(1, api="fsdp2", checkpointing="full")
+    same = chosen_on_servers(1, api="fsdp2", checkpointing="full", wrap="block-and-ends")
+    file = export(["accelerate"], asked)[0]
+    now, was = format_gib(same.prediction.needed_bytes), format_gib(asked.prediction.needed_bytes)
+    assert f"--wrap block-and-ends: {now} reserved instead of {was} (predicted)" in file.notes[0]
+    assert "instead of" not in str(export(["accelerate"], same)[0].notes)
+
+
+def test_accelerate_is_refused_where_the_whole_models_of_a_node_exceed_its_host_memory() -> None:
+    """Llama-3.1-8B has 8,030,261,248 parameters, of which 8 ranks hold 4 bytes each: 239.3 GiB of a p5's 2 TiB."""
+    one = chosen_on_servers(1, checkpointing="full")
+    assert "239.3 GiB on a node" in export(["accelerate"], one)[0].text
+    cluster = one.question.hardware
+    assert isinstance(cluster, Cluster)
+    small = Cluster(server=replace(cluster.server, host_memory_bytes=200 << 30), gpu=cluster.gpu, gpus_per_node=8)
+    with pytest.raises(SpecError, match=r"239\.3 GiB on a node of 200\.0 GiB; --export pytorch"):
+        export(["accelerate"], dataclasses.replace(one, question=dataclasses.replace(one.question, hardware=small)))
+
+
+def test_expandable_segments_are_in_the_note_and_the_command() -> None:
+    for file in export(["pytorch", "huggingface", "slurm"], chosen(expandable_segments=True)):
+        assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in file.text
+        assert file.kind == "slurm" or str(file.start).startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
+
+
+def test_an_embedding_that_is_the_head_is_not_put_into_units_that_are_not_predicted() -> None:
+    tied = chosen({**CONFIG, "tie_word_embeddings": True}, api="fsdp2")
+    with pytest.raises(SpecError, match="--api fsdp1"):
+        export(["accelerate"], tied)
+    (file,) = export(["pytorch"], tied)
+    assert "model.tie_weights()" in file.text
+
+
+@pytest.mark.parametrize("kinds", [["slurm"], ["slurm", "pytorch"], ["slurm", "accelerate"], ["slurm", "torchtitan"]])
+def test_the_slurm_job_asks_for_the_servers_and_starts_the_script(kinds: list[str], tmp_path: Path) -> None:
+    one = chosen_on_servers(2, api="fsdp2", wrap="block-and-ends", checkpointing="full")
+    *others, job = export(kinds, one)
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", job.text, re.MULTILINE))
+    assert (asked["nodes"], asked["gpus-per-node"], asked["ntasks-per-node"]) == ("2", "8", "1")
+    started = {file.name.removesuffix(".py") for file in others if file.name.endswith(".py")} or {"train_fsdp"}
+    assert any(name in job.text.split("srun")[1] for name in started)
+    path = tmp_path / job.name
+    path.write_text(job.text)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert job.text.startswith("#!/bin/bash\n")
+    first_command = next(line for line in job.text.split("\n") if line and not line.startswith("#"))
+    assert job.text.index("#SBATCH --output") < job.text.index(first_command)  # Slurm reads none behind a command
+
+
+def test_a_file_that_differs_is_not_overwritten_and_nothing_is_written(tmp_path: Path) -> None:
+    files = export(["pytorch", "accelerate"], chosen())
+    folder = tmp_path / "made" / "here"
+    paths = write(files, folder)
+    assert [path.read_text() for path in paths] == [file.text for file in files]
+    assert write(files, folder) == paths  # the same once more
+    paths[1].write_text("mine")
+    paths[0].unlink()
+    with pytest.raises(SpecError, match=r"accelerate\.yaml.* exists and differs, so nothing was written"):
+        write(files, folder)
+    assert paths[1].read_text() == "mine"
+    assert not paths[0].exists()
+
+
+def test_a_model_name_or_command_cannot_leave_the_comment() -> None:
+    one = chosen()
+    object.__setattr__(one, "command", "fsdp-bench predict --catalog 'a\nimport os\nb'")
+    for file in export(KINDS[:3], one):
+        assert "\nimport os\nb" not in file.text
+
+
+def test_the_json_form_has_paths_and_commands(tmp_path: Path) -> None:
+    files = export(["accelerate"], chosen())
+    config, script = document(files, write(files, tmp_path))
+    assert config["start"] is None
+    assert script == {
+        "kind": "accelerate",
+        "path": str(tmp_path / "train_accelerate.py"),
+        "start": "accelerate launch --config_file accelerate.yaml train_accelerate.py",
+        "notes": [],
+    }
