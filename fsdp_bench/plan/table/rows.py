@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.max_size import SettingResult, limit_text
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.table.columns import Row
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
+
+if TYPE_CHECKING:
+    from fsdp_bench.plan.max_size import SettingResult
 
 SETUP_FIELDS = tuple(name for name in TrainSetup.__struct_fields__ if name not in ("learning_rate", "seed"))
 """Fields that change memory or time."""
@@ -98,6 +100,8 @@ def refusal_row(question: Question) -> Row:
 
 def setting_row(cell: SettingResult, with_time: bool) -> Row:
     """Return a setting of max-size as a row of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction."""
+    from fsdp_bench.plan.max_size import limit_text  # which predict does not need
+
     at, beyond, limit = cell.at, cell.beyond, cell.limit
     row = dict.fromkeys(MAX_SIZE_COLUMNS) | (prediction_row(at, with_time) if at else _asked(cell.question))
     if at is None:

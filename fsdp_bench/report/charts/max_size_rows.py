@@ -152,7 +152,7 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     """Return the conditions that a reader needs to repeat the chart."""
     first = results[0].cells[0]
     setups = [cell.setup for one in results for cell in one.cells]
-    varying = [level for level in LEVELS[1:] if len(_values(results, level)) > 1]
+    varying = [level for level in (*LEVELS[1:], "world_size") if len(_values(results, level)) > 1]
     lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     lines += [_hardware(one) for one in results]
