@@ -40,13 +40,20 @@ _STARTS = {
 """What is started, by kind; the first kind that is exported beside."""
 
 
+def started_kind(kinds: Sequence[str]) -> str:
+    """Return the kind whose file the job starts."""
+    return next((one for one in _STARTS if one in kinds), pytorch.KIND)
+
+
 def job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[File]:
     """Return the job, which starts the first of the other kinds, or train_fsdp.py where there is none.
+
+    ``notes`` are those of what it starts.
 
     Raises:
         SpecError: if it is not known how the GPUs are spread over servers.
     """
-    kind = next((one for one in _STARTS if one in kinds), pytorch.KIND)
+    kind = started_kind(kinds)
     if kind not in kinds:
         notes = (*notes, f"the job starts {pytorch.NAME}, which --export pytorch writes")
     comment = header(f"Slurm job that starts {_STARTS[kind]}", chosen, notes)
