@@ -6,16 +6,18 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdp_bench.cli.common.options import SetupOptions
 from fsdp_bench.cli.common.setups import config_to_export
-from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.errors import SpecError
+
+if TYPE_CHECKING:
+    from fsdp_bench.plan.purchase.offer import Offer
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,13 @@ class Exporter:
 
         if answer is None or (isinstance(answer, Prediction) and answer.fits is False):
             return []
-        model = answer.goal.model if isinstance(answer, Offer) else answer.question.model
+        model = answer.question.model if isinstance(answer, Prediction) else answer.goal.model
         refuse_model(model)
         given = config_to_export(self._options, model), _command()
-        chosen = chosen_by_offer(answer, *given) if isinstance(answer, Offer) else chosen_by_prediction(answer, *given)
+        if isinstance(answer, Prediction):
+            chosen = chosen_by_prediction(answer, *given)
+        else:
+            chosen = chosen_by_offer(answer, *given)
         files = export(self._asked.kinds, chosen)
         return document(files, write(files, self._asked.folder))
 

@@ -67,7 +67,9 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
     notes = _of_code(chosen)
     files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(chosen, notes)]
     if slurm.KIND in kinds:
-        files += slurm.job(chosen, kinds, ())
+        started = slurm.started_kind(kinds)
+        of_started = dict.fromkeys(note for file in files if file.kind == started for note in file.notes)
+        files += slurm.job(chosen, kinds, tuple(of_started))
     return files
 
 

@@ -149,6 +149,7 @@ class RandomTokens(torch.utils.data.Dataset):
 
 def main():
 {body}    config = AutoConfig.for_model(**CONFIG)
+    torch.manual_seed({setup.seed})  # the same weights on every rank
     model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
     Trainer(model, arguments, train_dataset=RandomTokens()).train()
 

@@ -13,8 +13,9 @@ from fsdp_bench.plan.export.launch import SEGMENTS
 KIND = "slurm"
 NAME = "train.sbatch"
 
+# One task a node starts all of its ranks: without --cpu-bind=none they would share the CPU of one task.
 _TORCHRUN = """\
-srun torchrun \\
+srun --cpu-bind=none torchrun \\
     --nnodes "$SLURM_JOB_NUM_NODES" \\
     --nproc-per-node {each} \\
     --rdzv-backend c10d \\
@@ -23,7 +24,7 @@ srun torchrun \\
     {what}
 """
 _ACCELERATE = """\
-srun bash -c 'accelerate launch \\
+srun --cpu-bind=none bash -c 'accelerate launch \\
     --config_file {config} \\
     --machine_rank "$SLURM_NODEID" \\
     --main_process_ip "$HEAD_NODE" \\
@@ -39,13 +40,20 @@ _STARTS = {
 """What is started, by kind; the first kind that is exported beside."""
 
 
+def started_kind(kinds: Sequence[str]) -> str:
+    """Return the kind whose file the job starts."""
+    return next((one for one in _STARTS if one in kinds), pytorch.KIND)
+
+
 def job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[File]:
     """Return the job, which starts the first of the other kinds, or train_fsdp.py where there is none.
+
+    ``notes`` are those of what it starts.
 
     Raises:
         SpecError: if it is not known how the GPUs are spread over servers.
     """
-    kind = next((one for one in _STARTS if one in kinds), pytorch.KIND)
+    kind = started_kind(kinds)
     if kind not in kinds:
         notes = (*notes, f"the job starts {pytorch.NAME}, which --export pytorch writes")
     comment = header(f"Slurm job that starts {_STARTS[kind]}", chosen, notes)
@@ -56,6 +64,7 @@ def job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[Fi
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={chosen.gpus_per_node}
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --output=%x-%j.out
 
 set -euo pipefail

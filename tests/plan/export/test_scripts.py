@@ -75,7 +75,8 @@ def test_the_pytorch_script_needs_what_was_predicted_to_the_byte(fields: dict[st
     predicted, rehearsed = _predicted(one), _rehearsed(one, "pytorch", tmp_path)
     earlier_loss = SCALAR if one.setup.gradient_accumulation_steps > 1 else 0
     assert rehearsed["backward"] == predicted["backward"]
-    assert rehearsed["forward"] == predicted["forward"] + earlier_loss
+    forward = max(predicted["forward"], predicted["loss"])  # a rehearsal does not see where the loss begins
+    assert rehearsed["forward"] == forward + earlier_loss
 
 
 @pytest.mark.parametrize("fields", [FSDP1 | FULL, FSDP2], ids=str)
