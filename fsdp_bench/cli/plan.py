@@ -94,8 +94,10 @@ def command(
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     if as_json:
-        exports = {} if exporter is None else {"exports": exporter.write(found.picked.winner)}
+        exports = {} if exporter is None else exporter.document(found.picked.winner)
         sys.stdout.write(to_json({**document(found), **exports}).decode())
+        if "error" in exports:
+            return ExitCode.BAD_INPUT
     else:
         from fsdp_bench.report.text.plan import plan_text
 

@@ -39,6 +39,18 @@ def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -
     assert f"MICRO_BATCHES = {steps}  #" in text
 
 
+def test_a_plan_is_not_lost_where_it_cannot_be_exported(tmp_path: Path) -> None:
+    (tmp_path / "train_fsdp.py").write_text("mine")
+    words = (*PLAN, *SETTING, "--tokens", "1B", "--export", "pytorch", "--json")
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert document["winner"]["num_nodes"] == 2
+    assert document["exports"] == []
+    assert "train_fsdp.py" in document["error"]
+    assert (tmp_path / "train_fsdp.py").read_text() == "mine"
+
+
 def test_what_does_not_fit_is_not_exported(tmp_path: Path) -> None:
     words = ("predict", "--model", "Llama-2-70B", "--server", "p5.48xlarge", "--export", "pytorch")
     done = run_command(*words, cwd=tmp_path)

@@ -14,7 +14,7 @@ from fsdp_bench.cli.common.options import SetupOptions
 from fsdp_bench.cli.common.setups import config_to_export
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.report.terminal import print_line, print_lines
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, UserError
 
 if TYPE_CHECKING:
     from fsdp_bench.plan.purchase.offer import Offer
@@ -85,6 +85,13 @@ class Exporter:
             chosen = chosen_by_offer(answer, *given)
         files = export(self._asked.kinds, chosen)
         return document(files, write(files, self._asked.folder))
+
+    def document(self, answer: Prediction | Offer | None) -> dict[str, Any]:
+        """Write the files and return their JSON form; or the error, so that the answer beside it is not lost."""
+        try:
+            return {"exports": self.write(answer)}
+        except UserError as error:
+            return {"exports": [], "error": str(error)}
 
     def print(self, answer: Prediction | Offer | None) -> None:
         """Write the files, and print which and how to start them."""
