@@ -35,7 +35,7 @@ def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=512)
 def steady_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS) -> Log:
     """Return the log of loading and of one step in the steady state; all readers share it."""
     shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
@@ -156,7 +156,7 @@ def _simulated(
     for_memory: bool = False,
 ) -> Log:
     """Simulate a few blocks where one of them may stand for the others, or all."""
-    with _without_collections():
+    with without_collections():
         fewest = MORE_BLOCKS if _leaves_more_behind(setup) else num_blocks
         for count in sorted({fewest, MORE_BLOCKS}):
             if num_blocks <= count < shape.num_blocks and shape.repeats:
@@ -178,7 +178,7 @@ def _leaves_more_behind(setup: TrainSetup) -> bool:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Pause Python's collector of cycles: a simulation makes many objects and few cycles."""
     was_on = gc.isenabled()
     gc.disable()

@@ -60,7 +60,8 @@ class Fastest:
         self._most = self.cluster(max(simulated.most_nodes, 2))
         self._refused: dict[tuple[Setting, int], int] = {}
         """The most nodes on which the allocator was found to have no room for a setting and micro-batch."""
-        self._reached: dict[TrainSetup, float] = {}
+        self.reached: dict[TrainSetup, float] = {}
+        """Tokens per second of one GPU, by setup."""
 
     def cluster(self, num_nodes: int) -> Cluster:
         """Return so many of the servers."""
@@ -97,10 +98,10 @@ class Fastest:
             found.append(Timed(cluster, setup, self._speed(setup, cluster)))
 
     def _speed(self, setup: TrainSetup, cluster: Cluster) -> float:
-        if setup not in self._reached:
+        if setup not in self.reached:
             seconds = step_seconds(self.goal.model, setup, cluster)
-            self._reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-        return self._reached[setup]
+            self.reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
+        return self.reached[setup]
 
     def bound(self) -> float:
         """Return tokens per second that one GPU does not exceed: of computation alone, on the most servers."""

@@ -17,13 +17,14 @@ class LiveBytes:
         """Take a function that simulates a number of ranks, and the smallest and largest numbers that are asked for."""
         self._simulate = simulate
         self._smallest, self._largest = smallest, largest
-        self._known: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+        """What was simulated, by the number of ranks."""
 
     def at(self, ranks: int) -> int:
         """Return the live bytes on so many ranks."""
-        if ranks not in self._known:
-            self._known[ranks] = self._simulate(ranks)
-        return self._known[ranks]
+        if ranks not in self.known:
+            self.known[ranks] = self._simulate(ranks)
+        return self.known[ranks]
 
     @property
     def least(self) -> int:

@@ -12,12 +12,14 @@ from html import escape
 from typing import Any
 
 from fsdp_bench.catalog.loader import Catalog
+from fsdp_bench.plan.forked import map_forked
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.searched import Kind, Searched
 from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Server
 from fsdp_bench.spec.setup import Offload
@@ -92,6 +94,11 @@ def plan(
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
+    with without_collections():
+        return _or_nearest(goal, kinds, nodes, progress)
+
+
+def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -148,17 +155,17 @@ class _Choice:
         while True:
             offers = self._offers()
             picked = pick(self._goal, offers)
-            unsearched = [each for offer in picked.all() if not (each := self._kind_of(offer)).is_searched]
-            if unsearched:
-                self._search(unsearched[0])
-            elif all(offer.key in self._made for offer in picked.all()):
+            kinds = {
+                each.kind.server.name: each for offer in picked.all() if not (each := self._kind_of(offer)).is_searched
+            }
+            drafts = [offer for offer in picked.all() if offer.key not in self._made]
+            if kinds:
+                self._search(list(kinds.values()))
+            elif not drafts:
                 break
             else:
-                self._made |= {
-                    offer.key: self._kind_of(offer).offer(offer.cluster.num_nodes)
-                    for offer in picked.all()
-                    if offer.key not in self._made
-                }
+                made = map_forked(lambda draft: self._kind_of(draft).offer(draft.cluster.num_nodes), drafts)
+                self._made |= zip([draft.key for draft in drafts], made, strict=True)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), useful)
@@ -176,9 +183,10 @@ class _Choice:
         drafts = [self._made.get(draft.key, draft) for each in self._searched.values() for draft in each.drafts()]
         return [offer for offer in drafts if offer is not None]
 
-    def _search(self, kind: Searched) -> None:
-        server = kind.kind.server
-        self._progress(server.name)
-        kind.search()
-        if not kind.has_offers:
-            self._left.append(Left(server, "its speed is not known: nothing says how its GPUs or nodes are connected"))
+    def _search(self, kinds: Sequence[Searched]) -> None:
+        self._progress(", ".join(kind.kind.server.name for kind in kinds))
+        for kind, found in zip(kinds, map_forked(lambda one: one.search(), kinds), strict=True):
+            kind.take(found)
+            if not kind.has_offers:
+                reason = "its speed is not known: nothing says how its GPUs or nodes are connected"
+                self._left.append(Left(kind.kind.server, reason))

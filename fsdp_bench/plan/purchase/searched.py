@@ -11,13 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
+from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.fastest import Fastest, Timed
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.settings import Setting, setting_of
-from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.plan.purchase.simulated import Learned, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
+from fsdp_bench.spec.setup import TrainSetup
 
 _GOOD = 4
 """So many of the fastest settings on the fewest and on the most nodes are timed between them."""
@@ -33,11 +35,21 @@ class Kind:
     gpus_per_node: int
 
 
+class Found(NamedTuple):
+    """What a search of one kind of server found."""
+
+    known: dict[int, Timed | None]
+    whole: set[int]
+    good: dict[Setting, None]
+    reached: dict[TrainSetup, float]
+    learned: Learned
+
+
 class Searched:
     """The offers of one kind of server."""
 
     def __init__(self, simulated: Simulated, kind: Kind, nodes: Sequence[int]) -> None:
-        self.goal, self.kind = simulated.goal, kind
+        self.goal, self.kind, self._simulated = simulated.goal, kind, simulated
         self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
@@ -57,14 +69,22 @@ class Searched:
         first = bisect_left(possible, True, key=self._fastest.anything_fits)
         return possible[first:]
 
-    def search(self) -> None:
-        """Look for the fastest settings on the fewest and on the most nodes, and between them among these."""
-        self.is_searched = True
+    def search(self) -> Found:
+        """Look for the fastest settings on the fewest and on the most nodes, and between them among these.
+
+        Return what was found, to be sent between processes.
+        """
         for count in dict.fromkeys((self.nodes[-1], self.nodes[0])):
             self._search(count)
-        for count in self.nodes[1:-1]:
-            if count & (count - 1) == 0:
-                self._search(count, whole=False)
+        for count in sorted({4, 16, 64, 256}.intersection(self.nodes[1:-1])):
+            self._search(count, whole=False)
+        return Found(self._known, self._whole, self._good, self._fastest.reached, self._simulated.learned())
+
+    def take(self, found: Found) -> None:
+        """Take over what another process has found."""
+        self.is_searched = True
+        self._known, self._whole, self._good, self._fastest.reached, learned = found
+        self._simulated.learn(learned)
 
     def _search(self, count: int, whole: bool = True) -> Timed | None:
         if count in self._whole or (count in self._known and not whole):

@@ -27,12 +27,17 @@ _ROUNDING = 0.99
 """A peak grows with the micro-batch on a line or above, but for the rounding of sizes: far less than a hundredth."""
 
 
+LiveKey = tuple[Kernels, int, Setting, int]
+Learned = tuple[dict[LiveKey, dict[int, int]], dict[tuple[str, Setting, int], float]]
+"""Live bytes by kernels, GPUs of a node, setting and micro-batch; the speed of computation alone."""
+
+
 class Simulated:
     """What was simulated for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
 
     def __init__(self, goal: Goal, most_nodes: int) -> None:
         self.goal, self.most_nodes = goal, most_nodes
-        self._live: dict[tuple[Kernels, int, Setting, int], LiveBytes] = {}
+        self._live: dict[LiveKey, LiveBytes] = {}
         self._computation: dict[tuple[str, Setting, int], float] = {}
         self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
 
@@ -55,6 +60,16 @@ class Simulated:
 
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
+
+    def learned(self) -> Learned:
+        """Return what was simulated, to be sent between processes."""
+        return {key: live.known for key, live in self._live.items()}, self._computation
+
+    def learn(self, learned: Learned) -> None:
+        """Take over what another process has simulated."""
+        for key, known in learned[0].items():
+            self.live_bytes(*key).known.update(known)
+        self._computation.update(learned[1])
 
     def least_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> int:
         """Return what a setting takes at least on the most servers: the line through one and two sequences.

@@ -15,14 +15,12 @@ with that width. Any other quantity is searched as if all its candidates had one
 from __future__ import annotations
 
 import gc
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_all_start_methods, get_context
 
 from fsdp_bench.plan.estimate import Estimate
+from fsdp_bench.plan.forked import map_forked
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
@@ -102,33 +100,13 @@ _Time = Callable[[Candidate], Speed] | None
 
 def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> Iterator[_Answer]:
     """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
-    workers = min(len(quantities), os.cpu_count() or 1)
-    alone = workers < 2 or "fork" not in get_all_start_methods()
     gc.freeze()  # what is there already need not be looked through after every simulation
     try:
-        if alone:
-            yield from (_find(quantity, check, time) for quantity in quantities)
-            return
-        if check.budget_bytes is None:
+        if check.budget_bytes is None and len(quantities) > 1:
             compile_allocator()
-        with ProcessPoolExecutor(workers, get_context("fork"), _set_inputs, (quantities, check, time)) as pool:
-            yield from pool.map(_find_nth, range(len(quantities)))
+        yield from map_forked(lambda quantity: _find(quantity, check, time), quantities)
     finally:
         gc.unfreeze()
-
-
-_inputs: tuple[Sequence[Quantity], FitCheck, _Time] | None = None
-
-
-def _set_inputs(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> None:
-    global _inputs
-    _inputs = quantities, check, time
-
-
-def _find_nth(index: int) -> _Answer:
-    assert _inputs is not None
-    quantities, check, time = _inputs
-    return _find(quantities[index], check, time)
 
 
 def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
