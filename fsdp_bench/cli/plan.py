@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options, with_exported_code
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
 from fsdp_bench.cli.common.setups import read_choices, read_model
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
@@ -23,11 +23,12 @@ from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.units import parse_bytes
 
 _LISTS = ("strategy", "api", "offload", "checkpointing", "loss")
+_SEARCHED = ("strategy", "api", "checkpointing", "checkpointing_policy", "loss", "batch")
 _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node")
 
 
 @click.command("plan", cls=SetupCommand)
-@setup_options(lists=_LISTS, repeatable=("server",), without=_WITHOUT)
+@setup_options(lists=_LISTS, repeatable=("server",), without=_WITHOUT, searched=_SEARCHED)
 @click.option("--tokens", metavar="1T", help="Tokens to train on. Without it: the best setting on the fewest GPUs.")
 @click.option("--deadline", metavar="30d", help="When training must have ended: days, hours (h) or weeks (w).")
 @click.option("--budget", metavar="200k", help="The most that it may cost.")
@@ -38,10 +39,8 @@ _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_
 @click.option("--price", metavar="2.10/gpu-hour", help="The price of every server, instead of the catalogue's.")
 @click.option(
     "--tariff",
-    default=Tariff.ON_DEMAND.value,
-    show_default=True,
     metavar="on-demand|reserved|spot",
-    help="Which of the catalogue's prices counts.",
+    help="Which of the catalogue's prices counts.  [default: on-demand]",
 )
 @headroom_option
 @export_options
@@ -55,7 +54,7 @@ def command(
     nodes: str | None,
     global_batch: str | None,
     price: str | None,
-    tariff: str,
+    tariff: str | None,
     headroom: str | None,
     export: tuple[str, ...],
     export_dir: Path | None,
@@ -74,7 +73,10 @@ def command(
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
     asked = read_export_options(export, export_dir)
+    options = with_exported_code(options, asked)
     exporter = Exporter(asked, options) if asked else None
+    if price is not None and tariff is not None:
+        raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
@@ -82,13 +84,13 @@ def command(
         model=read_model(options),
         fixed=fixed,
         open=open_fields,
-        tokens=parse_tokens(tokens, "tokens") if tokens else None,
-        deadline_seconds=parse_duration(deadline) if deadline else None,
-        budget=parse_money(budget) if budget else None,
-        global_batch_tokens=parse_tokens(global_batch, "global-batch") if global_batch else None,
-        tariff=Tariff(tariff),
-        stated_price=parse_price(price) if price else None,
-        headroom_bytes=parse_bytes(headroom, "headroom") if headroom else None,
+        tokens=None if tokens is None else parse_tokens(tokens, "tokens"),
+        deadline_seconds=None if deadline is None else parse_duration(deadline),
+        budget=None if budget is None else parse_money(budget),
+        global_batch_tokens=None if global_batch is None else parse_tokens(global_batch, "global-batch"),
+        tariff=Tariff.ON_DEMAND if tariff is None else Tariff(tariff),
+        stated_price=None if price is None else parse_price(price),
+        headroom_bytes=None if headroom is None else parse_bytes(headroom, "headroom"),
     )
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
@@ -120,6 +122,8 @@ def parse_nodes(text: str) -> list[int]:
         low, dash, high = word.strip().partition("-")
         if not low.isdigit() or (dash and not high.isdigit()):
             raise SpecError(f"nodes: {shown(text)} is not allowed; write it like '4', '1,2,8' or '1-16'")
+        if dash and int(high) < int(low):
+            raise SpecError(f"nodes: {shown(text)} is not allowed; the smaller number first: '{high}-{low}'")
         found += range(int(low), int(high or low) + 1)
     if not found or min(found) < 1 or max(found) > MOST_NODES:
         raise SpecError(f"nodes: {shown(text)} is not allowed; 1 to {MOST_NODES}")

@@ -211,6 +211,7 @@ def setup_options(
     defaults: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
     without: Collection[str] = (),
+    searched: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the options that describe a setup; the command gets their values as its argument ``options``.
 
@@ -222,6 +223,7 @@ def setup_options(
         repeatable: names of the options that may be given several times. The command gets each as a separate argument,
             a tuple, and its field in ``options`` is None.
         without: names of the options that the command does not take, or takes in another form.
+        searched: names of the options for which the command tries several values, unless one is given.
     """
     sections = {
         "Model": {**(_MODEL if model else {}), **_FAMILY},
@@ -248,7 +250,7 @@ def setup_options(
             for form, text in reversed(texts.items()):
                 if _name(form) in without:
                     continue
-                decorated = _option(form, text, group, lists, defaults or {}, repeatable)(decorated)
+                decorated = _option(form, text, group, lists, defaults or {}, repeatable, searched)(decorated)
         return decorated
 
     return decorate
@@ -295,6 +297,7 @@ def _option(
     lists: Collection[str],
     defaults: Mapping[str, str],
     repeatable: Collection[str],
+    searched: Collection[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
@@ -303,7 +306,9 @@ def _option(
         text += " Several by comma, or all."
     if name in repeatable:
         text += " May be given several times."
-    if (default := defaults.get(name) or (_common_default(name) if metavar else None)) is not None:
+    if name in searched:
+        text += " Default: searched."
+    elif (default := defaults.get(name) or (_common_default(name) if metavar else None)) is not None:
         text += f" Default: {default}."
     common: dict[str, Any] = {"cls": _Option, "group": group, "form": form, "is_list": name in lists}
     attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}

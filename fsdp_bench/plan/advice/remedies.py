@@ -121,7 +121,7 @@ _SWITCHES: dict[str, Switch] = {
     "offload": _setting("--offload", "params", offload=Offload.PARAMS),
 }
 """Changes by the name of their setting, ordered by lost speed. An optimizer on the CPU loses the most."""
-ON_MORE_GPUS = ("load", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
+ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
 """Settings that are changed together with the number of GPUs."""
 
 

@@ -22,7 +22,13 @@ def refusal(kind: str, what: str, reason: SpecError) -> SpecError:
 
 def config_text(config: Mapping[str, Any]) -> str:
     """Return the statement that names a model's config, as Python."""
-    return f"CONFIG = {literal(config)}\n"
+    return f"{_SIZES_ALONE if 'rope_theta' not in config else ''}CONFIG = {literal(config)}\n"
+
+
+_SIZES_ALONE = """\
+# Sizes alone, which decide memory and time. What is not here, such as rope_theta, is transformers' default: to train
+# the model itself, take its own config.json (AutoConfig.from_pretrained).
+"""
 
 
 def literal(value: Any, indent: str = "") -> str:

@@ -14,6 +14,7 @@ from math import inf
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
+from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
@@ -103,14 +104,17 @@ class Fastest:
             self.reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
         return self.reached[setup]
 
-    def bound(self) -> float:
-        """Return tokens per second that one GPU does not exceed: of computation alone, on the most servers."""
+    def bound(self, fewest: int, most: int) -> float:
+        """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
+
+        It is the speed of computation alone, with the micro-batches that make the global batch on the fewest.
+        """
         levels: dict[tuple[Checkpointing, str | None], list[Setting]] = {}
         for setting in settings(self.goal):  # none before selective before full: each computes more
             levels.setdefault((setting.checkpointing, setting.policy), []).append(setting)
         for level in levels.values():
-            if self._anything_of(level, self._most):
-                return max(bound for bound, _ in self._classes(self._most, level))
+            if self._anything_of(level, self.cluster(most)):
+                return max(bound for bound, _ in self._classes(self.cluster(fewest), level))
         return 0.0
 
     def _anything_of(self, among: Sequence[Setting], cluster: Cluster) -> bool:
@@ -122,6 +126,13 @@ class Fastest:
     def anything_fits(self, num_nodes: int) -> bool:
         """Return whether the live bytes of some setting fit so many servers."""
         return self._anything_of(sorted(settings(self.goal), key=_saves, reverse=True), self.cluster(num_nodes))
+
+    def unknown(self, num_nodes: int) -> str:
+        """Return what keeps the speed on so many servers from being known, as text."""
+        setup = self.example(num_nodes)
+        assert setup is not None
+        names = speed(self.goal.model, setup, self.cluster(num_nodes)).time.unknown
+        return f"nobody documents what {names[0]} takes on it" if names else "no datasheet has its rates"
 
     def example(self, num_nodes: int) -> TrainSetup | None:
         """Return a setup on so many servers, whether or not it fits; None if there is none with the global batch."""

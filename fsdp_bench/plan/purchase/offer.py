@@ -52,8 +52,13 @@ class Offer:
 
     @property
     def slow_seconds(self) -> float | None:
-        """The same if the speed is off as far as predictions have been; as predicted where that is not known."""
+        """The same at the slow end of the range; as predicted where there is no range."""
         return None if self.seconds is None else self.seconds / (self.range.slowest if self.range else 1.0)
+
+    @property
+    def fast_seconds(self) -> float | None:
+        """The same at the fast end of the range; as predicted where there is no range."""
+        return None if self.seconds is None else self.seconds / (self.range.fastest if self.range else 1.0)
 
     @property
     def days(self) -> float | None:
@@ -74,14 +79,20 @@ class Offer:
     @property
     def cost(self) -> float | None:
         """The price of training, as predicted."""
-        return None if self.per_hour is None or self.seconds is None else self.per_hour * self.seconds / 3600
+        return self._price_of(self.seconds)
 
     @property
     def slow_cost(self) -> float | None:
         """The same for ``slow_seconds``."""
-        if self.per_hour is None or self.slow_seconds is None:
-            return None
-        return self.per_hour * self.slow_seconds / 3600
+        return self._price_of(self.slow_seconds)
+
+    @property
+    def fast_cost(self) -> float | None:
+        """The same for ``fast_seconds``."""
+        return self._price_of(self.fast_seconds)
+
+    def _price_of(self, seconds: float | None) -> float | None:
+        return None if self.per_hour is None or seconds is None else self.per_hour * seconds / 3600
 
     @property
     def cost_per_billion_tokens(self) -> float | None:
@@ -92,11 +103,18 @@ class Offer:
 
     @property
     def megawatt_hours(self) -> float | None:
-        """The most energy that training takes; None if the server's power is not documented."""
+        """The energy of all servers at their largest power, as predicted; None if that is not documented."""
         watts = self.cluster.server.power_watts
         if watts is None or self.seconds is None:
             return None
         return watts * self.cluster.num_nodes * self.seconds / 3600 / 1e6
+
+    @property
+    def slow_megawatt_hours(self) -> float | None:
+        """The same for ``slow_seconds``."""
+        if self.megawatt_hours is None or self.seconds is None or self.slow_seconds is None:
+            return None
+        return self.megawatt_hours * self.slow_seconds / self.seconds
 
     @property
     def meets_deadline(self) -> bool:
@@ -139,11 +157,14 @@ class Offer:
             "slowest_tokens_per_second_per_gpu": None if span is None else speed * span.slowest,
             "fastest_tokens_per_second_per_gpu": None if span is None else speed * span.fastest,
             "seconds": self.seconds,
+            "fast_seconds": self.fast_seconds,
             "slow_seconds": self.slow_seconds,
             "price_per_hour": self.per_hour,
             "cost": self.cost,
+            "fast_cost": self.fast_cost,
             "slow_cost": self.slow_cost,
             "energy_megawatt_hours": self.megawatt_hours,
+            "slow_energy_megawatt_hours": self.slow_megawatt_hours,
         }
 
     @cached_property

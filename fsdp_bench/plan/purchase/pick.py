@@ -11,6 +11,8 @@ from fsdp_bench.plan.purchase.offer import Offer
 
 CHEAP = 0.05
 """Without a deadline the winner is the fastest offer that costs at most so much more than the cheapest."""
+SAME = 0.01
+"""With a deadline, prices that differ by less count as the same: the fewest GPUs of these win."""
 FASTER = 1.5
 """The Pareto set is shown in steps: each offer is at least so many times as fast as the one before."""
 
@@ -20,6 +22,8 @@ class Picked:
     """The offers that an answer shows."""
 
     winner: Offer | None
+    cheapest_allowed: Offer | None
+    """The cheapest that meets the deadline and the budget; None without them."""
     cheapest: Offer | None
     """None if no price is known."""
     fastest: Offer | None
@@ -31,16 +35,19 @@ class Picked:
 
     def all(self) -> list[Offer]:
         """Return every offer once, the winner first."""
-        alone = (self.winner, self.cheapest, self.fastest, self.fewest_nodes)
+        alone = (self.winner, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
         return list({one.key: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
 
 
 def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
     """Pick from all offers of a goal."""
-    allowed = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
+    met = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
+    allowed = [offer for offer in met if offer.range is not None] or met  # compared with runs before others
     priced = [offer for offer in offers if offer.per_hour is not None]
+    is_bound = goal.deadline_seconds is not None or goal.budget is not None
     return Picked(
         winner=_winner(goal, allowed),
+        cheapest_allowed=_least(allowed, _cost) if is_bound else None,
         cheapest=_least(priced, _cost),
         fastest=_least(offers, lambda offer: -offer.timed.tokens_per_second),
         fewest_nodes=_least(offers, lambda offer: (offer.cluster.num_nodes, offer.cluster.world_size, _cost(offer))),
@@ -50,8 +57,10 @@ def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
 
 
 def _winner(goal: Goal, allowed: Sequence[Offer]) -> Offer | None:
-    if goal.deadline_seconds is not None:
-        return _least(allowed, lambda offer: (_cost(offer), offer.cluster.world_size))
+    if goal.deadline_seconds is not None:  # of those that cost nearly the same, the fewest GPUs
+        least = _least(allowed, _cost)
+        alike = [offer for offer in allowed if least is None or _cost(offer) <= (1 + SAME) * _cost(least)]
+        return _least(alike, lambda offer: (offer.cluster.world_size, _cost(offer)))
     if goal.budget is not None:
         return _least(allowed, lambda offer: -offer.timed.tokens_per_second)
     cheapest = _least(allowed, _cost)
@@ -101,16 +110,22 @@ def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
         return _why_none(goal, picked)
     many = f"of {num_offers} that fit" if num_offers > 1 else "and the only one that fits"
     if goal.deadline_seconds is not None:
-        kept = "that end in time" if goal.budget is None else "that end in time within the budget"
-        what = "the cheapest" if winner.per_hour is not None else "the fewest GPUs"
-        return f"{what} {kept}, even at the slow end of the range, {many}"
+        kept = "in time" if goal.budget is None else "in time and within the budget"
+        dear = f" at most {SAME:.0%} dearer than the cheapest" if winner.per_hour is not None else ""
+        return f"the fewest GPUs{dear} {kept}, {_how_sure(winner)}, {many}"
     if goal.budget is not None:
-        return f"the fastest within the budget, even at the slow end of the range, {many}"
+        return f"the fastest within the budget, {_how_sure(winner)}, {many}"
     if winner.per_hour is None:
-        return f"the fastest GPU by GPU, {many}; no price is known"
+        return f"the most tokens per second of one GPU, {many}; no price is known"
     if goal.tokens is None:
         return f"the fewest GPUs that cost at most {CHEAP:.0%} more a token than the cheapest, {many}"
     return f"the fastest that costs at most {CHEAP:.0%} more than the cheapest, {many}"
+
+
+def _how_sure(offer: Offer) -> str:
+    if offer.range is None:
+        return f"as predicted: predictions for {offer.cluster.gpu.name} were never compared with a run"
+    return "even at the slow end of the range"
 
 
 def _why_none(goal: Goal, picked: Picked) -> str:
@@ -125,7 +140,8 @@ def _why_none(goal: Goal, picked: Picked) -> str:
         priced = [offer for offer in picked.nearest if offer.slow_cost is not None and offer.meets_deadline]
         if priced:
             cost = min(offer.slow_cost or inf for offer in priced)
-            parts.append(f"the cheapest in time costs {cost:,.0f} at the slow end: --budget {cost / 1000 + 0.5:.0f}k")
+            in_time = "" if goal.deadline_seconds is None else " in time"
+            parts.append(f"the cheapest{in_time} costs {cost:,.0f} at the slow end: --budget {cost / 1000 + 0.5:.0f}k")
         else:
-            parts.append("of those that end in time no price is known: --price 2.10/gpu-hour states one")
+            parts.append("no price is known: --price 2.10/gpu-hour states one")
     return "; ".join(parts) or "nothing meets both the deadline and the budget"

@@ -34,6 +34,8 @@ class Left:
 
     server: Server
     reason: str
+    fits_on: int | None = None
+    """The fewest nodes on which its live bytes fit, if only its speed is not known."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,7 +92,7 @@ def plan(
         progress: called with each kind of server that is begun.
 
     Raises:
-        SpecError: for a model that is not trained on tokens.
+        SpecError: for a model that is not trained on tokens, and a global batch that no number of nodes makes.
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
@@ -106,6 +108,12 @@ def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progres
         offloaded = _plan(replace(goal, open={**goal.open, "offload": (Offload.PARAMS,)}), kinds, nodes, progress)
         if offloaded.num_offers:
             return offloaded
+    for left in found.left_out:
+        if left.fits_on is not None:
+            memory = f"fsdp-bench predict --server {left.server.name} --nodes {left.fits_on} says its memory"
+            return replace(found, reason=f"{left.server.name}: {left.reason}; {memory}")
+    if found.left_out and all("global batch" in left.reason for left in found.left_out):
+        raise SpecError(f"global-batch: {found.left_out[0].reason}")
     nearest, reason = beyond(goal, [kind for kind in kinds if _why_unknown(kind) is None], max(nodes))
     return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
 
@@ -114,14 +122,14 @@ def _plan(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Cal
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     for kind in kinds:
         progress(kind.server.name)
-        reason = _why_unknown(kind)
-        if reason is None:
-            found = Searched(simulated, kind, sorted(set(nodes)))
-            reason = _why_no_offer(found, max(nodes))
-        if reason is None:
+        if (reason := _why_unknown(kind)) is not None:
+            left.append(Left(kind.server, reason))
+            continue
+        found = Searched(simulated, kind, sorted(set(nodes)))
+        if found.bound:
             searched.append(found)
         else:
-            left.append(Left(kind.server, reason))
+            left.append(_without_offer(goal, found, nodes))
     return _Choice(goal, searched, left, progress).plan()
 
 
@@ -133,11 +141,17 @@ def _why_unknown(kind: Kind) -> str | None:
     return None
 
 
-def _why_no_offer(found: Searched, most: int) -> str | None:
-    if not found.nodes:
-        return f"nothing fits on up to {number_of_nodes(most)}"
-    fewest = number_of_nodes(found.nodes[0])
-    return None if found.bound else f"it may fit on {fewest}, but its speed is not known: no datasheet has its rates"
+def _without_offer(goal: Goal, found: Searched, nodes: Sequence[int]) -> Left:
+    """Return why a kind of server has no offer."""
+    server = found.kind.server
+    if found.nodes:
+        fits = f"it may fit on {number_of_nodes(found.nodes[0])}, but its speed is not known: {found.unknown}"
+        return Left(server, fits, found.nodes[0])
+    if found.makes_batch or goal.global_batch_tokens is None:
+        return Left(server, f"nothing fits on up to {number_of_nodes(max(nodes))}")
+    length, gpus = goal.fixed["sequence_length"], min(nodes) * found.kind.gpus_per_node
+    least = f"one sequence of {length:,} tokens on each of {gpus} GPUs are {length * gpus:,}"
+    return Left(server, f"no number of nodes makes a global batch of {goal.global_batch_tokens:,} tokens: {least}")
 
 
 class _Choice:

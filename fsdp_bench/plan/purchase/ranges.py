@@ -52,13 +52,13 @@ def prediction_errors() -> PredictionErrors:
 def range_of(gpu: Gpu, compiled: bool) -> Range | None:
     """Return the range of a speed on a GPU; None if no published run on its generation was ever compared.
 
-    It contains the prediction itself.
+    If all predictions were too fast, the prediction itself is above it.
     """
     name = f"{gpu.name.split('-')[0]} {'compiled' if compiled else 'eager'}"
     found = prediction_errors().speed.get(name)
     if found is None or "PCIE" in gpu.name.upper():
         return None
-    slowest, fastest = 1 / (1 + max(found.highest, 0.0)), 1 / (1 + min(found.lowest, 0.0))
+    slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
     return Range(slowest, fastest, f"{_in_words(found)} in {found.num_runs} published {name} runs")
 
 

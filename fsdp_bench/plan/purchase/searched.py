@@ -53,7 +53,7 @@ class Searched:
         self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
-        self.bound = self._fastest.bound() if self.nodes else 0.0
+        self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self.is_searched = False
         self._known: dict[int, Timed | None] = {}
@@ -66,8 +66,15 @@ class Searched:
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
         """Return the numbers of nodes on which something may fit. What fits some nodes fits more."""
         possible = [count for count in nodes if self._fastest.example(count) is not None]
+        self.makes_batch = bool(possible)
+        """Whether some number of nodes makes the global batch."""
         first = bisect_left(possible, True, key=self._fastest.anything_fits)
         return possible[first:]
+
+    @property
+    def unknown(self) -> str:
+        """What keeps its speed from being known, as text."""
+        return self._fastest.unknown(self.nodes[0])
 
     def search(self) -> Found:
         """Look for the fastest settings on the fewest and on the most nodes, and between them among these.

@@ -30,6 +30,8 @@ class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
     required_headroom_bytes: Bytes | None = None
     required_headroom_source: str | None = None
     breakdown_bytes: dict[str, Bytes] = {}
+    peak_reserved_bytes_range: tuple[Bytes, Bytes] | None = None
+    range_because: str | None = None
 
 
 class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,9 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     cost: Positive | None
     slow_cost: Positive | None
     energy_megawatt_hours: Positive | None
+    fast_seconds: Positive | None = None
+    fast_cost: Positive | None = None
+    slow_energy_megawatt_hours: Positive | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -120,6 +125,7 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     stated_price: StatedPriceDocument | None = None
     servers: tuple[ServerDocument, ...] = ()
     winner_step: DrawnStep | None = None
+    cheapest_allowed: OfferDocument | None = None
 
 
 class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):

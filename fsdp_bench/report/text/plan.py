@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
+from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
 from fsdp_bench.plan.purchase.ranges import peak_range
@@ -12,11 +13,12 @@ from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
-_HEADERS = ("", "nodes", "server", "days", "to", "price", "tokens/s\nper GPU", "setting")
-_NUMBERS = ("nodes", "days", "to", "price", "tokens/s\nper GPU")
-_DROPPABLE = ("tokens/s\nper GPU", "to")
+_HEADERS = ("", "nodes", "server", "days", "price", "tokens/s\nper GPU", "setting")
+_NUMBERS = ("nodes", "days", "price", "tokens/s\nper GPU")
+_DROPPABLE = ("tokens/s\nper GPU",)
 _ENOUGH_DAYS = 10
 """From so many days on no tenths are printed."""
+_NEVER_COMPARED = " *"
 
 
 def plan_text(found: Plan) -> str:
@@ -30,10 +32,17 @@ def plan_text(found: Plan) -> str:
             lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
     rows = _rows(found)
     if rows:
-        lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _DROPPABLE))]
+        lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _droppable(found)))]
+    if any(_NEVER_COMPARED in cell for row in rows for cell in row):
+        lines.append("* as predicted: predictions for such a GPU were never compared with a run")
     if found.left_out:
         lines += ["", *_left_out(found)]
     return "\n".join(lines)
+
+
+def _droppable(found: Plan) -> tuple[str, ...]:
+    """Return the columns that a narrow terminal leaves out. Without tokens, the speed is the answer."""
+    return _DROPPABLE if found.goal.tokens is not None else ()
 
 
 def _left_out(found: Plan) -> list[str]:
@@ -52,6 +61,9 @@ def _answer(found: Plan) -> str:
     if goal.tokens is None:
         speed = f"{winner.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
         return f"{goal.model.name} trains on {where} (predicted): {speed}{_to_speed(winner)}"
+    if winner.range is None:
+        first = f"never compared with a run on {cluster.gpu.name}"
+        return f"{where} (predicted, {first}): {_span(winner)}, {_price_span(winner)}"
     return f"{where} (predicted): {_span(winner)}, {_price_span(winner)}"
 
 
@@ -75,9 +87,7 @@ def _facts(offer: Offer) -> list[str]:
         fact("price", _price(offer)),
     ]
     if offer.goal.tokens is not None:
-        energy = offer.megawatt_hours
-        text = UNKNOWN if energy is None else f"at most {energy:,.1f} MWh, by the server's largest power"
-        lines.append(fact("energy", text))
+        lines.append(fact("energy", _energy(offer)))
     return lines
 
 
@@ -105,15 +115,21 @@ def _speed(offer: Offer) -> str:
     if span is None:
         return f"{speed:,.0f} tokens/s per GPU; predictions for {offer.cluster.gpu.name} were never compared with a run"
     low, high = speed * span.slowest, speed * span.fastest
-    return f"{speed:,.0f} tokens/s per GPU, {low:,.0f} to {high:,.0f}: {span.because}"
+    return f"{low:,.0f} to {high:,.0f} tokens/s per GPU: predicted {speed:,.0f}, and {span.because}"
 
 
 def _to_speed(offer: Offer) -> str:
-    span = offer.range
+    span, speed = offer.range, offer.timed.tokens_per_second_per_gpu
     if span is None:
-        return ""
-    speed = offer.timed.tokens_per_second_per_gpu
-    return f", {speed * span.slowest:,.0f} to {speed * span.fastest:,.0f}"
+        return f", never compared with a run on {offer.cluster.gpu.name}"
+    return f", {speed * span.slowest:,.0f} to {speed * span.fastest:,.0f} by the errors of earlier predictions"
+
+
+def _energy(offer: Offer) -> str:
+    fast, slow = offer.megawatt_hours, offer.slow_megawatt_hours
+    if fast is None or slow is None:
+        return UNKNOWN
+    return f"at most {slow:,.1f} MWh: the servers' largest power for as long, without cooling and switches"
 
 
 def _price(offer: Offer) -> str:
@@ -131,22 +147,36 @@ def _price(offer: Offer) -> str:
 
 
 def _span(offer: Offer) -> str:
-    days, slow = offer.days, offer.slow_seconds
-    assert days is not None
-    assert slow is not None
-    late = slow / 86_400
-    if late <= days:
-        return f"{_days(days)} days, {'never compared with a run' if offer.range is None else 'at most'}"
-    return f"{_days(days)} to {_days(late)} days"
+    return f"{_days_range(offer)} days"
 
 
 def _price_span(offer: Offer) -> str:
-    if offer.cost is None or offer.slow_cost is None:
+    if offer.cost is None:
         return f"price {UNKNOWN}"
     currency = "" if offer.price is None or offer.goal.stated_price is not None else f" {offer.price.currency}"
-    if offer.slow_cost <= offer.cost:
-        return f"{offer.cost:,.0f}{currency}"
-    return f"{offer.cost:,.0f} to {offer.slow_cost:,.0f}{currency}"
+    return f"{_cost_range(offer)}{currency}"
+
+
+def _days_range(offer: Offer) -> str:
+    assert offer.fast_seconds is not None
+    assert offer.slow_seconds is not None
+    fast, slow = _days(offer.fast_seconds / SECONDS_PER_DAY), _days(offer.slow_seconds / SECONDS_PER_DAY)
+    return fast if fast == slow else f"{fast} to {slow}"
+
+
+def _cost_range(offer: Offer) -> str:
+    assert offer.fast_cost is not None
+    assert offer.slow_cost is not None
+    fast, slow = _money(offer.fast_cost), _money(offer.slow_cost)
+    return fast if fast == slow else f"{fast} to {slow}"
+
+
+def _money(amount: float) -> str:
+    """Return three digits: prices and speeds are not known better."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if amount >= unit:
+            return f"{amount / unit:.3g}{name}" if amount < 999.5 * unit else f"{amount / unit:,.0f}{name}"
+    return f"{amount:,.0f}"
 
 
 def _days(days: float) -> str:
@@ -155,7 +185,11 @@ def _days(days: float) -> str:
 
 def _rows(found: Plan) -> list[tuple[str, ...]]:
     picked = found.picked
-    named = {"winner": picked.winner, "cheapest": picked.cheapest, "fastest": picked.fastest}
+    allowed = "cheapest in time" if found.goal.deadline_seconds is not None else "cheapest within budget"
+    named = {"winner": picked.winner}
+    if picked.cheapest_allowed is not picked.cheapest:
+        named[allowed] = picked.cheapest_allowed
+    named |= {"cheapest": picked.cheapest, "fastest": picked.fastest}
     named["fewest nodes"] = picked.fewest_nodes
     labels: dict[tuple[str, int], list[str]] = {}
     offers: dict[tuple[str, int], Offer] = {}
@@ -172,24 +206,30 @@ def _rows(found: Plan) -> list[tuple[str, ...]]:
 
 
 def _row(label: str, offer: Offer) -> tuple[str, ...]:
-    days, slow = offer.days, offer.slow_seconds
+    star = _NEVER_COMPARED if offer.range is None else ""
     return (
         label,
         str(offer.cluster.num_nodes),
         offer.cluster.server.name,
-        "" if days is None else _days(days),
-        "" if slow is None else _days(slow / 86_400) if offer.range is not None else UNKNOWN,
+        "" if offer.seconds is None else f"{_days_range(offer)}{star}{_misses(offer)}",
         _cost(offer),
-        f"{offer.timed.tokens_per_second_per_gpu:,.0f}",
+        f"{offer.timed.tokens_per_second_per_gpu:,.0f}{star if offer.seconds is None else ''}",
         _short(offer),
     )
+
+
+def _misses(offer: Offer) -> str:
+    """Return that an offer misses the deadline or the budget, at the slow end."""
+    if offer.meets_deadline and offer.meets_budget:
+        return ""
+    return " late" if not offer.meets_deadline else " dear"
 
 
 def _cost(offer: Offer) -> str:
     if offer.goal.tokens is None:
         each = offer.cost_per_billion_tokens
         return UNKNOWN if each is None else f"{each:,.2f}/B tokens"
-    return UNKNOWN if offer.cost is None else f"{offer.cost:,.0f}"
+    return UNKNOWN if offer.cost is None else _cost_range(offer)
 
 
 def _short(offer: Offer) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.advice.remedies import Remedy
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.text.common import fact
 from fsdp_bench.report.text.communicators import communicators_fact
@@ -41,8 +42,12 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
 
 
 def _mode(prediction: Prediction) -> str:
+    """Return what the predicted time is for."""
     is_compiled = prediction.question.setup.compile and not prediction.estimate.for_eager
-    return "compiled blocks" if is_compiled else "eager"
+    kind = "compiled blocks" if is_compiled else "eager"
+    if prediction.verdict is Verdict.RUNS_WITH_RETRIES:
+        return f"{kind}, without the time of the retries"
+    return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
 
 def _not_predicted(prediction: Prediction) -> list[str]:

@@ -17,7 +17,7 @@ TENTHS_BELOW = 10
 
 def offers_of(plan: PlanDocument) -> list[OfferDocument]:
     """Return every offer once, the winner first."""
-    named = (plan.winner, plan.cheapest, plan.fastest, plan.fewest_nodes)
+    named = (plan.winner, plan.cheapest_allowed, plan.cheapest, plan.fastest, plan.fewest_nodes)
     found = (one for one in (*named, *plan.pareto, *plan.nearest) if one is not None)
     return list({one.key: one for one in found}.values())
 
@@ -45,19 +45,19 @@ def money_text(amount: float) -> str:
 
 
 def days_span(offer: OfferDocument) -> str:
-    """Return the days of training, to the slow end of the range."""
+    """Return the days of training, from the fast to the slow end of the range."""
     assert offer.seconds is not None
-    first, last = days_text(offer.seconds), days_text(offer.slow_seconds or offer.seconds)
+    first, last = days_text(offer.fast_seconds or offer.seconds), days_text(offer.slow_seconds or offer.seconds)
     if offer.range_because is None:
         return f"{first} (range {UNKNOWN})"
     return first if first == last else f"{first} to {last}"
 
 
 def cost_span(plan: PlanDocument, offer: OfferDocument) -> str:
-    """Return the price of training, to the slow end of the range."""
+    """Return the price of training, from the fast to the slow end of the range."""
     if offer.cost is None:
         return f"price {UNKNOWN}"
-    first, last = money_text(offer.cost), money_text(offer.slow_cost or offer.cost)
+    first, last = money_text(offer.fast_cost or offer.cost), money_text(offer.slow_cost or offer.cost)
     return (first if first == last else f"{first} to {last}") + currency_of(plan, offer)
 
 
@@ -67,7 +67,8 @@ def speed_text(offer: OfferDocument) -> str:
 
 
 def _labels(plan: PlanDocument, offer: OfferDocument) -> str:
-    named = {"winner": plan.winner, "cheapest": plan.cheapest, "fastest": plan.fastest}
+    allowed = "cheapest within the budget" if plan.deadline_seconds is None else "cheapest in time"
+    named = {"winner": plan.winner, allowed: plan.cheapest_allowed, "cheapest": plan.cheapest, "fastest": plan.fastest}
     named["fewest nodes"] = plan.fewest_nodes
     words = [name for name, one in named.items() if one is not None and one.key == offer.key]
     return ", ".join(words or (["nearest"] if any(one.key == offer.key for one in plan.nearest) else []))

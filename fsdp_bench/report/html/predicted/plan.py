@@ -131,6 +131,9 @@ def _memory_facts(winner: OfferDocument, usable: int | None) -> Iterable[tuple[s
     if memory.required_headroom_bytes is not None:
         why = f" ({memory.required_headroom_source})" if memory.required_headroom_source else ""
         yield "of that kept free", f"{format_gib(memory.required_headroom_bytes)}{why}"
+    if memory.peak_reserved_bytes_range is not None and memory.range_because:
+        low, high = map(format_gib, memory.peak_reserved_bytes_range)
+        yield "may be", f"{low} to {high}: {memory.range_because}"
 
 
 def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
@@ -157,8 +160,10 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
 
 
 def _energy(winner: OfferDocument) -> str:
-    energy = winner.energy_megawatt_hours
-    return UNKNOWN if energy is None else f"at most {energy:,.1f} MWh, by the server's largest power"
+    energy = winner.slow_energy_megawatt_hours or winner.energy_megawatt_hours
+    if energy is None:
+        return UNKNOWN
+    return f"at most {energy:,.1f} MWh: the servers' largest power for as long, without cooling and switches"
 
 
 def _price_kind(plan: PlanDocument) -> str:
